@@ -1,0 +1,192 @@
+"""Rungs, engines and candidates, and the DeepSpeed configuration of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ladder.workload import Workload
+
+Device = Literal["none", "cpu", "nvme"]
+Knob = tuple[str, bool | int]
+
+# Step 7 of the documented ladder: what DeepSpeed's defaults spend on speed, given back. Upper bounds, in elements.
+LEAN_KNOBS: tuple[Knob, ...] = (
+    ("reduce_bucket_size", 10_000_000),
+    ("stage3_max_live_parameters", 100_000_000),
+    ("stage3_max_reuse_distance", 100_000_000),
+    ("stage3_prefetch_bucket_size", 10_000_000),
+    ("sub_group_size", 100_000_000),
+)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the documented ladder: a ZeRO stage and where optimizer and parameters live."""
+
+    name: str
+    stage: int
+    offload_optimizer: Device = "none"
+    offload_param: Device = "none"
+    knobs: tuple[Knob, ...] = ()
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        return frozenset({self.offload_optimizer, self.offload_param}) - {"none"}
+
+
+# In the documented order: fastest claimed first, most frugal last.
+RUNGS: tuple[Rung, ...] = (
+    Rung("zero0", 0),
+    Rung("zero1", 1),
+    Rung("zero2", 2),
+    Rung("zero2+opt-cpu", 2, "cpu"),
+    Rung("zero3", 3),
+    Rung("zero3+opt-cpu", 3, "cpu"),
+    Rung("zero3+param-cpu", 3, "none", "cpu"),
+    Rung("zero3+param-cpu+opt-cpu", 3, "cpu", "cpu"),
+    Rung("zero3+param-cpu+opt-cpu+lean", 3, "cpu", "cpu", LEAN_KNOBS),
+    Rung("zero3+opt-nvme", 3, "nvme"),
+    Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme"),
+)
+RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A rung plus DeepSpeed knobs that differ from our defaults; one `deepspeed.initialize`."""
+
+    rung: Rung
+    knobs: tuple[Knob, ...] = ()
+
+    @property
+    def key(self) -> str:
+        if not self.knobs:
+            return self.rung.name
+        return f"{self.rung.name}[{','.join(f'{name}={value}' for name, value in sorted(self.knobs))}]"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine with gradient checkpointing on or off and a micro-batch; accumulation follows from the global batch."""
+
+    engine: Engine
+    gradient_checkpointing: bool
+    micro_batch: int
+    """Sequences a rank takes at once."""
+    accumulation: int
+    """Micro-batches to one optimizer step."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.engine.key} {self.variant}"
+
+    @property
+    def variant(self) -> str:
+        return f"ckpt={'on' if self.gradient_checkpointing else 'off'} mb={self.micro_batch}"
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of `number`, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def candidates_of(engine: Engine, sequences_per_rank: int, micro_batches: Sequence[int]) -> Iterator[Candidate]:
+    """Every candidate of `engine`: both settings of checkpointing at each micro-batch.
+
+    `sequences_per_rank` is the global batch divided by the world size; each micro-batch must divide it.
+    """
+    for checkpointing in (True, False):
+        for micro_batch in micro_batches:
+            yield Candidate(engine, checkpointing, micro_batch, sequences_per_rank // micro_batch)
+
+
+def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
+    """Our starting values of DeepSpeed's `zero_optimization` settings for `rung`, in elements.
+
+    Buckets follow the model's size, so that a small model does not pay for buffers made for a large one. The stage-3
+    values follow what the HF Trainer fills in for "auto": 0.9·hidden² to prefetch, 10·hidden to keep resident.
+    """
+    model = workload.model
+    if rung.stage == 0:
+        return {}
+    bucket = max(1_000_000, min(200_000_000, model.num_parameters // 8))
+    knobs: dict[str, bool | int] = {
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+    }
+    if rung.stage < 3:
+        knobs["allgather_bucket_size"] = bucket
+        # It pays where gradients are copied to the host: each rank then copies its own share.
+        knobs["round_robin_gradients"] = rung.offload_optimizer == "cpu"
+        return knobs
+    return knobs | {
+        "stage3_prefetch_bucket_size": int(0.9 * model.hidden_size**2),
+        "stage3_param_persistence_threshold": 10 * model.hidden_size,
+        "stage3_max_live_parameters": 1_000_000_000,
+        "stage3_max_reuse_distance": 1_000_000_000,
+        "sub_group_size": 1_000_000_000,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }
+
+
+def engine_knobs(workload: Workload, engine: Engine) -> dict[str, bool | int]:
+    """`default_knobs`, lowered by the rung's own bounds and overridden by the engine's knobs."""
+    knobs = default_knobs(workload, engine.rung)
+    for name, bound in engine.rung.knobs:
+        knobs[name] = min(knobs[name], bound)
+    return knobs | dict(engine.knobs)
+
+
+def deepspeed_config(
+    workload: Workload, engine: Engine, *, micro_batch: int, accumulation: int, world_size: int, nvme_path: Path | None
+) -> dict[str, Any]:
+    """The DeepSpeed configuration of `engine` for this workload.
+
+    It names no optimizer and no scheduler: the Trainer and accelerate then take the user's own, whatever the learning
+    rate. All values are explicit, so that it says the same to DeepSpeed, the Trainer and accelerate.
+    `nvme_path` is needed by NVMe rungs only; ValueError without it.
+    """
+    rung = engine.rung
+    config: dict[str, Any] = {
+        "train_batch_size": micro_batch * accumulation * world_size,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": workload.gradient_clipping,
+        "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine)},
+    }
+    config |= (
+        {"bf16": {"enabled": True}}
+        if workload.dtype == "bf16"
+        else {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
+    )
+    zero = config["zero_optimization"]
+    for section, device in (("offload_optimizer", rung.offload_optimizer), ("offload_param", rung.offload_param)):
+        if device != "none":
+            zero[section] = _offload_section(section, device, workload, world_size, nvme_path)
+    if "nvme" in rung.devices:
+        config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
+    if workload.optimizer == "sgd":  # not on DeepSpeed's list of optimizers tried with ZeRO
+        config["zero_allow_untested_optimizer"] = True
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
+
+
+def _offload_section(
+    section: str, device: Device, workload: Workload, world_size: int, nvme_path: Path | None
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {"device": device, "pin_memory": True}
+    if device != "nvme":
+        return settings
+    if nvme_path is None:
+        raise ValueError("an NVMe rung needs an nvme_path")
+    settings["nvme_path"] = str(nvme_path)
+    if section == "offload_param":
+        # A rank's partition of the largest parameter must fit one buffer, or DeepSpeed asserts.
+        settings |= {"buffer_count": 5, "buffer_size": -(-workload.model.largest_parameter // world_size) + 4096}
+    else:
+        settings["buffer_count"] = 4
+    return settings

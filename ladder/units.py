@@ -1,0 +1,32 @@
+"""Bytes and their text: memory is bytes inside and GiB in output."""
+
+from __future__ import annotations
+
+import re
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_FACTORS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TIB": GIB << 10}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as `40GiB`, `700 MiB` or `24GB`. Raises ValueError on anything else."""
+    match = _SIZE.fullmatch(text)
+    unit = match.group(2).upper() if match else ""
+    if match is None or unit not in _FACTORS:
+        raise ValueError(f"{text!r} is not a size; write it like 40GiB or 700MiB")
+    size = int(float(match.group(1)) * _FACTORS[unit])
+    if size <= 0:
+        raise ValueError(f"{text!r} is not a size above zero")
+    return size
+
+
+def format_gib(num_bytes: float | None, digits: int = 2) -> str:
+    """`num_bytes` as GiB with its unit, or a dash for None."""
+    return "–" if num_bytes is None else f"{num_bytes / GIB:.{digits}f} GiB"
+
+
+def gib(num_bytes: float | None) -> float | None:
+    """`num_bytes` as a number of GiB, rounded for reading."""
+    return None if num_bytes is None else round(num_bytes / GIB, 3)

@@ -1,0 +1,76 @@
+"""What is trained: the model's shape, the task, sequence length, dtype, optimizer and global batch. A tune never changes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
+Dtype = Literal["bf16", "fp16"]
+OptimizerName = Literal["adamw", "adam", "sgd"]
+Source = Literal["bundled", "hub", "folder", "file"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The shape of a transformer, read from its config.json; all counts are of elements, not bytes."""
+
+    name: str
+    """What the user asked for: a Hub id, a path, or the name of a bundled shape."""
+    source: Source
+    config: Mapping[str, Any]
+    """The raw config.json, from which a rank builds the model with random weights."""
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    """Transformer blocks, encoder and decoder together."""
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    max_positions: int | None
+    """The longest sequence the model's position encoding allows; None where there is no limit."""
+    num_parameters: int
+    """All trainable parameters; a tied embedding counts once."""
+    num_matmul_parameters: int
+    """Parameters every token is multiplied with: blocks and output head, without embeddings looked up and norms."""
+    num_block_parameters: int
+    """Parameters of one block (the larger one, where encoder and decoder blocks differ)."""
+    largest_parameter: int
+    """Elements of the largest single parameter tensor: the unit of NVMe buffers."""
+    gated_mlp: bool
+    is_encoder_decoder: bool
+    note: str = ""
+    """What the user should know about where the shape came from; printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Everything the user fixes about the training itself."""
+
+    model: ModelShape
+    task: Task
+    seq_len: int
+    """Tokens of one sequence."""
+    global_batch_size: int
+    """Sequences per optimizer step over all ranks; accumulation is derived from it."""
+    dtype: Dtype = "bf16"
+    optimizer: OptimizerName = "adamw"
+    gradient_clipping: float = 1.0
+    """Maximal gradient norm; 0 switches clipping off."""
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change whenever anything about the training changes."""
+        facts = [
+            self.model.config,
+            self.task,
+            self.seq_len,
+            self.global_batch_size,
+            self.dtype,
+            self.optimizer,
+            self.gradient_clipping,
+        ]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
