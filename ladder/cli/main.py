@@ -1,0 +1,64 @@
+"""The `ladder` command. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ladder.cli import tune
+from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
+
+app = typer.Typer(
+    name="ladder",
+    help="Finds, by short real trials, the fastest DeepSpeed configuration that fits your model on your GPUs.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ladder.run import package_versions
+
+        typer.echo("\n".join(f"{name} {version}" for name, version in package_versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and leave.")
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
+app.command("tune")(tune.tune)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code, and prints one sentence for every expected error."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except LadderError as error:
+        print(f"ladder: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, however it is packaged
+            print(f"ladder: {error.format_message()}", file=sys.stderr)
+            return int(error.exit_code)
+        if type(error).__name__ == "Abort":
+            return 130
+        import traceback
+
+        traceback.print_exc()
+        print("ladder: this is a bug in ladder; the lines above say where.", file=sys.stderr)
+        return EXIT_BUG
+    return result if isinstance(result, int) else EXIT_FOUND
+
+
+if __name__ == "__main__":
+    sys.exit(main())

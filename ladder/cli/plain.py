@@ -1,0 +1,40 @@
+"""A tune as plain lines on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ladder.launch.base import TrialRun
+from ladder.outcome import Record
+from ladder.protocol import Event, TrialSpec
+from ladder.units import format_gib
+
+
+class PlainView:
+    """One line when a trial begins, one for each candidate it measured."""
+
+    def note(self, text: str) -> None:
+        self._line(text)
+
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
+        what = "proof of" if spec.proof else f"{len(spec.candidates)} candidates of"
+        engine = spec.candidates[0].key if spec.proof else spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+        self._line(f"trial {spec.trial}: {what} {engine} ({reason})")
+
+    def event(self, rank: int, event: Event) -> None:
+        """Plain lines show whole trials only."""
+
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
+        for record in records:
+            if record.outcome.kind == "fits" and record.measurement is not None:
+                speed, memory = record.tokens_per_second or 0.0, format_gib(record.measurement.peak_device)
+                self._line(f"  {record.candidate_key:<40} {speed:>12,.0f} tokens/s {memory:>12}")
+            else:
+                self._line(f"  {record.candidate_key:<40} {record.outcome.kind}: {record.outcome.sentence}")
+            for warning in record.warnings:
+                self._line(f"    warning: {warning}")
+        self._line(f"  {run.ended - run.requested:.1f} s")
+
+    def _line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)

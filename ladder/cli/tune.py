@@ -1,0 +1,167 @@
+"""`ladder tune`: find the fastest configuration that fits."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ladder.errors import EXIT_FOUND
+from ladder.units import format_gib, parse_bytes
+
+if TYPE_CHECKING:
+    from ladder.run import TuneOutput
+
+
+class TaskName(str, Enum):
+    causal = "causal-lm"
+    masked = "masked-lm"
+    seq2seq = "seq2seq-lm"
+
+
+class DtypeName(str, Enum):
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class OptimizerChoice(str, Enum):
+    adamw = "adamw"
+    adam = "adam"
+    sgd = "sgd"
+
+
+class StrategyName(str, Enum):
+    exhaustive = "exhaustive"
+    walk = "walk"
+    reverse = "reverse"
+    bisect = "bisect"
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _minutes(text: str) -> float:
+    """Seconds of `90`, `90s`, `15m` or `2h`; a bare number is minutes."""
+    factors = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, factor = (text[:-1], factors[text[-1]]) if text[-1:] in factors else (text, 60.0)
+    try:
+        seconds = float(number) * factor
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a duration; write it like 15m, 90s or 2h") from None
+    if not seconds > 0:
+        raise typer.BadParameter("a duration must be above zero")
+    return seconds
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="A Hub id, a folder, a config.json, or a bundled shape (tiny-llama).")],
+    gpus: Annotated[int | None, typer.Option(min=0, help="How many; default all visible; 0 is CPU.")] = None,
+    task: Annotated[TaskName | None, typer.Option(help="Default: what the model is made for.")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; default min(2048, the model's).")] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences per optimizer step over all GPUs. [default: 128]")
+    ] = None,
+    dtype: Annotated[DtypeName, typer.Option()] = DtypeName.bf16,
+    optimizer: Annotated[OptimizerChoice, typer.Option()] = OptimizerChoice.adamw,
+    gradient_clipping: Annotated[float, typer.Option(min=0.0, help="Maximal gradient norm; 0 is none.")] = 1.0,
+    gpu_memory: Annotated[
+        int | None, typer.Option(parser=_size, metavar="SIZE", help="Tune for smaller cards, e.g. 40GiB: all that NVML counts.")
+    ] = None,
+    host_memory: Annotated[
+        int | None, typer.Option(parser=_size, metavar="SIZE", help="Host memory the ranks may use together.")
+    ] = None,
+    nvme_path: Annotated[Path | None, typer.Option(help="A folder on a fast NVMe drive; without it, no NVMe rungs.")] = None,
+    time_budget: Annotated[
+        float | None, typer.Option(parser=_minutes, metavar="TIME", help="Start no new trial after this, e.g. 15m.")
+    ] = None,
+    strategy: Annotated[StrategyName, typer.Option(help="How to search.")] = StrategyName.exhaustive,
+    rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
+    micro_batch: Annotated[list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where the history lives. [default: ./ladder-runs/…]")] = None,
+    output: Annotated[Path, typer.Option(help="The answer; its companions are written beside it.")] = Path("best_config.json"),
+    save_weights: Annotated[Path | None, typer.Option(help="Let the proof also write the gathered weights here.")] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Start every trial from nothing; slower.")] = False,
+) -> int:
+    """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
+
+    Started again, the same command goes on where it was.
+
+    Examples:
+
+      ladder tune tiny-llama
+
+      ladder tune meta-llama/Llama-2-7b-hf --gpus 8
+
+      ladder tune meta-llama/Llama-3.2-1B --gpu-memory 24GiB --global-batch-size 64
+    """
+    from ladder.cli.plain import PlainView
+    from ladder.interruption import interruptible
+    from ladder.run import TuneOptions, check_rungs, run_tune
+
+    options = TuneOptions(
+        model=model,
+        gpus=gpus,
+        task=task.value if task else None,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype.value,
+        optimizer=optimizer.value,
+        gradient_clipping=gradient_clipping,
+        gpu_memory=gpu_memory,
+        host_memory=host_memory,
+        nvme_path=nvme_path,
+        time_budget=time_budget,
+        strategy=strategy.value,
+        rungs=check_rungs(rung or ()),
+        micro_batches=tuple(micro_batch or ()),
+        run_dir=run_dir,
+        output=output,
+        save_weights=save_weights,
+        cold=cold,
+    )
+    with interruptible() as interruption:
+        done = run_tune(options, PlainView(), interruption)
+        _print(done)
+        if interruption():
+            return interruption.exit_code
+    from ladder.tuner import require_answer
+
+    require_answer(done.result, format_gib(done.result.space.memory_limit))
+    return EXIT_FOUND
+
+
+def _print(done: TuneOutput) -> None:
+    from rich.console import Console
+
+    from ladder.report.table import frame, terminal_table
+    from ladder.search.ledger import ledger
+
+    result = done.result
+    entries = ledger(result.space, result.records, result.unsupported)
+    frame(entries, done.trial_seconds).to_csv(done.run_dir / "trials.csv", index=False)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(terminal_table(entries))
+    console.print(f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: {done.run_dir / 'trials.csv'}")
+    if done.answer is not None:
+        answer = done.answer
+        console.print(
+            f"[bold green]{answer.candidate.key}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
+            f"{format_gib(answer.measurement.peak_device)} of {format_gib(answer.memory_limit)} "
+            f"({answer.headroom:.0%} headroom), proven in fresh processes."
+        )
+        for warning in answer.warnings:
+            console.print(f"[yellow]Warning:[/] {warning}.")
+        console.print(f"Wrote {', '.join(shlex.quote(str(path)) for path in done.files)}", soft_wrap=True)
+    elif result.best_so_far is not None:
+        best = result.best_so_far
+        console.print(f"Best so far, not proven: {best.candidate_key}, {best.tokens_per_second:,.0f} tokens/s.")
+
+

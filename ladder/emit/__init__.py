@@ -1,0 +1,45 @@
+"""The answer as files: best_config.json and its companions for the Trainer, for accelerate, and to launch with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ladder.emit.accelerate import accelerate_config, to_yaml
+from ladder.emit.answer import Answer
+from ladder.emit.config import best_config, launch_environment, load_best_config, original_text, to_json
+from ladder.emit.files import OutputPaths, write_atomically
+from ladder.emit.launch import launch_script
+from ladder.emit.trainer import trainer_arguments, trainer_command_line
+
+__all__ = [
+    "Answer",
+    "OutputPaths",
+    "accelerate_config",
+    "best_config",
+    "emit_all",
+    "launch_environment",
+    "launch_script",
+    "load_best_config",
+    "original_text",
+    "trainer_arguments",
+    "trainer_command_line",
+]
+
+
+def emit_all(answer: Answer, output: Path) -> list[Path]:
+    """Write `output` (best_config.json), and beside it .trainer.json, .accelerate.yaml and .launch.sh of its stem.
+
+    Returns their absolute paths. Everything is composed before anything is written; the configuration itself goes
+    first, so that trouble with a companion cannot lose it. UsageError for an `output` that cannot name a file,
+    EnvironmentFaultError where it cannot be written.
+    """
+    paths = OutputPaths.beside(output)
+    texts = {
+        paths.config: to_json(best_config(answer)),
+        paths.trainer: to_json(trainer_arguments(answer, paths.config)),
+        paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
+        paths.launch: launch_script(answer, paths),
+    }
+    for path, text in texts.items():
+        write_atomically(path, text, mode=0o777 if path == paths.launch else 0o666)
+    return list(texts)

@@ -1,0 +1,165 @@
+"""best_config.json: the DeepSpeed configuration of the answer, and a "ladder" section that says where it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import deepspeed_config
+from ladder.emit.answer import Answer
+from ladder.errors import UsageError
+from ladder.units import gib
+
+SCHEMA_VERSION = 1
+SECTION = "ladder"
+
+_AUTO = re.compile(r"\\*auto")
+
+
+def best_config(answer: Answer) -> dict[str, Any]:
+    """What best_config.json holds: DeepSpeed's own keys first, then one "ladder" section, which DeepSpeed ignores.
+
+    No string anywhere in it equals "auto", which accelerate would ask the user to fill in; see `original_text`.
+    ValueError if an NVMe rung won without an `nvme_path`.
+    """
+    candidate = answer.candidate
+    # Absolute: a swap folder relative to wherever training happens to start would be another disk.
+    nvme_path = None if answer.nvme_path is None else Path(os.path.abspath(answer.nvme_path))
+    config = deepspeed_config(
+        answer.workload,
+        candidate.engine,
+        micro_batch=candidate.micro_batch,
+        accumulation=candidate.accumulation,
+        world_size=answer.world_size,
+        nvme_path=nvme_path,
+    )
+    document: dict[str, Any] = {**config, SECTION: _plain(_section(answer))}
+    document[SECTION]["digest"] = _digest(document)
+    return document
+
+
+def launch_environment(answer: Answer) -> dict[str, str]:
+    """Environment variables under which training runs as it was measured.
+
+    Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls.
+    """
+    environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
+    if answer.device == "cpu":
+        # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return environment
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """`document` as readable JSON in its own key order; pure ASCII, as DeepSpeed reads it in the locale's encoding."""
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def load_best_config(path: Path) -> dict[str, Any]:
+    """The content of a best_config.json that ladder wrote and nobody changed since.
+
+    UsageError if it is missing, unreadable, not ours, of a newer schema, or edited: its numbers would then describe
+    something else. Texts in the "ladder" section are as written; `original_text` undoes the one escape there is.
+    """
+    where = repr(str(path))
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{where} does not exist; `ladder tune` writes it.") from None
+    except OSError as error:
+        raise UsageError(f"Cannot read {where}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON: {error}.") from error
+    section = document.get(SECTION) if isinstance(document, dict) else None
+    version = section.get("schema_version") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or type(version) is not int:
+        raise UsageError(f"{where} was not written by ladder: it has no {SECTION!r} section with a schema_version.")
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{where} was written by a newer ladder (schema {version}, this one reads up to {SCHEMA_VERSION}); "
+            "upgrade ladder to read it."
+        )
+    if section.get("digest") != _digest(document):
+        raise UsageError(
+            f"{where} was changed after ladder wrote it, so its measurements no longer describe it; "
+            "training with it works, but for this command run `ladder tune` again or restore the file."
+        )
+    return dict(document)
+
+
+def original_text(text: str) -> str:
+    r"""The text before it was written: `\auto` stands for `auto`, `\\auto` for `\auto`, all else for itself."""
+    return text[1:] if _AUTO.fullmatch(text) and text != "auto" else text
+
+
+def _section(answer: Answer) -> dict[str, Any]:
+    workload, candidate, seen = answer.workload, answer.candidate, answer.measurement
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rung": candidate.engine.rung.name,
+        "engine": candidate.engine.key,
+        "gradient_checkpointing": candidate.gradient_checkpointing,
+        "micro_batch": candidate.micro_batch,
+        "accumulation": candidate.accumulation,
+        "world_size": answer.world_size,
+        "device": answer.device,
+        "gpu": answer.gpu_name,
+        "tokens_per_second": round(answer.tokens_per_second, 2),
+        "step_seconds": round(answer.step_seconds, 6),
+        "mfu": None if answer.mfu is None else round(answer.mfu, 4),
+        "joules_per_token": None if seen.watts is None else round(seen.watts / answer.tokens_per_second, 6),
+        "memory_per_gpu": {
+            "peak_allocated_gib": gib(seen.peak_allocated),
+            "peak_reserved_gib": gib(seen.peak_reserved),
+            "peak_device_gib": gib(seen.peak_device),
+            "limit_gib": gib(answer.memory_limit),
+        },
+        "headroom": round(answer.headroom, 4),
+        "host_memory_gib": gib(seen.peak_host),
+        "model": {
+            "name": workload.model.name,
+            "source": workload.model.source,
+            "model_type": workload.model.model_type,
+            "num_parameters": workload.model.num_parameters,
+        },
+        "workload": {
+            "task": workload.task,
+            "seq_len": workload.seq_len,
+            "global_batch_size": workload.global_batch_size,
+            "dtype": workload.dtype,
+            "optimizer": workload.optimizer,
+            "gradient_clipping": workload.gradient_clipping,
+        },
+        "proof": answer.proof,
+        "warnings": answer.warnings,
+        "environment": launch_environment(answer),
+        "versions": answer.versions,
+        "run_dir": os.path.abspath(answer.run_dir),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON that accelerate can walk: no "auto", no dot in a key (it splits keys there), no NaN."""
+    if isinstance(value, Mapping):
+        return {str(key).replace(".", "_"): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (str, Path)):
+        text = str(value)
+        return f"\\{text}" if _AUTO.fullmatch(text) else text
+    return value
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """Sixteen hex digits over everything but the digest itself, whatever the order and layout of the file."""
+    section = {key: value for key, value in document[SECTION].items() if key != "digest"}
+    text = json.dumps({**document, SECTION: section}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,86 @@
+"""launch.sh: the environment of the measurement, and `accelerate launch` with the emitted files."""
+
+from __future__ import annotations
+
+import shlex
+
+from ladder.emit.answer import Answer
+from ladder.emit.config import launch_environment
+from ladder.emit.files import OutputPaths
+from ladder.emit.trainer import trainer_arguments, trainer_command_line
+from ladder.units import format_gib
+
+
+def launch_script(answer: Answer, paths: OutputPaths) -> str:
+    """A bash script that runs the user's training script, given as its arguments, as the answer was measured."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
+    lines = [
+        "#!/usr/bin/env bash",
+        *_comment(_explanation(answer, paths)),
+        "set -euo pipefail",
+        "",
+        "if [ $# -eq 0 ]; then",
+        '  echo "usage: bash $0 train.py [its arguments]" >&2',
+        "  exit 2",
+        "fi",
+        "",
+        "# Without a thread count of ours the launchers give every rank one, which starves the optimizer on the CPU.",
+        *exports,
+        "",
+        f'exec accelerate launch --config_file {shlex.quote(str(paths.accelerate))} "$@"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _explanation(answer: Answer, paths: OutputPaths) -> str:
+    candidate, ranks = answer.candidate, answer.world_size
+    arguments = trainer_command_line(trainer_arguments(answer, paths.config))
+    return f"""\
+Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_name or answer.device}:
+{candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_gib(answer.measurement.peak_device)} of \
+{format_gib(answer.memory_limit)} per GPU.
+
+A script that uses accelerate, with a torch optimizer and no DummyOptim:
+  bash {_quoted(paths.launch)} train.py --its-own arguments
+Gradient checkpointing was {_on_off(candidate.gradient_checkpointing)}; no configuration file can switch it, \
+so such a script sets it on its model.{_on_cpu(answer)}
+
+A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
+{_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
+  bash {_quoted(paths.launch)} train.py {arguments}
+
+A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
+the exports below, then
+  torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{_client_optimizer(answer)}"""
+
+
+def _on_cpu(answer: Answer) -> str:
+    """What no file can say for an accelerate script; the Trainer's `use_cpu` says it."""
+    if answer.device != "cpu" or answer.world_size == 1:
+        return ""
+    return """
+On a CPU it must call accelerate.PartialState(cpu=True) before Accelerator(): accelerate otherwise takes every rank \
+for the only one and gives all of them the same data."""
+
+
+def _client_optimizer(answer: Answer) -> str:
+    """What DeepSpeed itself demands of a script's optimizer; the Trainer and accelerate see to it on their own."""
+    if answer.candidate.engine.rung.offload_optimizer == "none" or answer.workload.optimizer == "sgd":
+        return ""
+    adamw_mode = answer.workload.optimizer == "adamw"
+    return f"""
+With its optimizer offloaded it must be deepspeed.ops.adam.DeepSpeedCPUAdam(…, adamw_mode={adamw_mode}); \
+DeepSpeed refuses a torch optimizer here."""
+
+
+def _comment(text: str) -> list[str]:
+    """Every line of `text` behind a #, also those that come from a line break in a name or a path."""
+    return [f"# {line}".rstrip() for line in text.split("\n")]
+
+
+def _quoted(path: object) -> str:
+    return shlex.quote(str(path))
+
+
+def _on_off(switch: bool) -> str:
+    return "on" if switch else "off"

@@ -1,0 +1,1 @@
+"""Starts ranks, watches them, and ends them, all of them."""

@@ -1,0 +1,136 @@
+"""Trials on this host: ranks forked by a trial server, watched through their files."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
+from ladder.launch.nvml import Gpus, Sampler
+from ladder.launch.server import TrialServer
+from ladder.launch.watch import Watch, cgroup_oom_kills, now
+from ladder.protocol import MeasuredEvent, TrialSpec
+
+_TICK_SECONDS = 0.02
+_RELEASE_SECONDS = 30.0
+
+
+class LocalLauncher(Launcher):
+    """Runs trials one after another. With `cold`, each gets a server of its own, imports and all."""
+
+    def __init__(
+        self,
+        *,
+        marker: str,
+        job: Mapping[str, Any],
+        environment: Mapping[str, str],
+        log: Path,
+        gpu_uuids: tuple[str, ...] = (),
+        cancelled: Callable[[], bool] = lambda: False,
+        cold: bool = False,
+    ) -> None:
+        self._make_server = lambda: TrialServer(marker=marker, job=job, environment=environment, log=log)
+        self._server: TrialServer | None = None if cold else self._make_server()
+        self._ready = False
+        self._cold = cold
+        self._cancelled = cancelled
+        self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        folder = Path(spec.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        spec_file = folder / "spec.json"
+        spec_file.write_text(spec.model_dump_json(indent=1))
+        run = TrialRun(spec=spec, events=[], requested=now())
+        server = self._ready_server()
+        sampler = Sampler(self._gpus) if self._gpus else None
+        if self._gpus and sampler:
+            self._gpus.mark()
+            sampler.start()
+        oom_kills = cgroup_oom_kills()
+        try:
+            self._follow(run, server, spec_file, deadlines, listener)
+        finally:
+            if sampler:
+                sampler.stop()
+            if self._cold or run.stop is not None and run.stop.kind == "lost_server":
+                self._drop_server()
+            self._remove_swap(spec)
+        run.oom_kills = cgroup_oom_kills() - oom_kills
+        self._await_release(spec)
+        run.ended = now()
+        if sampler:
+            run.device_use = {
+                event.candidate: sampler.between(event.began, event.t)
+                for event in run.events[0]
+                if isinstance(event, MeasuredEvent)
+            }
+        return run
+
+    def close(self) -> None:
+        self._drop_server()
+
+    def _ready_server(self) -> TrialServer:
+        if self._server is None:
+            self._server, self._ready = self._make_server(), False
+        if not self._ready:
+            self._server.wait_ready()
+            self._ready = True
+        return self._server
+
+    def _drop_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._server, self._ready = None, False
+
+    def _follow(
+        self, run: TrialRun, server: TrialServer, spec_file: Path, deadlines: Deadlines, listener: Listener
+    ) -> None:
+        """From the request until no process of the trial is left."""
+        server.start(run.spec.trial, spec_file)
+        watch = Watch(run.spec, deadlines, listener, now())
+        run.events = [file.events for file in watch.files]
+        killed = False
+        while True:
+            events = server.poll(_TICK_SECONDS)
+            if events is None:
+                run.stop = run.stop or Stop(kind="lost_server", sentence="the trial server died")
+                watch.read()
+                return
+            watch.read()
+            for event in events:
+                if event["event"] == "started":
+                    run.started = now()
+                elif event["event"] == "exit":
+                    run.exits[event["rank"]] = event["status"]
+                    watch.note_exit(event["rank"])
+                elif event["event"] == "empty":
+                    return
+            if killed:
+                continue
+            if run.stop is None:
+                run.stop = self._cancellation() or watch.overdue()
+            if run.stop is not None or watch.must_end():
+                run.killed = frozenset(range(run.spec.world_size)) - run.exits.keys()
+                server.kill_ranks()
+                killed = True
+
+    def _cancellation(self) -> Stop | None:
+        return Stop(kind="cancelled", sentence="the tune was interrupted") if self._cancelled() else None
+
+    def _await_release(self, spec: TrialSpec) -> None:
+        if self._gpus and not self._gpus.wait_released(_RELEASE_SECONDS):
+            raise EnvironmentFaultError(
+                f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process that is "
+                "not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again."
+            )
+
+    def _remove_swap(self, spec: TrialSpec) -> None:
+        """The trial's NVMe files; a folder of gigabytes is removed beside the next trial's start."""
+        offloads = [spec.deepspeed["zero_optimization"].get(name, {}) for name in ("offload_optimizer", "offload_param")]
+        for path in {offload["nvme_path"] for offload in offloads if "nvme_path" in offload}:
+            threading.Thread(target=shutil.rmtree, args=(path,), kwargs={"ignore_errors": True}).start()

@@ -1,0 +1,129 @@
+"""NVML: what the GPUs hold and how hard they work, sampled while ranks run."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from ladder.launch.base import DeviceUse
+
+_PERIOD_SECONDS = 0.05
+
+
+class NvmlError(Exception):
+    """NVML answered with an error that means the GPU is lost."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    t: float
+    used: tuple[int, ...]
+    utilisation: tuple[float | None, ...]
+    joules: tuple[float | None, ...]
+    clock_mhz: tuple[float | None, ...]
+
+
+class Gpus:
+    """The GPUs of a trial, by UUID. What a device held at the last `mark` is not counted as ours."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        pynvml.nvmlInit()
+        self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        self._before = self._used()
+
+    def _used(self) -> tuple[int, ...]:
+        return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles)
+
+    def mark(self) -> None:
+        """Take what the devices hold now as not ours."""
+        self._before = self._used()
+
+    def wait_released(self, seconds: float, tolerance: int = 64 << 20) -> bool:
+        """Wait until each device holds no more than at the mark; False if that took longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while any(used > before + tolerance for used, before in zip(self._used(), self._before, strict=True)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def sample(self) -> _Sample:
+        handles = self._handles
+        return _Sample(
+            t=time.clock_gettime(time.CLOCK_MONOTONIC),
+            used=tuple(used - before for used, before in zip(self._used(), self._before, strict=True)),
+            utilisation=tuple(_try(lambda h: pynvml.nvmlDeviceGetUtilizationRates(h).gpu / 100, h) for h in handles),
+            joules=tuple(_try(lambda h: pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1000, h) for h in handles),
+            clock_mhz=tuple(_try(lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, 1)), h) for h in handles),
+        )
+
+
+def _try(query: Any, handle: Any) -> float | None:
+    """Some GPUs and virtual machines do not support some queries: that is a dash in the table, no reason to stop."""
+    try:
+        return float(query(handle))
+    except pynvml.NVMLError:
+        return None
+
+
+class Sampler:
+    """Samples in a thread of its own between `start` and `stop`."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self._samples: list[_Sample] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._samples.clear()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PERIOD_SECONDS):
+            try:
+                self._samples.append(self._gpus.sample())
+            except pynvml.NVMLError:
+                return
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def between(self, began: float, ended: float) -> DeviceUse:
+        """What was sampled from `began` to `ended` (CLOCK_MONOTONIC); widened to the neighbouring samples if too short."""
+        times = [sample.t for sample in self._samples]
+        first = max(0, bisect.bisect_left(times, began) - 1)
+        window = self._samples[first : bisect.bisect_right(times, ended) + 1]
+        return DeviceUse(
+            utilisation=_mean([value for sample in window for value in sample.utilisation]),
+            watts=_watts(window),
+            sm_clock_mhz=_mean([value for sample in window for value in sample.clock_mhz]),
+            peak_bytes=max((max(sample.used) for sample in window), default=None),
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _watts(window: Sequence[_Sample]) -> float | None:
+    """Mean power from the devices' own energy counters, which miss nothing between samples."""
+    if len(window) < 2 or window[-1].t <= window[0].t:
+        return None
+    pairs = list(zip(window[0].joules, window[-1].joules, strict=True))
+    if any(start is None or end is None for start, end in pairs):
+        return None
+    return sum(end - start for start, end in pairs if start is not None and end is not None) / (
+        window[-1].t - window[0].t
+    )

@@ -1,0 +1,118 @@
+"""The controller's end of the trial server: starts it, talks to it, and sees that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ladder.errors import EnvironmentFaultError
+from ladder.protocol import RUN_MARKER
+
+_START_SECONDS = 180.0
+
+
+class TrialServer:
+    """One server process. `marker` is in the environment of all its descendants."""
+
+    def __init__(self, *, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], log: Path) -> None:
+        self.marker = marker
+        self._log = log
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ladder.trial.server", json.dumps(job)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **environment, RUN_MARKER: marker},
+                start_new_session=True,  # a terminal's Ctrl-C is the controller's alone to handle
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Wait until everything is imported. EnvironmentFaultError says why it cannot be."""
+        for event in self._events_within(_START_SECONDS):
+            if event["event"] == "ready":
+                return
+            if event["event"] == "unable":
+                self.close()
+                raise EnvironmentFaultError(f"Trials cannot start here: {event['reason']} (details in {self._log}).")
+        self.close()
+        raise EnvironmentFaultError(f"The trial server did not start; its last words are in {self._log}.")
+
+    def start(self, trial: str, spec: Path) -> None:
+        self._send(op="start", trial=trial, spec=str(spec))
+
+    def kill_ranks(self) -> None:
+        self._send(op="kill")
+
+    def poll(self, seconds: float) -> list[dict[str, Any]] | None:
+        """Events that come within `seconds`, perhaps none; None once the server is gone."""
+        if not select.select([self._stdout], [], [], seconds)[0]:
+            return []
+        data = os.read(self._stdout, 65536)
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End the server and all it started; returns when none of them is left."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()  # the end of its stdin is the server's order to kill its ranks and end
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        kill_marked(self.marker)
+
+    def _events_within(self, seconds: float) -> Any:
+        while (events := self.poll(seconds)) is not None:
+            yield from events
+            if not events:
+                return
+
+    def _send(self, **request: str) -> None:
+        try:
+            os.write(self._stdin, json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            return  # `poll` will say that the server is gone
+
+
+def kill_marked(marker: str) -> int:
+    """Kill every process of this user that carries `marker` from its start, but not this one; returns how many.
+
+    The marker is read again through psutil's pid-and-start-time check at the moment of the signal, so a pid that was
+    given to somebody else in between is left alone.
+    """
+    victims = [process for process in psutil.process_iter() if process.pid != os.getpid() and _carries(process, marker)]
+    for process in victims:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(victims, timeout=10)
+    return len(victims)
+
+
+def _carries(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.uids().real == os.getuid() and process.environ().get(RUN_MARKER) == marker
+    except (psutil.Error, OSError):
+        return False

@@ -1,0 +1,315 @@
+"""Where a model's shape comes from: a folder, a config.json, a bundled shape, or the Hub — configuration only.
+
+No weights are fetched, and a configuration that could make transformers run somebody's code is refused before
+transformers sees it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ladder.errors import ModelNotAccessibleError
+from ladder.shapes import check_task, shape_from_config, shorten
+from ladder.units import MIB
+from ladder.workload import ModelShape, Source, Task
+
+HUB_REQUEST_SECONDS = 4.0
+HUB_TOTAL_SECONDS = 9.0
+_CONFIG_BYTES = MIB
+_MOST_NESTED = 32
+
+# Keys that name code or kernels which transformers would fetch and run, or that ask for it.
+_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "use_kernels", "kernel_config")
+# Keys that make a vision part fetch weights from a repository when it is built.
+_WEIGHT_KEYS = ("use_pretrained_backbone", "use_timm_backbone")
+_IMPLEMENTATION_KEY = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+# These live in torch and transformers. All others may fetch a kernel from the Hub, flash_attention_2 included.
+_BUILT_IN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+# What says nothing about the shape: where the file came from, and a dtype that the workload decides.
+_IGNORED_KEYS = ("_name_or_path", "name_or_path", "torch_dtype", "dtype")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def resolve_model(text: str, *, task: Task | None = None) -> ModelShape:
+    """The shape of MODEL: an existing folder or config.json, else the name of a bundled shape, else a Hub id.
+
+    A Hub id that is gated or cannot be reached, but is known as a bundled shape, gives that shape with a `note`
+    saying so. Raises ModelNotAccessibleError if there is no usable configuration, UsageError if `task` does not suit
+    the model. Asks the network for Hub ids only, and for no longer than about ten seconds.
+    """
+    if not text.strip() or not text.isprintable():
+        raise ModelNotAccessibleError(
+            f"{shorten(text)} is not a model; give a Hub id, a folder with a config.json, or a bundled name."
+        )
+    shape = _from_path(text) or _from_bundled(text) or _from_hub(text)
+    if task is not None:
+        check_task(shape.model_type, shape.config, task)
+    return shape
+
+
+@cache
+def bundled_models() -> dict[str, Path]:
+    """The files of the bundled shapes by their lower-case names, sorted."""
+    package = Path(__file__).resolve().parent
+    # A wheel carries configs/ inside the package; in a checkout it lies beside it.
+    folders = (package / "configs" / "models", package.parent / "configs" / "models")
+    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
+def smoke_defaults(model: ModelShape) -> dict[str, Any] | None:
+    """What a bundled shape suggests for a quick try on a CPU (seq_len, global_batch_size, gpu_memory); else None."""
+    name = _bundled_name(model.name) if model.source == "bundled" else None
+    return None if name is None else _bundle(name).get("smoke")
+
+
+def _bundle(name: str) -> dict[str, Any]:
+    bundle: dict[str, Any] = json.loads(bundled_models()[name].read_text(encoding="utf-8"))
+    return bundle
+
+
+def _bundled_name(text: str) -> str | None:
+    """The bundled shape that goes by this name or Hub id, in any case of letters."""
+    wanted = text.lower()
+    if wanted in bundled_models():
+        return wanted
+    if "/" not in wanted:
+        return None
+    return next((name for name in bundled_models() if wanted in map(str.lower, _bundle(name)["hub_ids"])), None)
+
+
+def _from_bundled(text: str) -> ModelShape | None:
+    name = text.lower()
+    return _bundled_shape(text, name) if name in bundled_models() else None
+
+
+def _bundled_shape(text: str, name: str, note: str = "") -> ModelShape:
+    return shape_from_config(_bundle(name)["config"], name=text, source="bundled", note=note)
+
+
+def _from_path(text: str) -> ModelShape | None:
+    """The shape of an existing folder or file; None where there is neither."""
+    path = Path(text)
+    try:
+        if path.is_dir():
+            if not (path / "config.json").exists():
+                if text.lower() in bundled_models():  # a run folder named after its model does not hide the model
+                    return None
+                raise ModelNotAccessibleError(f"The folder {text!r} has no config.json; give the folder that has one.")
+            return _read_shape(path / "config.json", name=text, source="folder")
+        return _read_shape(path, name=text, source="file") if path.exists() else None
+    except OSError as error:  # a folder on the way that may not be entered, or a name too long
+        if _is_hub_id(text):
+            return None
+        raise ModelNotAccessibleError(f"{shorten(text)} cannot be read: {error.strerror}.") from None
+
+
+def _read_shape(path: Path, *, name: str, source: Source) -> ModelShape:
+    config, note = checked_config(_read_json(path, name), name)
+    return shape_from_config(config, name=name, source=source, note=note)
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    """The JSON object in `path`, at most 1 MiB of it, without Python's additions to JSON."""
+    problem = f"The configuration of {shorten(name)} cannot be used: {path.name}"
+    if not path.is_file():
+        raise ModelNotAccessibleError(f"{problem} is not a regular file.")
+    try:
+        with path.open("rb") as file:
+            data = file.read(_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ModelNotAccessibleError(f"{problem} cannot be read: {error.strerror}.") from None
+    if len(data) > _CONFIG_BYTES:
+        raise ModelNotAccessibleError(f"{problem} is larger than 1 MiB, which no model configuration is.")
+    try:
+        config = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        detail = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ModelNotAccessibleError(f"{problem} is not JSON: {detail}.") from None
+    if not isinstance(config, dict):
+        raise ModelNotAccessibleError(f"{problem} is not a JSON object.")
+    return config
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not a JSON value")
+
+
+def checked_config(config: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """A copy of `config` that makes transformers fetch and run nothing, and a note on what was left out, or "".
+
+    Raises ModelNotAccessibleError naming the key that would run code from a repository, at any depth, or that makes
+    the model one which cannot be fully fine-tuned.
+    """
+    notes: list[str] = []
+    clean: dict[str, Any] = _cleaned(config, name, notes, _MOST_NESTED)
+    return clean, " ".join(dict.fromkeys(notes))
+
+
+def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
+    if depth == 0:
+        raise ModelNotAccessibleError(f"The configuration of {shorten(name)} cannot be used: it is nested too deeply.")
+    if isinstance(value, list):
+        return [_cleaned(item, name, notes, depth - 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    clean = {}
+    for key, item in value.items():
+        _check_key(key, item, name)
+        if key in _IGNORED_KEYS:
+            continue
+        clean[key] = _cleaned(item, name, notes, depth - 1)
+        if _IMPLEMENTATION_KEY.fullmatch(key) and not set(_texts(item)) <= set(_BUILT_IN_IMPLEMENTATIONS):
+            del clean[key]
+            notes.append(f"Its {key} {shorten(item)} is not used: trials run transformers' own default.")
+    return clean
+
+
+def _check_key(key: str, item: Any, name: str) -> None:
+    refusal = f"The configuration of {shorten(name)} is refused: its {key}"
+    if key == "auto_map" or (key in _CODE_KEYS and item):
+        raise ModelNotAccessibleError(f"{refusal} would run code from a model repository, which ladder never does.")
+    if key in _WEIGHT_KEYS and item:
+        raise ModelNotAccessibleError(f"{refusal} would fetch weights, which ladder never does.")
+    if _IMPLEMENTATION_KEY.fullmatch(key) and any("/" in text for text in _texts(item)):
+        raise ModelNotAccessibleError(f"{refusal} names a kernel repository, whose code ladder never runs.")
+    if key == "quantization_config" and item is not None:
+        raise ModelNotAccessibleError(
+            f"{refusal} makes it a quantized model, which cannot be fully fine-tuned; use the original model."
+        )
+
+
+def _texts(value: Any) -> list[str]:
+    """The leaves of `value` that are set, as text. Not recursive: its depth is not known to be small."""
+    leaves, rest = [], [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, dict | list):
+            rest.extend(item.values() if isinstance(item, dict) else item)
+        elif item is not None:
+            leaves.append(str(item))
+    return leaves
+
+
+def _is_hub_id(text: str) -> bool:
+    return (
+        len(text) <= 96
+        and _HUB_ID.fullmatch(text) is not None
+        and not any(part in text for part in ("--", ".."))
+        and not any(part.endswith((".", "-", ".git")) for part in text.split("/"))
+    )
+
+
+class _HubError(Exception):
+    """The Hub gave no configuration: what happened, and what else than another MODEL would help."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.what, self.remedy = what, remedy
+
+
+def _from_hub(text: str) -> ModelShape:
+    if not _is_hub_id(text):
+        raise ModelNotAccessibleError(
+            f"There is no file or folder {shorten(text)}, and it is no Hub id; {_advice(text)}"
+        )
+    try:
+        path = _within(HUB_TOTAL_SECONDS, text)
+    except _HubError as problem:
+        name = _bundled_name(text)
+        if name is not None:
+            return _bundled_shape(text, name, f"{problem.what}; the bundled shape {name} is used instead.")
+        raise ModelNotAccessibleError(f"{problem.what}; {problem.remedy}{_advice(text)}") from None
+    return _read_shape(path, name=text, source="hub")
+
+
+def _within(seconds: float, hub_id: str) -> Path:
+    """`_fetch`, given up after `seconds`: name resolution and a server that trickles know no time-out of their own."""
+    ending: list[Path | Exception] = []
+
+    def fetch() -> None:
+        try:
+            ending.append(_cached(hub_id) if _offline() else _fetch(hub_id))
+        except Exception as error:  # handed to the caller's thread
+            ending.append(error)
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not ending:
+        raise _HubError(f"The Hub did not answer for {hub_id!r} within {seconds:.0f} s")
+    if isinstance(ending[0], Exception):
+        raise ending[0]
+    return ending[0]
+
+
+def _offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _fetch(hub_id: str) -> Path:
+    """The config.json of `hub_id` in the Hub's local cache, brought up to date where the Hub can be reached."""
+    import huggingface_hub as hub  # here, because its import takes longer than reading a bundled shape
+
+    # A token from the environment only: the one stored by `hf auth login` stays unread.
+    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or False
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # our own sentence says it better than its warnings
+    try:
+        # Asked first because it does not retry: hf_hub_download does, for more than a minute.
+        url = hub.hf_hub_url(hub_id, "config.json")
+        size = hub.get_hf_file_metadata(url, token=token, timeout=HUB_REQUEST_SECONDS).size
+        if size is None or size <= _CONFIG_BYTES:
+            return Path(hub.hf_hub_download(hub_id, "config.json", token=token, etag_timeout=HUB_REQUEST_SECONDS))
+    except Exception as error:  # what its HTTP library raises differs between versions of huggingface_hub
+        try:
+            return _cached(hub_id)
+        except _HubError:
+            raise _explained(error, hub_id, bool(token)) from None
+    finally:
+        logger.setLevel(level)
+    raise ModelNotAccessibleError(f"The configuration of {hub_id!r} cannot be used: config.json is larger than 1 MiB.")
+
+
+def _explained(error: Exception, hub_id: str, with_token: bool) -> _HubError:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return _HubError(f"{hub_id!r} is gated", "accept its licence on the Hub and set HF_TOKEN, or ")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        if with_token:
+            return _HubError(f"The Hub has no model {hub_id!r} that HF_TOKEN may see")
+        return _HubError(f"The Hub has no public model {hub_id!r}", "set HF_TOKEN if it is a private one, or ")
+    if isinstance(error, errors.EntryNotFoundError):
+        return _HubError(f"The Hub's repository {hub_id!r} has no config.json")
+    if isinstance(error, errors.HfHubHTTPError):
+        return _HubError(f"The Hub answered {error.response.status_code} for {hub_id!r}")
+    return _HubError(f"The Hub cannot be reached for {hub_id!r} ({type(error).__name__})")
+
+
+def _cached(hub_id: str) -> Path:
+    """The config.json of an earlier download."""
+    import huggingface_hub as hub
+
+    path = hub.try_to_load_from_cache(hub_id, "config.json")
+    if not isinstance(path, str):
+        raise _HubError(f"The Hub is offline (HF_HUB_OFFLINE) and the configuration of {hub_id!r} is not cached")
+    return Path(path)
+
+
+def _advice(text: str) -> str:
+    """What to do instead, with the bundled names that look like `text`."""
+    close = difflib.get_close_matches(text.lower().rsplit("/", 1)[-1], bundled_models(), n=3, cutoff=0.5)
+    names = f" such as {' or '.join(close)}" if close else f" ({', '.join(bundled_models())})"
+    return f"give a folder with its config.json, or a bundled name{names}."

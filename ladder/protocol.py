@@ -1,0 +1,143 @@
+"""What the controller and the ranks say to each other: one trial's specification, and the events a rank appends to its file.
+
+Both cross a process boundary, so both are checked by pydantic. Times are seconds on CLOCK_MONOTONIC, which all
+processes of a host share; they order events across ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from ladder.outcome import OutcomeKind
+from ladder.workload import OptimizerName, Task
+
+# In the order a rank goes through them. A rank's silence is judged by the deadline of the phase it is in.
+Phase = Literal["process_group", "model", "engine", "warmup", "measure", "evaluation", "gather", "teardown"]
+
+# Every process of a run carries this variable from its start, so that none can be mistaken for somebody else's.
+RUN_MARKER = "LADDER_RUN_MARKER"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepPolicy(_Frozen):
+    """How many optimizer steps a candidate is timed for."""
+
+    warmup: int = 1
+    """Untimed optimizer steps before timing; the first candidate of an engine takes one more, in which Adam's state appears."""
+    minimum: int = 2
+    maximum: int = 12
+    target_spread: float = 0.01
+    """Timing stops once the median is known to this fraction."""
+    seconds: float = 4.0
+    """No further timed step starts after this long, once the minimum is reached."""
+    loser_margin: float = 0.10
+    """A candidate whose step, made faster by this fraction, still loses to the best so far is timed once and left."""
+
+
+class CandidateSpec(_Frozen):
+    """A candidate as a rank sees it."""
+
+    key: str
+    gradient_checkpointing: bool
+    micro_batch: int
+    accumulation: int
+    beat_step_seconds: float | None = None
+    """Seconds of an optimizer step at the real accumulation that would equal the best so far."""
+
+
+class TrialSpec(_Frozen):
+    """One trial: one engine, its candidates in ascending predicted memory."""
+
+    trial: str
+    folder: str
+    device: Literal["cuda", "cpu"]
+    world_size: int
+    gpu_uuids: tuple[str, ...] = ()
+    """By local rank; empty on CPU."""
+    model_config_json: dict[str, Any]
+    task: Task
+    seq_len: int
+    optimizer: OptimizerName
+    dtype: Literal["bf16", "fp16"]
+    deepspeed: dict[str, Any]
+    """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
+    candidates: tuple[CandidateSpec, ...]
+    memory_limit: int
+    """Bytes each rank may hold in all: the device's own size, or less."""
+    steps: StepPolicy = StepPolicy()
+    proof: bool = False
+    """Also run an evaluation pass and gather the 16-bit weights."""
+    save_folder: str | None = None
+    """Where the proof writes the gathered weights; None keeps them in memory."""
+    seed: int = 0
+
+
+class PhaseEvent(_Frozen):
+    kind: Literal["phase"] = "phase"
+    t: float
+    phase: Phase
+    candidate: str | None = None
+
+
+class StepEvent(_Frozen):
+    """A sign of progress: one micro-step is over."""
+
+    kind: Literal["step"] = "step"
+    t: float
+    candidate: str
+    seconds: float
+
+
+class MeasuredEvent(_Frozen):
+    """A candidate is measured. Step times are of the slowest rank and the same in every rank's event."""
+
+    kind: Literal["measured"] = "measured"
+    t: float
+    candidate: str
+    began: float
+    accumulate_seconds: list[float]
+    boundary_seconds: list[float]
+    skipped_steps: int
+    peak_allocated: int
+    peak_reserved: int
+    peak_device: int
+    outside_torch: int
+    peak_host: int
+    alloc_retries: int
+    losses: list[float]
+
+
+class FailedEvent(_Frozen):
+    """Why this rank ended. `consequence` marks the errors that a dying peer causes."""
+
+    kind: Literal["failed"] = "failed"
+    t: float
+    candidate: str | None
+    outcome: OutcomeKind
+    moment: str
+    message: str
+    bytes_asked: int | None = None
+    bytes_free: int | None = None
+    consequence: bool = False
+    traceback: str = ""
+
+
+class DoneEvent(_Frozen):
+    """The rank's report is complete."""
+
+    kind: Literal["done"] = "done"
+    t: float
+
+
+Event = Annotated[PhaseEvent | StepEvent | MeasuredEvent | FailedEvent | DoneEvent, Field(discriminator="kind")]
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def parse_event(line: str | bytes) -> Event:
+    """One line of a rank's file. Raises pydantic.ValidationError on a line this version does not know."""
+    return _EVENT.validate_json(line)

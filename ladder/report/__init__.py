@@ -1,0 +1,1 @@
+"""Tables and figures from a run: the numbers are gathered in one place and drawn in others."""

@@ -1,0 +1,105 @@
+"""The ledger as a table: a pandas DataFrame, trials.csv, and the table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from ladder.search.ledger import Entry
+from ladder.units import gib
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STYLES = {"answer": "bold green", "pruned": "dim", "unsupported": "dim", "untried": "dim"}
+_FAILED = "red"
+
+
+def rows(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """One row an entry, plain values only: GiB, seconds, tokens/s. `seconds` are the trials' phases."""
+    return [_row(entry, seconds.get(entry.record.trial, {}) if entry.record else {}) for entry in entries]
+
+
+def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
+    record = entry.record
+    measurement = record.measurement if record else None
+    speed = record.tokens_per_second if record else None
+    return {
+        "rung": entry.rung,
+        "gradient_checkpointing": entry.gradient_checkpointing,
+        "micro_batch": entry.micro_batch,
+        "accumulation": entry.accumulation,
+        "status": entry.status,
+        "outcome": record.outcome.kind if record else entry.status,
+        "tokens_per_second": round(speed, 1) if speed else None,
+        "accumulate_seconds": measurement.accumulate_seconds if measurement else None,
+        "boundary_seconds": measurement.boundary_seconds if measurement else None,
+        "spread": measurement.spread if measurement else None,
+        "num_steps": measurement.num_steps if measurement else None,
+        "peak_allocated_gib": gib(measurement.peak_allocated) if measurement else None,
+        "peak_reserved_gib": gib(measurement.peak_reserved) if measurement else None,
+        "peak_device_gib": gib(measurement.peak_device) if measurement else None,
+        "host_gib": gib(measurement.peak_host) if measurement else None,
+        "utilisation": measurement.utilisation if measurement else None,
+        "watts": measurement.watts if measurement else None,
+        "joules_per_token": measurement.watts / speed if measurement and measurement.watts and speed else None,
+        "trial": record.trial if record else None,
+        "trial_seconds": round(sum(seconds.values()), 2) if seconds else None,
+        "warnings": "; ".join(record.warnings) if record else "",
+        "why": entry.why,
+    }
+
+
+def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """The rows as a DataFrame."""
+    import pandas as pd
+
+    return pd.DataFrame(rows(entries, seconds))
+
+
+def terminal_table(entries: Sequence[Entry]) -> Table:
+    """The ledger for a terminal: the fastest first, then what failed, then what was not tried."""
+    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=None)
+    for name, justify in (("rung", "left"), ("ckpt", "left"), ("mb", "right"), ("tokens/s", "right"), ("GiB", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("why", ratio=1)
+    for entry in sorted(_folded(entries), key=_order):
+        row = _row(entry, {})
+        failed = entry.record is not None and entry.record.outcome.kind != "fits"
+        checkpointing = {True: "on", False: "off", None: ""}[entry.gradient_checkpointing]
+        table.add_row(
+            entry.rung,
+            checkpointing,
+            str(entry.micro_batch or ""),
+            f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
+            f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else "",
+            row["outcome"] if entry.status != "answer" else "answer",
+            escape(entry.why),
+            style=_FAILED if failed else _STYLES.get(entry.status, ""),
+        )
+    return table
+
+
+def _folded(entries: Sequence[Entry]) -> list[Entry]:
+    """Pruned candidates of one engine with the same reason as one line; trials.csv has them all."""
+    seen: set[tuple[str, str]] = set()
+    kept = []
+    for entry in entries:
+        if entry.status in ("pruned", "untried"):
+            key = (entry.rung, entry.why)
+            if key in seen:
+                continue
+            seen.add(key)
+        kept.append(entry)
+    return kept
+
+
+def _order(entry: Entry) -> tuple[int, float]:
+    place = {"answer": 0, "measured": 1, "pruned": 3, "untried": 4, "unsupported": 5}[entry.status]
+    if entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits":
+        place = 2
+    return place, -(entry.record.tokens_per_second or 0.0) if entry.record else 0.0

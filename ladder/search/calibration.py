@@ -1,0 +1,149 @@
+"""Learns a model's unknowns from a few measurements: maximum a posteriori by Gauss-Newton, errors by Laplace.
+
+Both models of this package, memory and speed, are a formula with unknown factors: how much the activations really take,
+how fast this engine really gathers. Each unknown is a standard normal number that the formula scales itself, so zero is
+the prior and one is a surprise of one standard deviation. Unknowns shared by all engines carry what is learnt on one
+engine to the others; unknowns of one engine take what is particular to it. With no measurement the result is the prior.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Unknowns = Mapping[str, float]
+Formula = Callable[[Unknowns], float]
+"""The logarithm of what is predicted, given the unknowns that are not zero."""
+
+_STEP = 1e-3
+_ITERATIONS = 12
+_LIMIT = 4.0
+"""No unknown is believed to be further out: a freak measurement must not bend everything else."""
+_FREEDOM = 6.0
+"""Degrees of freedom of the Student-t noise: a measurement that fits nothing else loses its weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datum:
+    """One measured number and the formula that should have given it."""
+
+    formula: Formula
+    names: tuple[str, ...]
+    """The unknowns that `formula` reads."""
+    target: float
+    """The logarithm of what was measured."""
+    noise: float
+    """The relative error expected of a measurement of this kind, the formula's own shape included."""
+    is_lower_bound: bool = False
+    """The truth is at least `target`: says nothing where the formula is above it already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What is believed about the unknowns after some measurements; without arguments, the prior."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    covariance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def predict(self, formula: Formula, names: Sequence[str]) -> tuple[float, float]:
+        """Mean and standard deviation of `formula` (a logarithm), the measurement noise not included."""
+        mean = formula(self.values)
+        slopes = dict(zip(names, _slopes(formula, names, self.values, mean), strict=True))
+        variance = 0.0
+        for one, slope in slopes.items():
+            row = self.covariance.get(one)
+            if row is None:
+                variance += slope * slope
+            else:
+                variance += slope * sum(row[other] * slopes[other] for other in names if other in row)
+        return mean, math.sqrt(max(0.0, variance))
+
+
+def fit(data: Sequence[Datum]) -> Fit:
+    """The most probable unknowns given `data`, with their covariance."""
+    names = sorted({name for datum in data for name in datum.names})
+    if not names:
+        return Fit()
+    index = {name: position for position, name in enumerate(names)}
+    values = dict.fromkeys(names, 0.0)
+    for iteration in range(_ITERATIONS):
+        precision, pull = _normal_equations(data, index, values, robust=iteration > 1)
+        solution = _solve(_cholesky(precision), pull)
+        moved = 0.0
+        for name, wanted in zip(names, solution, strict=True):
+            # Half steps late on: a maximum over moments makes the formula kink, and full steps would hop across.
+            stride = (wanted - values[name]) * (1.0 if iteration < _ITERATIONS // 2 else 0.5)
+            value = max(-_LIMIT, min(_LIMIT, values[name] + max(-1.5, min(1.5, stride))))
+            moved = max(moved, abs(value - values[name]))
+            values[name] = value
+        if iteration > 2 and moved < 0.01:
+            break
+    precision, _ = _normal_equations(data, index, values, robust=True)
+    factor = _cholesky(precision)
+    columns = [_solve(factor, [float(i == j) for i in range(len(names))]) for j in range(len(names))]
+    covariance = {name: dict(zip(names, column, strict=True)) for name, column in zip(names, columns, strict=True)}
+    return Fit(values=values, covariance=covariance)
+
+
+def _slopes(formula: Formula, names: Sequence[str], values: Unknowns, at: float) -> list[float]:
+    moved = dict(values)
+    slopes = []
+    for name in names:
+        before = moved.get(name, 0.0)
+        moved[name] = before + _STEP
+        slopes.append((formula(moved) - at) / _STEP)
+        moved[name] = before
+    return slopes
+
+
+def _normal_equations(
+    data: Sequence[Datum], index: Mapping[str, int], values: Unknowns, *, robust: bool
+) -> tuple[list[list[float]], list[float]]:
+    """Precision matrix and right-hand side of the linearised problem around `values`; the prior is the identity."""
+    size = len(index)
+    precision = [[float(i == j) for j in range(size)] for i in range(size)]
+    pull = [0.0] * size
+    for datum in data:
+        predicted = datum.formula(values)
+        residual = datum.target - predicted
+        if datum.is_lower_bound and residual <= 0:
+            continue
+        slopes = _slopes(datum.formula, datum.names, values, predicted)
+        weight = 1.0 / datum.noise**2
+        if robust and not datum.is_lower_bound:
+            weight *= (_FREEDOM + 1.0) / (_FREEDOM + residual * residual * weight)
+        places = [index[name] for name in datum.names]
+        wanted = residual + sum(slope * values[name] for slope, name in zip(slopes, datum.names, strict=True))
+        for row, slope in zip(places, slopes, strict=True):
+            scaled = weight * slope
+            pull[row] += scaled * wanted
+            line = precision[row]
+            for column, other in zip(places, slopes, strict=True):
+                line[column] += scaled * other
+    return precision, pull
+
+
+def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
+    """The lower triangular factor of a symmetric positive definite matrix."""
+    factor: list[list[float]] = []
+    for i, row in enumerate(matrix):
+        line: list[float] = []
+        for j in range(i):
+            other = factor[j]
+            line.append((row[j] - sum(a * b for a, b in zip(line, other, strict=False))) / other[j])
+        line.append(math.sqrt(row[i] - sum(a * a for a in line)))
+        factor.append(line)
+    return factor
+
+
+def _solve(factor: list[list[float]], right: Sequence[float]) -> list[float]:
+    """x with L·Lᵀ·x = `right`."""
+    forward: list[float] = []
+    for line, value in zip(factor, right, strict=True):
+        forward.append((value - sum(a * b for a, b in zip(line, forward, strict=False))) / line[-1])
+    solution = [0.0] * len(forward)
+    for i in range(len(forward) - 1, -1, -1):
+        below = sum(factor[k][i] * solution[k] for k in range(i + 1, len(forward)))
+        solution[i] = (forward[i] - below) / factor[i][i]
+    return solution

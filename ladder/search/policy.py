@@ -1,0 +1,129 @@
+"""What to try next, and why: pure functions from the space and the history to a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ladder.candidates import Candidate, Engine
+from ladder.outcome import Record
+from ladder.search.space import Space, measured, proven, ranking, ruled_out
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Start a trial of `engine` on `candidates`, in this order."""
+
+    engine: Engine
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Run `candidate` again, alone, in fresh processes."""
+
+    candidate: Candidate
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The search is over."""
+
+    reason: str
+
+
+Decision = Measure | Prove | Stop
+Strategy = Callable[[Space, Sequence[Record]], Measure | Stop]
+
+
+def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """Every candidate of every engine, but those that a failure of the same engine already answers."""
+    tried = measured(records)
+    for engine in space.engines:
+        left = tuple(
+            candidate
+            for candidate in space.of_engine(engine)
+            if candidate.key not in tried and ruled_out(candidate, space, records) is None
+        )
+        if left:
+            return Measure(engine, left, f"{len(left)} candidates of {engine.key} are not tried yet")
+    return Stop("every candidate was measured or ruled out by a failure")
+
+
+def documented_steps(space: Space) -> list[Candidate]:
+    """The ladder as it is written down: micro-batch 1, gradient checkpointing first, then rung after rung."""
+    smallest = space.micro_batches[0]
+    steps = []
+    for index, engine in enumerate(space.engines):
+        for candidate in space.of_engine(engine):
+            if candidate.micro_batch == smallest and (candidate.gradient_checkpointing or index == 0):
+                steps.append(candidate)
+    return sorted(steps, key=lambda step: (space.engines.index(step.engine), step.gradient_checkpointing))
+
+
+def walk(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """Down the documented ladder until something fits."""
+    tried = measured(records)
+    for step in documented_steps(space):
+        if step.key not in tried:
+            return Measure(step.engine, (step,), "the next step of the documented ladder")
+        if tried[step.key].outcome.kind == "fits":
+            return Stop(f"{step.key} is the first step of the documented ladder that fits")
+    return Stop("no step of the documented ladder fits")
+
+
+def reverse(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """Up the documented ladder from the most frugal step, until something does not fit."""
+    tried = measured(records)
+    for step in reversed(documented_steps(space)):
+        if step.key not in tried:
+            return Measure(step.engine, (step,), "the next step up from the most frugal one")
+        if tried[step.key].outcome.kind != "fits":
+            return Stop(f"{step.key} is the first step, going up, that does not fit")
+    return Stop("every step of the documented ladder fits")
+
+
+def bisect(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """The first step of the documented ladder that fits, by halving; taken for granted that later steps need less."""
+    steps, tried = documented_steps(space), measured(records)
+    low, high = 0, len(steps)  # the first that fits lies in steps[low:high + 1]
+    while low < high:
+        middle = (low + high) // 2
+        step = steps[middle]
+        if step.key not in tried:
+            return Measure(step.engine, (step,), f"halves what is left of the documented ladder ({high - low} steps)")
+        if tried[step.key].outcome.kind == "fits":
+            high = middle
+        else:
+            low = middle + 1
+    return Stop(
+        "no step fits" if low == len(steps) else f"{steps[low].key} is where the documented ladder begins to fit"
+    )
+
+
+STRATEGIES: dict[str, Strategy] = {"exhaustive": exhaustive, "walk": walk, "reverse": reverse, "bisect": bisect}
+
+# A proof that comes out this much slower than the next candidate's measurement makes the next one worth a proof too.
+_PROOF_TOLERANCE = 0.02
+_MAX_EXTRA_PROOFS = 2
+
+
+def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
+    """Which candidate to prove next: the fastest that fits, then those that its own proof made look faster."""
+    proofs = proven(records)
+    best_proven = max((record.tokens_per_second or 0.0 for record in proofs.values()), default=0.0)
+    for record in ranking(records):
+        if record.candidate_key in proofs:
+            continue
+        worth_it = (record.tokens_per_second or 0.0) > best_proven * (1 + _PROOF_TOLERANCE)
+        if not proofs or (worth_it and len(proofs) <= _MAX_EXTRA_PROOFS):
+            return Prove(space.by_key[record.candidate_key], "the fastest candidate not yet proven")
+        break
+    return Stop("the fastest candidate is proven" if proofs else "nothing is left to prove")
+
+
+def answer(records: Sequence[Record]) -> Record | None:
+    """The proof record of the fastest proven candidate."""
+    return max(proven(records).values(), key=lambda record: record.tokens_per_second or 0.0, default=None)

@@ -1,0 +1,116 @@
+"""The space of one tune, and what the history already says about each candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ladder.candidates import Candidate, Engine, candidates_of
+from ladder.outcome import MEMORY_OUTCOMES, Outcome, Record
+from ladder.search.memory import predict_memory
+from ladder.workload import Workload
+
+_SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
+
+
+@dataclass(frozen=True)
+class Space:
+    """All candidates of a tune. Hashable facts only; everything else is derived."""
+
+    workload: Workload
+    world_size: int
+    device: str
+    memory_limit: int
+    """Bytes per rank."""
+    host_memory: int
+    """Bytes for all ranks together."""
+    engines: tuple[Engine, ...]
+    """The engines that this machine supports, in the documented order."""
+    micro_batches: tuple[int, ...]
+    """Ascending divisors of the sequences a rank has per step."""
+
+    @property
+    def sequences_per_rank(self) -> int:
+        return self.workload.global_batch_size // self.world_size
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(candidate for engine in self.engines for candidate in self.of_engine(engine))
+
+    @cached_property
+    def by_key(self) -> dict[str, Candidate]:
+        return {candidate.key: candidate for candidate in self.candidates}
+
+    def of_engine(self, engine: Engine) -> list[Candidate]:
+        """The engine's candidates in ascending predicted memory, so that the one that runs out is the last."""
+        return sorted(
+            candidates_of(engine, self.sequences_per_rank, self.micro_batches),
+            key=lambda candidate: (self._predicted_peak(candidate), candidate.micro_batch),
+        )
+
+    def _predicted_peak(self, candidate: Candidate) -> float:
+        return predict_memory(
+            self.workload, candidate, world_size=self.world_size, device="cuda" if self.device == "cuda" else "cpu"
+        ).peak
+
+
+@dataclass(frozen=True)
+class RuledOut:
+    """Why a candidate need not be tried: a trial already showed it."""
+
+    record: Record
+    reason: str
+
+
+def measured(records: Sequence[Record]) -> dict[str, Record]:
+    """The last record of each candidate that a measuring trial tried."""
+    return {record.candidate_key: record for record in records if record.purpose == "measure"}
+
+
+def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> RuledOut | None:
+    """The failure that speaks for `candidate` too, if there is one.
+
+    A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
+    those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing.
+    """
+    for record in records:
+        other = space.by_key.get(record.candidate_key)
+        if other is None or other.engine != candidate.engine or record.outcome.kind == "fits" or other == candidate:
+            continue
+        if failed_in_setup(record.outcome):
+            return RuledOut(record, f"the engine already failed to start ({record.outcome.kind})")
+        needs_more = candidate.micro_batch >= other.micro_batch
+        needs_more &= other.gradient_checkpointing or not candidate.gradient_checkpointing
+        if record.outcome.kind in MEMORY_OUTCOMES and record.purpose == "measure" and needs_more:
+            return RuledOut(
+                record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
+            )
+    return None
+
+
+def failed_in_setup(outcome: Outcome) -> bool:
+    """The trial ended before any candidate was tried, so its outcome is the whole engine's."""
+    return outcome.kind != "fits" and outcome.moment in _SETUP_MOMENTS
+
+
+def ranking(records: Sequence[Record]) -> list[Record]:
+    """The candidates that fit, fastest first, less those whose proof of fit failed."""
+    disproved = {
+        record.candidate_key for record in records if record.purpose == "proof" and record.outcome.kind != "fits"
+    }
+    fits = [
+        record
+        for record in measured(records).values()
+        if record.outcome.kind == "fits" and record.candidate_key not in disproved
+    ]
+    return sorted(fits, key=lambda record: -(record.tokens_per_second or 0.0))
+
+
+def proven(records: Sequence[Record]) -> dict[str, Record]:
+    """The candidates that passed their proof of fit, by key."""
+    return {
+        record.candidate_key: record
+        for record in records
+        if record.purpose == "proof" and record.outcome.kind == "fits"
+    }

@@ -1,0 +1,93 @@
+"""From an exception inside a rank to a typed ending."""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+
+from ladder.outcome import OutcomeKind
+from ladder.units import GIB, KIB, MIB
+
+_UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|B|KiB|MiB|GiB)")
+
+_GPU_OOM = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no room for the handle's workspace
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",
+    "Failed to CUDA calloc",
+    "NVML_SUCCESS == r INTERNAL ASSERT",  # the allocator's own report of an OOM on partitioned GPUs
+)
+_HOST_OOM = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+    "can't start new thread",
+)
+_DISK = ("No space left on device", "buffer nbytes != file bytes", "nbytes != file bytes")
+_UNSUPPORTED = (
+    "extra_forbidden",
+    "Error building extension",
+    "Unable to JIT load",
+    "than buffer size",
+    "does not support gradient checkpointing",
+)
+_UNSUPPORTED_TYPES = {"ZeRORuntimeException", "CUDAMismatchException", "MissingCUDAException", "DeepSpeedConfigError"}
+_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "remote worker crashing",
+    "Broken pipe",
+    "NCCL communicator was aborted",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+    "Socket Timeout",
+    "Application timeout caused pair closure",
+)
+
+
+class OverLimitError(RuntimeError):
+    """What the process holds outside torch, with what torch reserved, is more than the limit."""
+
+
+def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
+    """The outcome an exception stands for, and whether it is only the consequence of a peer's death.
+
+    On the CPU device the rank's data limit stands in for the GPU's memory, so a failed host allocation is `gpu_oom` there.
+    """
+    text = f"{type(error).__name__}: {error}"
+
+    def says(patterns: tuple[str, ...]) -> bool:
+        return any(pattern in text for pattern in patterns)
+
+    if _pinning(error) and ("out of memory" in text or "invalid argument" in text):
+        return "pinned_oom", False
+    if isinstance(error, OverLimitError) or type(error).__name__ == "OutOfMemoryError" or says(_GPU_OOM):
+        return "gpu_oom", False
+    if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or says(_DISK):
+        return "disk_full", False
+    if isinstance(error, MemoryError) or says(_HOST_OOM):
+        return ("gpu_oom" if device == "cpu" else "host_oom"), False
+    if type(error).__name__ in _UNSUPPORTED_TYPES or says(_UNSUPPORTED):
+        return "unsupported", False
+    return "crash", says(_PEER)
+
+
+def bytes_asked(error: BaseException) -> int | None:
+    """The size of the request that failed, where the message names it."""
+    match = _ASKED.search(str(error))
+    return int(float(match.group(1)) * _UNITS[match.group(2)]) if match else None
+
+
+def _pinning(error: BaseException) -> bool:
+    return any("pin_memory" in frame.name or "pin_memory" in (frame.line or "") for frame in _frames(error)[-3:])
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))

@@ -1,0 +1,153 @@
+"""What a rank holds, and the limit on it: torch's allocator and NVML on a GPU, the process's data segment on a CPU."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+import pynvml
+import torch
+
+from ladder.trial.failure import OverLimitError
+from ladder.units import format_gib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Peaks since the last `reset`, in bytes; `alloc_retries` counts since then too."""
+
+    allocated: int
+    reserved: int
+    device: int
+    outside_torch: int
+    host: int
+    alloc_retries: int
+
+
+class Gauge(Protocol):
+    def start(self, limit: int) -> None:
+        """Begin to hold this process to `limit` bytes; called once its process group stands."""
+
+    def reset(self) -> None:
+        """Forget the peaks."""
+
+    def settle(self) -> None:
+        """Take in what libraries claimed outside torch since the start. Raises OverLimitError if that alone is too much."""
+
+    def read(self) -> Reading: ...
+
+    def free(self) -> int:
+        """Bytes left under the limit now."""
+
+
+def make_gauge(device: str, gpu_uuid: str | None) -> Gauge:
+    return CudaGauge(gpu_uuid) if device == "cuda" else CpuGauge()
+
+
+class CudaGauge:
+    """Holds torch's allocator to the limit less what the process has outside torch, as NVML sees it.
+
+    NVML is read for the whole device, less what it held before this process: per-process figures are hidden in containers.
+    """
+
+    def __init__(self, gpu_uuid: str | None) -> None:
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+        self._before = self._used()
+        self._limit = 0
+        self._retries = 0
+
+    def _used(self) -> int:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+    def _outside(self) -> int:
+        return max(0, self._used() - self._before - torch.cuda.memory_reserved())
+
+    def start(self, limit: int) -> None:
+        self._limit = limit
+        self.settle()
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
+        outside = self._outside()
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        room = self._limit - outside
+        if room <= 0:
+            raise OverLimitError(f"context and libraries alone hold {format_gib(outside)} of {format_gib(self._limit)}")
+        torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
+
+    def reset(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self._retries = self._alloc_retries()
+
+    def _alloc_retries(self) -> int:
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+    def read(self) -> Reading:
+        outside, reserved = self._outside(), torch.cuda.max_memory_reserved()
+        if reserved + outside > self._limit:
+            raise OverLimitError(
+                f"torch reserved {format_gib(reserved)} and {format_gib(outside)} lie outside it, "
+                f"over the limit of {format_gib(self._limit)}"
+            )
+        return Reading(
+            allocated=torch.cuda.max_memory_allocated(),
+            reserved=reserved,
+            device=reserved + outside,
+            outside_torch=outside,
+            host=psutil.Process().memory_info().rss,
+            alloc_retries=self._alloc_retries() - self._retries,
+        )
+
+    def free(self) -> int:
+        return max(0, self._limit - self._outside() - torch.cuda.memory_allocated())
+
+
+class CpuGauge:
+    """Holds the process's data segment (RLIMIT_DATA) to its size at the start plus the limit.
+
+    The kernel keeps no peak of the data segment, so a thread samples it every few milliseconds.
+    """
+
+    _PERIOD_SECONDS = 0.005
+
+    def __init__(self) -> None:
+        self._limit = 0
+        self._before = 0
+        self._peak = 0
+
+    def start(self, limit: int) -> None:
+        threading.Thread(target=self._sample, name="gauge", daemon=True).start()
+        self._limit, self._before = limit, _data_bytes()
+        resource.setrlimit(resource.RLIMIT_DATA, (self._before + limit, resource.RLIM_INFINITY))
+
+    def _sample(self) -> None:
+        tick = threading.Event()
+        while not tick.wait(self._PERIOD_SECONDS):
+            self._peak = max(self._peak, _data_bytes())
+
+    def settle(self) -> None:
+        """Nothing lies outside: the limit is on the whole process already."""
+
+    def reset(self) -> None:
+        self._peak = 0
+
+    def read(self) -> Reading:
+        peak = max(0, max(self._peak, _data_bytes()) - self._before)
+        host = psutil.Process().memory_info().rss
+        return Reading(allocated=peak, reserved=peak, device=peak, outside_torch=0, host=host, alloc_retries=0)
+
+    def free(self) -> int:
+        return max(0, self._before + self._limit - _data_bytes())
+
+
+def _data_bytes() -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmData")

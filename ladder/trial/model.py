@@ -1,0 +1,93 @@
+"""The model, its batches and its optimizer: random weights from the configuration, no download, no remote code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.integrations import HfDeepSpeedConfig
+
+from ladder.protocol import TrialSpec
+
+_AUTO_CLASSES = {
+    "causal-lm": AutoModelForCausalLM,
+    "masked-lm": AutoModelForMaskedLM,
+    "seq2seq-lm": AutoModelForSeq2SeqLM,
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def model_config(raw: dict[str, Any]) -> Any:
+    """A transformers configuration from the raw config.json."""
+    fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
+    config = AutoConfig.for_model(raw["model_type"], **fields)
+    config.use_cache = False
+    return config
+
+
+def model_class(raw: dict[str, Any], task: str) -> type[PreTrainedModel]:
+    """The transformers class that trains this configuration for `task`; loads its module. KeyError if there is none."""
+    cls: type[PreTrainedModel] = _AUTO_CLASSES[task]._model_mapping[type(model_config(raw))]
+    return cls
+
+
+def build_model(spec: TrialSpec) -> PreTrainedModel:
+    """The model with random weights in 16 bits, on the device; partitioned from the start under stage 3."""
+    torch.manual_seed(spec.seed)
+    config = model_config(spec.model_config_json)
+    stage3 = spec.deepspeed["zero_optimization"]["stage"] == 3
+    # transformers enters zero.Init by itself as long as this object lives: the way the Trainer goes.
+    keep_alive = HfDeepSpeedConfig(spec.deepspeed) if stage3 else None
+    with torch.device("cpu" if stage3 else spec.device):
+        model: PreTrainedModel = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
+    del keep_alive
+    model.train()
+    return model
+
+
+def set_checkpointing(model: PreTrainedModel, on: bool) -> None:
+    """Switch gradient checkpointing, in the form that the emitted Trainer arguments ask for."""
+    if on:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_disable()
+
+
+def make_batch(spec: TrialSpec, vocab_size: int, micro_batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Full-length sequences of random tokens, [micro_batch, seq_len], and labels of the same shape.
+
+    Sequence-to-sequence models get targets as long as their inputs.
+    """
+    shape = (micro_batch, spec.seq_len)
+    ids = torch.randint(4, vocab_size, shape, generator=generator).to(spec.device)
+    labels = torch.randint(4, vocab_size, shape, generator=generator).to(spec.device) if _has_decoder(spec) else ids
+    return {"input_ids": ids, "labels": labels}
+
+
+def _has_decoder(spec: TrialSpec) -> bool:
+    return spec.task == "seq2seq-lm"
+
+
+def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer the Trainer and accelerate would use: torch's, or DeepSpeedCPUAdam where its states leave the GPU."""
+    groups = _parameter_groups(model.parameters())
+    offloaded = "offload_optimizer" in spec.deepspeed["zero_optimization"]
+    if spec.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=1e-5)
+    if offloaded:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=1e-5, adamw_mode=spec.optimizer == "adamw")
+        return optimizer
+    cls = torch.optim.AdamW if spec.optimizer == "adamw" else torch.optim.Adam
+    return cls(groups, lr=1e-5, fused=True)  # the Trainer's default too; without it the step makes whole copies
+
+
+def _parameter_groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    """Matrices and the rest apart, as the Trainer does for weight decay. Under stage 3 the true shape is `ds_shape`."""
+    everything = list(parameters)
+    matrices = [p for p in everything if len(getattr(p, "ds_shape", p.shape)) > 1]
+    rest = [p for p in everything if len(getattr(p, "ds_shape", p.shape)) <= 1]
+    return [{"params": group, "weight_decay": 0.0} for group in (matrices, rest) if group]

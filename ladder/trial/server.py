@@ -1,0 +1,205 @@
+"""The trial server: a process with torch, deepspeed and transformers imported and CUDA untouched, which forks the ranks.
+
+It reads requests from stdin and writes events to stdout, one JSON object a line:
+
+    {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
+    {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
+                                                                →  {"event": "exit", "rank": 0, "status": -9}
+                                                                →  {"event": "empty"}: no process is left
+
+The end of stdin means that the controller is gone: the server kills what it started and ends. It is a child subreaper,
+so that what a rank leaves behind becomes its child; ranks ask the kernel to be killed with it (PR_SET_PDEATHSIG).
+The reasons not to use multiprocessing's forkserver: it would hide the exit status of orphans, swallow a failed preload,
+and re-import the caller's main module in each rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+# Imported lazily by the first trial otherwise, in every rank again.
+_PRELOAD = (
+    "deepspeed.ops.adam",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "transformers.integrations.deepspeed",
+    "transformers.integrations.sdpa_attention",
+    "transformers.loss.loss_utils",
+    "accelerate",
+    "ladder.trial.rank",
+)
+
+
+def preload(model_config: dict[str, Any], task: str, operators: list[str]) -> None:
+    """Import all that a rank needs. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
+    for module in _PRELOAD:
+        importlib.import_module(module)
+    from ladder.trial.model import model_class
+    from ladder.trial.operators import load
+
+    model_class(model_config, task)
+    for operator in operators:
+        load(operator)
+    import torch
+
+    if torch.cuda.is_initialized() or _nvidia_files_open():
+        raise RuntimeError("an import initialised CUDA; ranks cannot be forked from this process (use --cold)")
+
+
+def _nvidia_files_open() -> bool:
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return any(link.startswith("/dev/nvidia") for link in links)
+
+
+class Server:
+    """One trial at a time; knows its ranks by pid until it has reaped them."""
+
+    def __init__(self, requests: int, events: int) -> None:
+        self._requests, self._events = requests, events
+        self._ranks: dict[int, int] = {}
+        self._buffer = b""
+        self._busy = False
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_write = wake_write
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Answer requests until stdin ends."""
+        self._send(event="ready", threads=len(os.listdir("/proc/self/task")))
+        while True:
+            readable, _, _ = select.select([self._requests, self._wake], [], [])
+            if self._wake in readable:
+                _drain(self._wake)
+                self._reap()
+            if self._requests in readable and not self._read_requests():
+                break
+        self._kill_all()
+
+    def _read_requests(self) -> bool:
+        data = os.read(self._requests, 65536)
+        if not data:
+            return False
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if request["op"] == "start":
+                self._start(request)
+            elif request["op"] == "kill":
+                self._kill_all()
+        return True
+
+    def _start(self, request: dict[str, Any]) -> None:
+        from ladder.protocol import TrialSpec
+
+        spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
+        self._busy = True
+        with socket.socket() as listener:  # bound here and served by rank 0: nobody can take the port in between
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(spec.world_size)
+            for rank in range(spec.world_size):
+                pid = os.fork()
+                if pid == 0:
+                    self._become_rank(spec, rank, listener)
+                self._ranks[pid] = rank
+        self._send(event="started", trial=request["trial"], pids=list(self._ranks))
+
+    def _become_rank(self, spec: Any, rank: int, listener: socket.socket) -> NoReturn:
+        status = 1
+        try:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (self._requests, self._events, self._wake, self._wake_write):
+                os.close(fd)
+            log = os.open(Path(spec.folder) / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            port = listener.getsockname()[1]
+            # The rendezvous takes the descriptor over; the other ranks must not keep it open.
+            listen_fd = listener.detach() if rank == 0 else None
+            if rank != 0:
+                listener.close()
+            from ladder.trial.rank import run_rank
+
+            status = run_rank(spec, rank, port, listen_fd)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)  # no destructors: they take seconds, and the kernel frees everything
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self._ranks:
+                self._send(event="exit", rank=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
+        if self._busy and not self._ranks:
+            for orphan in psutil.Process().children(recursive=True):
+                _kill(orphan)
+            if not psutil.Process().children():
+                self._busy = False
+                self._send(event="empty")
+
+    def _kill_all(self) -> None:
+        for child in psutil.Process().children(recursive=True):
+            _kill(child)
+
+    def _send(self, **event: Any) -> None:
+        os.write(self._events, json.dumps(event).encode() + b"\n")
+
+
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()  # psutil checks pid and start time before it signals
+    except psutil.NoSuchProcess:
+        return
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        return
+
+
+def main() -> int:
+    """`python -m ladder.trial.server`, with the model and the operators to preload as one JSON argument."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    requests, events = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints must not end up among the events
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    job = json.loads(sys.argv[1])
+    try:
+        preload(job["model_config"], job["task"], job["operators"])
+    except Exception as error:
+        os.write(events, json.dumps({"event": "unable", "reason": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        raise
+    Server(requests, events).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Timed optimizer steps of one candidate with the engine alive."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.trial.model import make_batch
+from ladder.trial.report import Reporter
+
+
+@dataclass
+class Timings:
+    """Seconds of each timed micro-step, of the slowest rank."""
+
+    accumulate: list[float] = field(default_factory=list)
+    boundary: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    skipped: int = 0
+
+    def spread(self) -> float:
+        """Half the interquartile range over the median, shrunk by the number of steps; infinite below two steps."""
+        if len(self.boundary) < 2:
+            return float("inf")
+        quartiles = statistics.quantiles(self.boundary, n=4, method="inclusive")
+        return (quartiles[2] - quartiles[0]) / 2 / statistics.median(self.boundary) / len(self.boundary) ** 0.5
+
+
+class Stepper:
+    """Drives the engine through whole optimizer steps of `accumulation` micro-steps each."""
+
+    def __init__(self, engine: Any, spec: TrialSpec, reporter: Reporter, vocab_size: int) -> None:
+        self._engine, self._spec, self._reporter, self._vocab_size = engine, spec, reporter, vocab_size
+        self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
+        rank = dist.get_rank()
+        # Seeded by rank and not by candidate: each candidate of each engine sees the same stream of tokens.
+        self._generator = torch.Generator().manual_seed(spec.seed * 1000 + rank)
+        self._flag = torch.zeros(1, device=spec.device)
+
+    def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
+        """Untimed optimizer steps; returns the losses of their micro-steps."""
+        losses = []
+        for _ in range(num_steps):
+            _, _, step_losses, _ = self._optimizer_step(candidate)
+            losses += step_losses
+        return losses
+
+    def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
+        """Optimizer steps until the policy is content. All ranks see the same times, so all stop together."""
+        timings = Timings()
+        began = time.perf_counter()
+        for attempt in range(2 * policy.maximum):
+            accumulate, boundary, losses, skipped = self._optimizer_step(candidate)
+            timings.losses += losses
+            if skipped and attempt < policy.maximum:
+                timings.skipped += 1  # an overflow skips the optimizer: such a step measures nothing
+                continue
+            if accumulate is not None:
+                timings.accumulate.append(accumulate)
+            timings.boundary.append(boundary)
+            if self._agree(_enough(timings, candidate, policy, time.perf_counter() - began)):
+                break
+        return timings
+
+    def evaluate(self, micro_batch: int) -> None:
+        """One evaluation pass at the candidate's micro-batch."""
+        self._engine.eval()
+        with torch.no_grad(), self._reporter.during("evaluation"):
+            self._engine(**make_batch(self._spec, self._vocab_size, micro_batch, self._generator))
+        self._engine.train()
+        self._sync()
+
+    def gather(self, save_folder: str | None) -> None:
+        """Gather the full 16-bit weights on rank 0's host as a save does; written to disk only under `save_folder`."""
+        with self._reporter.during("gather"):
+            if save_folder is not None:
+                self._engine.save_16bit_model(save_folder)
+            elif self._engine.zero_optimization_partition_weights():
+                # What save_16bit_model calls before it writes; there is no public way to stop short of the disk.
+                self._engine._zero3_consolidated_16bit_state_dict()
+            else:
+                self._engine.module_state_dict()
+            self._sync()
+
+    def _optimizer_step(self, candidate: CandidateSpec) -> tuple[float | None, float, list[float], bool]:
+        """Median accumulate seconds (None without accumulation), boundary seconds, losses, and whether it was skipped."""
+        skipped_before = self._engine.skipped_steps
+        seconds, losses = [], []
+        for _ in range(self._accumulation):
+            elapsed, loss = self._micro_step(candidate)
+            seconds.append(elapsed)
+            losses.append(loss)
+        slowest = self._slowest(seconds)
+        accumulate = statistics.median(slowest[:-1]) if len(slowest) > 1 else None
+        return accumulate, slowest[-1], losses, self._engine.skipped_steps > skipped_before
+
+    def _micro_step(self, candidate: CandidateSpec) -> tuple[float, float]:
+        batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
+        self._sync()
+        start = time.perf_counter()
+        with self._reporter.during("forward"):
+            loss = self._engine(**batch).loss
+        with self._reporter.during("backward"):
+            self._engine.backward(loss)
+        with self._reporter.during("step"):
+            self._engine.step()
+            self._sync()
+        elapsed = time.perf_counter() - start
+        self._reporter.step(elapsed)
+        return elapsed, float(loss.detach())
+
+    def _sync(self) -> None:
+        if self._spec.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _slowest(self, seconds: list[float]) -> list[float]:
+        times = torch.tensor(seconds, device=self._spec.device)
+        dist.all_reduce(times, op=dist.ReduceOp.MAX)
+        return [float(second) for second in times]
+
+    def _agree(self, stop: bool) -> bool:
+        """Rank 0's word: each rank's own clock would differ by a hair at the time limit."""
+        self._flag.fill_(float(stop))
+        dist.broadcast(self._flag, src=0)
+        return bool(self._flag[0] > 0)
+
+
+def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elapsed: float) -> bool:
+    num_steps = len(timings.boundary)
+    if num_steps >= policy.maximum:
+        return True
+    if candidate.beat_step_seconds is not None:
+        fastest = min(timings.boundary) + (candidate.accumulation - 1) * min(timings.accumulate, default=0.0)
+        if fastest * (1 - policy.loser_margin) > candidate.beat_step_seconds:
+            return True
+    return num_steps >= policy.minimum and (timings.spread() < policy.target_spread or elapsed > policy.seconds)

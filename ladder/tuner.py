@@ -1,0 +1,264 @@
+"""The loop: policy → launch → verdict → history, until the policy says stop; then the proof of fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ladder.candidates import RUNGS, Candidate, Engine, Rung, deepspeed_config, divisors
+from ladder.errors import NothingFitsError, UsageError
+from ladder.history import History
+from ladder.launch.base import Deadlines, Launcher, TrialRun
+from ladder.machine import Machine
+from ladder.outcome import Record
+from ladder.protocol import CandidateSpec, Event, StepPolicy, TrialSpec
+from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
+from ladder.search.space import Space, ranking
+from ladder.verdict import judge, trial_seconds
+from ladder.workload import Workload
+
+
+class View(Protocol):
+    """What watches a tune. Every method returns at once."""
+
+    def note(self, text: str) -> None: ...
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
+    def event(self, rank: int, event: Event) -> None: ...
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """What a tune leaves: the space, everything measured, and how it ended."""
+
+    space: Space
+    unsupported: dict[Rung, str]
+    records: list[Record]
+    answer: Record | None
+    """The proof record of the winner; None if nothing is proven."""
+    best_so_far: Record | None
+    """The fastest measured candidate, proven or not."""
+    stopped: str
+    """Why the search ended."""
+    cancelled: bool
+    seconds: float
+
+
+class Tuner:
+    """Drives one tune. It keeps no state of its own but the clock: everything else is in the history."""
+
+    def __init__(
+        self,
+        *,
+        workload: Workload,
+        machine: Machine,
+        space: Space,
+        unsupported: dict[Rung, str],
+        history: History,
+        launcher: Launcher,
+        view: View,
+        cancelled: Callable[[], bool] = lambda: False,
+        steps: StepPolicy | None = None,
+        time_budget: float | None = None,
+        swap_prefix: str = "ladder-swap",
+        save_folder: Path | None = None,
+    ) -> None:
+        self._workload, self._machine, self._space, self._unsupported = workload, machine, space, unsupported
+        self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
+        self._steps = steps or StepPolicy()
+        self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
+        self._began = time.monotonic()
+
+    def tune(self, strategy: Strategy) -> TuneResult:
+        """Search, then prove. Raises NothingFitsError when everything was tried and nothing fits."""
+        stopped = self._search(strategy)
+        if not self._cancelled():
+            self._prove()
+        records = self._history.records
+        result = TuneResult(
+            space=self._space,
+            unsupported=self._unsupported,
+            records=records,
+            answer=answer(records),
+            best_so_far=next(iter(ranking(records)), None),
+            stopped=stopped,
+            cancelled=self._cancelled(),
+            seconds=time.monotonic() - self._began,
+        )
+        return result
+
+    def _search(self, strategy: Strategy) -> str:
+        while not self._cancelled():
+            if self._budget is not None and time.monotonic() - self._began > self._budget:
+                return f"the time budget of {self._budget:.0f} s is spent"
+            decision = strategy(self._space, self._history.records)
+            if isinstance(decision, Stop):
+                return decision.reason
+            self._measure(decision)
+        return "the tune was interrupted"
+
+    def _prove(self) -> None:
+        while not self._cancelled():
+            decision = proof(self._space, self._history.records)
+            if isinstance(decision, Stop):
+                return
+            self._run_proof(decision)
+
+    def _measure(self, decision: Measure) -> None:
+        accumulation = 2 if any(candidate.accumulation > 1 for candidate in decision.candidates) else 1
+        self._run(decision.engine, decision.candidates, accumulation, decision.reason, proving=False)
+
+    def _run_proof(self, decision: Prove) -> None:
+        candidate = decision.candidate
+        accumulation = min(2, candidate.accumulation)
+        self._run(candidate.engine, (candidate,), accumulation, decision.reason, proving=True)
+
+    def _run(
+        self, engine: Engine, candidates: Sequence[Candidate], accumulation: int, reason: str, *, proving: bool
+    ) -> None:
+        name, folder = self._history.next_trial()
+        spec = self._spec(name, folder, engine, candidates, accumulation, proving)
+        self._view.trial_begins(spec, reason)
+        run = self._launcher.run(spec, self._deadlines(engine), self._view.event)
+        records = judge(run, self._workload, candidates)
+        if run.stop is not None and run.stop.kind == "cancelled":
+            # What was measured stands; the candidate that was cut off has no outcome of its own.
+            records = [record for record in records if record.outcome.kind == "fits"]
+        self._history.add(records, self._space.by_key, trial_seconds(run))
+        self._view.trial_ends(run, records)
+
+    def _spec(
+        self,
+        name: str,
+        folder: Path,
+        engine: Engine,
+        candidates: Sequence[Candidate],
+        accumulation: int,
+        proving: bool,
+    ) -> TrialSpec:
+        machine, workload = self._machine, self._workload
+        swap = machine.nvme_path / f"{self._swap_prefix}-{name}" if machine.nvme_path else None
+        best = next(iter(ranking(self._history.records)), None)
+        tokens_per_step = workload.global_batch_size * workload.seq_len
+        beat = tokens_per_step / best.tokens_per_second if best and best.tokens_per_second and not proving else None
+        return TrialSpec(
+            trial=name,
+            folder=str(folder),
+            device=machine.device,
+            world_size=machine.world_size,
+            gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+            model_config_json=dict(workload.model.config),
+            task=workload.task,
+            seq_len=workload.seq_len,
+            optimizer=workload.optimizer,
+            dtype=workload.dtype,
+            deepspeed=deepspeed_config(
+                workload,
+                engine,
+                micro_batch=candidates[0].micro_batch,
+                accumulation=accumulation,
+                world_size=machine.world_size,
+                nvme_path=swap,
+            ),
+            candidates=tuple(
+                CandidateSpec(
+                    key=candidate.key,
+                    gradient_checkpointing=candidate.gradient_checkpointing,
+                    micro_batch=candidate.micro_batch,
+                    accumulation=candidate.accumulation,
+                    beat_step_seconds=beat,
+                )
+                for candidate in candidates
+            ),
+            memory_limit=machine.memory_limit,
+            steps=self._steps.model_copy(update={"minimum": max(3, self._steps.minimum)}) if proving else self._steps,
+            proof=proving,
+            save_folder=str(self._save_folder) if proving and self._save_folder else None,
+        )
+
+    def _deadlines(self, engine: Engine) -> Deadlines:
+        """Generous: they tell a dead rank from a slow one, no more. Offloaded states take host and disk time to lay out."""
+        billions = self._workload.model.num_parameters / 1e9
+        slow = 60.0 if "nvme" in engine.rung.devices else 15.0
+        return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)
+
+
+def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """The micro-batches to try: divisors of the sequences a rank has per step, or the `wanted` ones among them.
+
+    Raises UsageError when the global batch does not divide over the ranks, or by a wanted micro-batch.
+    """
+    batch = workload.global_batch_size
+    if batch % world_size:
+        below, above = batch // world_size * world_size, -(-batch // world_size) * world_size
+        near = f"{above}" if not below else f"{below} or {above}"
+        raise UsageError(
+            f"A global batch of {batch} sequences does not divide over {world_size} ranks; "
+            f"use --global-batch-size {near}, or other --gpus."
+        )
+    possible = divisors(batch // world_size)
+    for micro_batch in wanted or ():
+        if micro_batch not in possible:
+            raise UsageError(
+                f"--micro-batch {micro_batch} does not divide the {batch // world_size} sequences each of {world_size} "
+                f"ranks has per step; possible are {', '.join(map(str, possible))}."
+            )
+    return tuple(sorted(set(wanted))) if wanted else tuple(possible)
+
+
+def make_space(
+    workload: Workload, machine: Machine, rungs: Sequence[Rung], micro_batches: Sequence[int]
+) -> tuple[Space, dict[Rung, str]]:
+    """The space of the supported rungs among `rungs`, and the others with the reason."""
+    unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
+    space = Space(
+        workload=workload,
+        world_size=machine.world_size,
+        device=machine.device,
+        memory_limit=machine.memory_limit,
+        host_memory=machine.host_memory,
+        engines=tuple(Engine(rung) for rung in RUNGS if rung in rungs and rung not in unsupported),
+        micro_batches=tuple(micro_batches),
+    )
+    return space, unsupported
+
+
+def run_fingerprint(workload: Workload, machine: Machine, versions: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """What a history is good for: a digest, and the facts in it for the message when they differ."""
+    facts = {
+        "model": workload.model.name,
+        "workload": workload.fingerprint(),
+        "device": machine.device,
+        "GPU": machine.gpu_name,
+        "world size": machine.world_size,
+        "memory limit": machine.memory_limit,
+        "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12], facts
+
+
+def require_answer(result: TuneResult, limit: str) -> Record:
+    """The winner's proof, or NothingFitsError saying what came closest."""
+    if result.answer is not None:
+        return result.answer
+    failures = [record for record in result.records if record.outcome.kind != "fits"]
+    last = f" The most frugal one tried: {failures[-1].outcome.sentence}." if failures else ""
+    raise NothingFitsError(
+        f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
+        "Use more GPUs, a larger --gpu-memory, a shorter --seq-len, or give --nvme-path for the NVMe rungs."
+    )
+
+
+@contextmanager
+def closing(launcher: Launcher) -> Iterator[Launcher]:
+    """The launcher's own processes end with the block, however it is left."""
+    try:
+        yield launcher
+    finally:
+        launcher.close()

@@ -1,0 +1,175 @@
+"""From what was seen of a trial to records: which candidates fit, which one ended it, and why."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from ladder.candidates import Candidate
+from ladder.launch.base import DeviceUse, TrialRun
+from ladder.outcome import Measurement, Outcome, Record
+from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent
+from ladder.units import format_gib
+from ladder.workload import Workload
+
+
+def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
+    """Records for the candidates that were measured by every rank, and for the one that ended the trial, if one did."""
+    by_key = {candidate.key: candidate for candidate in candidates}
+    purpose: Literal["measure", "proof"] = "proof" if run.spec.proof else "measure"
+    records = []
+    for key, events in _measured_by_all(run).items():
+        measurement = _measurement(events, run.device_use.get(key))
+        step_seconds = measurement.step_seconds(by_key[key].accumulation)
+        records.append(
+            Record(
+                candidate_key=key,
+                trial=run.spec.trial,
+                purpose=purpose,
+                outcome=Outcome(kind="fits"),
+                measurement=measurement,
+                tokens_per_second=workload.global_batch_size * workload.seq_len / step_seconds,
+                warnings=_warnings(measurement, run.spec.memory_limit),
+            )
+        )
+    if (ending := _ending(run)) is not None:
+        done = {record.candidate_key for record in records}
+        culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in done), None)
+        if culprit is None:  # everything was measured and the teardown failed: nothing a candidate is to blame for
+            return records
+        records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=ending))
+    return records
+
+
+def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
+    by_rank = [{event.candidate: event for event in events if isinstance(event, MeasuredEvent)} for events in run.events]
+    shared = [key for key in by_rank[0] if all(key in rank for rank in by_rank)] if by_rank else []
+    return {key: [rank[key] for rank in by_rank] for key in shared}
+
+
+def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None) -> Measurement:
+    first = events[0]
+    boundary = statistics.median(first.boundary_seconds)
+    fullest = max(events, key=lambda event: event.peak_device)
+    return Measurement(
+        accumulate_seconds=statistics.median(first.accumulate_seconds) if first.accumulate_seconds else None,
+        boundary_seconds=boundary,
+        spread=_spread(first.boundary_seconds) / boundary,
+        num_steps=len(first.boundary_seconds),
+        skipped_steps=first.skipped_steps,
+        peak_allocated=max(event.peak_allocated for event in events),
+        peak_reserved=max(event.peak_reserved for event in events),
+        peak_device=max(fullest.peak_device, (use.peak_bytes or 0) if use else 0),
+        outside_torch=fullest.outside_torch,
+        peak_host=sum(event.peak_host for event in events),
+        alloc_retries=max(event.alloc_retries for event in events),
+        losses=tuple(first.losses),
+        utilisation=use.utilisation if use else None,
+        watts=use.watts if use else None,
+        sm_clock_mhz=use.sm_clock_mhz if use else None,
+    )
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    if len(seconds) < 2:
+        return 0.0
+    quartiles = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (quartiles[2] - quartiles[0]) / 2
+
+
+def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
+    warnings = []
+    if measurement.alloc_retries:
+        warnings.append(f"the allocator emptied its cache {measurement.alloc_retries} times while timing")
+    if measurement.skipped_steps:
+        warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped for fp16 overflow")
+    if measurement.peak_device > 0.97 * limit:
+        warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
+    return tuple(warnings)
+
+
+def _ending(run: TrialRun) -> Outcome | None:
+    """The earliest root cause over all ranks; what dying peers cause counts only if nothing else is known."""
+    if run.stop is not None and run.stop.kind == "cancelled":
+        return Outcome(kind="cancelled", sentence=run.stop.sentence)
+    failures = [
+        (rank, event) for rank, events in enumerate(run.events) for event in events if isinstance(event, FailedEvent)
+    ]
+    causes = sorted((pair for pair in failures if not pair[1].consequence), key=lambda pair: pair[1].t)
+    if causes:
+        return _reported(*causes[0])
+    if (death := _silent_death(run)) is not None:
+        return death
+    if run.stop is not None:
+        kind: Literal["hang", "crash"] = "hang" if run.stop.kind == "hang" else "crash"
+        return Outcome(kind=kind, sentence=run.stop.sentence, rank=run.stop.rank, moment=_last_phase(run, run.stop.rank))
+    if failures:
+        return _reported(*min(failures, key=lambda pair: pair[1].t))
+    return None
+
+
+def _reported(rank: int, event: FailedEvent) -> Outcome:
+    resource = {"gpu_oom": "GPU memory", "host_oom": "host memory", "pinned_oom": "pinned host memory"}
+    if event.outcome in resource:
+        sentence = f"rank {rank} ran out of {resource[event.outcome]} in {event.moment}"
+        if event.bytes_asked is not None:
+            sentence += f": asked for {format_gib(event.bytes_asked)}"
+            sentence += f" with {format_gib(event.bytes_free)} free" if event.bytes_free is not None else ""
+    else:
+        sentence = f"rank {rank} failed in {event.moment}: {event.message.splitlines()[0][:300]}"
+    return Outcome(
+        kind=event.outcome,
+        sentence=sentence,
+        rank=rank,
+        moment=event.moment,
+        bytes_asked=event.bytes_asked,
+        bytes_free=event.bytes_free,
+    )
+
+
+def _silent_death(run: TrialRun) -> Outcome | None:
+    """A rank that left without a word. A SIGKILL is an OOM only if the kernel's own count says so."""
+    for rank, status in run.exits.items():
+        if rank in run.killed or any(isinstance(event, DoneEvent | FailedEvent) for event in run.events[rank]):
+            continue
+        moment = _last_phase(run, rank)
+        if status == -signal.SIGKILL and run.oom_kills > 0:
+            return Outcome(
+                kind="host_oom",
+                rank=rank,
+                moment=moment,
+                sentence=f"the kernel killed rank {rank} in {moment} for want of host memory",
+            )
+        if status == -signal.SIGBUS:
+            return Outcome(
+                kind="host_oom", rank=rank, moment=moment, sentence=f"rank {rank} ran out of /dev/shm in {moment}"
+            )
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
+        return Outcome(kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report")
+    return None
+
+
+def _last_phase(run: TrialRun, rank: int | None) -> str:
+    events = run.events[rank or 0]
+    return next((event.phase for event in reversed(events) if isinstance(event, PhaseEvent)), "process_group")
+
+
+def trial_seconds(run: TrialRun) -> dict[str, float]:
+    """Where the trial's time went, from the slowest rank's phases: by phase, with start-up and teardown."""
+    marks: dict[str, float] = {}
+    seconds: dict[str, float] = {"start": max(0.0, run.started - run.requested)}
+    for events in run.events:
+        own: dict[str, float] = {}
+        previous: tuple[str, float] | None = None
+        for event in events:
+            if previous is not None and isinstance(event, PhaseEvent | FailedEvent | DoneEvent):
+                own[previous[0]] = own.get(previous[0], 0.0) + event.t - previous[1]
+            if isinstance(event, PhaseEvent):
+                previous = (event.phase, event.t)
+            marks["last"] = max(marks.get("last", 0.0), event.t)
+        for phase, value in own.items():
+            seconds[phase] = max(seconds.get(phase, 0.0), value)
+    seconds["teardown"] = seconds.get("teardown", 0.0) + max(0.0, run.ended - marks.get("last", run.ended))
+    return seconds

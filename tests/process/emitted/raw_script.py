@@ -1,0 +1,33 @@
+"""A raw DeepSpeed program with a torch optimizer of its own, run once for each configuration it is given."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import deepspeed
+import torch
+from tiny import build_model, report, sequences, weight_sums
+
+
+def train(config: str) -> None:
+    model = build_model()
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3), config=config
+    )
+    before = weight_sums(engine.module)
+    rows = sequences(engine.train_micro_batch_size_per_gpu())
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    losses = []
+    for _ in range(2 * engine.gradient_accumulation_steps()):
+        loss = engine(**batch).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    report(Path(config).stem, engine, before, losses)
+    engine.destroy()
+
+
+for path in sys.argv[1:]:
+    train(path)
+torch.distributed.destroy_process_group()

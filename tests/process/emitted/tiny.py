@@ -1,0 +1,66 @@
+"""A tiny Llama with random weights, synthetic tokens, and what a program tells the test about its engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SEQ_LEN = 16
+VOCAB = 128
+
+
+def build_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=SEQ_LEN,
+        )
+    )
+
+
+def sequences(count: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(VOCAB, (count, SEQ_LEN), generator=generator)
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def weight_sums(model: torch.nn.Module) -> list[float]:
+    """Sums over every weight, whole whatever the ZeRO stage: to see whether any changed."""
+    sums = []
+    for parameter in model.parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            sums.append(parameter.detach().double().abs().sum().item())
+    return sums
+
+
+def report(name: str, engine: Any, before: list[float], losses: list[float], **extra: Any) -> None:
+    """What the engine really runs with, into `$REPORT_DIR/<name>-<rank>.json`."""
+    facts = {
+        "losses": losses,
+        "changed": sum(a != b for a, b in zip(before, weight_sums(engine.module), strict=True)),
+        "num_weights": len(before),
+        "stage": engine.zero_optimization_stage(),
+        "micro_batch": engine.train_micro_batch_size_per_gpu(),
+        "accumulation": engine.gradient_accumulation_steps(),
+        "clipping": engine.gradient_clipping(),
+        "dtype": str(engine.get_data_types()[0]),
+        "optimizer_steps": engine.global_steps,
+        "learning_rate": engine.get_lr()[0],
+        "optimizer": type(engine.basic_optimizer).__name__,
+        "partitioned_weights": sum(hasattr(parameter, "ds_id") for parameter in engine.module.parameters()),
+        "omp_threads": os.environ.get("OMP_NUM_THREADS"),
+        **extra,
+    }
+    Path(os.environ["REPORT_DIR"], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(facts))

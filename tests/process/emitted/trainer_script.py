@@ -1,0 +1,45 @@
+"""An ordinary Trainer program: arguments from the command line, or from the JSON file that is its only argument."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+from tiny import build_model, report, sequences, weight_sums
+from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
+
+
+class FirstWeights(TrainerCallback):
+    """The weights' sums before the first step; under stage 3 only the prepared model can be asked."""
+
+    sums: list[float]
+
+    def on_train_begin(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        self.sums = weight_sums(model)
+
+
+parser = HfArgumentParser(TrainingArguments)
+if len(sys.argv) == 2:
+    (arguments,) = parser.parse_json_file(sys.argv[1])
+    arguments.max_steps, arguments.learning_rate, arguments.lr_scheduler_type = 2, 2e-3, "constant"
+else:
+    (arguments,) = parser.parse_args_into_dataclasses()
+arguments.output_dir = os.environ["REPORT_DIR"]
+arguments.logging_steps, arguments.report_to, arguments.save_strategy = 1, [], "no"
+arguments.disable_tqdm = True
+
+first = FirstWeights()
+trainer = Trainer(build_model(), arguments, train_dataset=sequences(16), eval_dataset=sequences(4), callbacks=[first])
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+report(
+    "trainer",
+    trainer.model_wrapped,
+    first.sums,
+    [*losses, trainer.evaluate()["eval_loss"]],
+    epoch=trainer.state.epoch,
+    gradient_checkpointing=trainer.model.is_gradient_checkpointing,
+)
+trainer.accelerator.end_training()

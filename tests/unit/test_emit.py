@@ -1,0 +1,487 @@
+"""The shape of the emitted files. That the programs they are for accept them is tests/process/test_emitted_files.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.emit import (
+    Answer,
+    OutputPaths,
+    accelerate_config,
+    best_config,
+    emit_all,
+    launch_environment,
+    launch_script,
+    load_best_config,
+    original_text,
+    trainer_arguments,
+    trainer_command_line,
+)
+from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.outcome import Measurement
+from ladder.units import GIB
+from ladder.workload import ModelShape, Workload
+
+SHAPE = ModelShape(
+    name="meta-llama/Llama-2-7b-hf",
+    source="bundled",
+    config={"model_type": "llama"},
+    model_type="llama",
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    vocab_size=32000,
+    max_positions=4096,
+    num_parameters=6_738_415_616,
+    num_matmul_parameters=6_607_077_376,
+    num_block_parameters=202_383_360,
+    largest_parameter=131_072_000,
+    gated_mlp=True,
+    is_encoder_decoder=False,
+)
+MEASUREMENT = Measurement(
+    accumulate_seconds=0.9,
+    boundary_seconds=1.1,
+    spread=0.004,
+    num_steps=5,
+    peak_allocated=30 * GIB,
+    peak_reserved=33 * GIB,
+    peak_device=35 * GIB,
+    outside_torch=2 * GIB,
+    peak_host=20 * GIB,
+    watts=2_000.0,
+)
+AWKWARD = 'it\'s "quite" a $HOME `dir`; # é'
+
+
+def answer(rung: str = "zero3", *, shape: Any = None, workload: Any = None, **changes: Any) -> Answer:
+    """A winner on four GPUs; `shape` and `workload` are changes to those."""
+    settings: dict[str, Any] = {
+        "workload": Workload(
+            model=dataclasses.replace(SHAPE, **(shape or {})),
+            **{"task": "causal-lm", "seq_len": 2048, "global_batch_size": 32, **(workload or {})},
+        ),
+        "candidate": Candidate(Engine(RUNGS_BY_NAME[rung]), gradient_checkpointing=True, micro_batch=4, accumulation=2),
+        "measurement": MEASUREMENT,
+        "tokens_per_second": 32_768.0,
+        "step_seconds": 2.0,
+        "mfu": 0.41,
+        "world_size": 4,
+        "device": "cuda",
+        "gpu_name": "NVIDIA H200",
+        "memory_limit": 40 * GIB,
+        "host_threads": 4,
+        "nvme_path": None,
+        "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"},
+        "run_dir": Path("/runs/one"),
+        "proof": {"steps": 10, "evaluation": True, "gathered_weights": True, "tokens_per_second": 32_700.5},
+        "warnings": ("the GPU was throttled",),
+    }
+    return Answer(**settings | changes)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+# The answer
+
+
+def test_headroom_is_the_fraction_of_the_limit_left_at_the_peak() -> None:
+    assert answer().headroom == pytest.approx(0.125)
+
+
+def test_an_answer_that_changes_the_global_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes 32 sequences a step, the workload asks for 64"):
+        answer(workload={"global_batch_size": 64})
+
+
+@pytest.mark.parametrize("field", ["world_size", "memory_limit", "host_threads", "tokens_per_second"])
+def test_an_answer_without_a_positive_count_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be above zero"):
+        answer(**{field: 0})
+
+
+# best_config.json
+
+
+def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
+    document = best_config(answer())
+    section = document.pop("ladder")
+    assert document == deepspeed_config(
+        answer().workload,
+        Engine(RUNGS_BY_NAME["zero3"]),
+        micro_batch=4,
+        accumulation=2,
+        world_size=4,
+        nvme_path=None,
+    )
+    assert section.pop("digest")
+    assert section == {
+        "schema_version": 1,
+        "rung": "zero3",
+        "engine": "zero3",
+        "gradient_checkpointing": True,
+        "micro_batch": 4,
+        "accumulation": 2,
+        "world_size": 4,
+        "device": "cuda",
+        "gpu": "NVIDIA H200",
+        "tokens_per_second": 32_768.0,
+        "step_seconds": 2.0,
+        "mfu": 0.41,
+        "joules_per_token": 0.061035,
+        "memory_per_gpu": {
+            "peak_allocated_gib": 30.0,
+            "peak_reserved_gib": 33.0,
+            "peak_device_gib": 35.0,
+            "limit_gib": 40.0,
+        },
+        "headroom": 0.125,
+        "host_memory_gib": 20.0,
+        "model": {
+            "name": "meta-llama/Llama-2-7b-hf",
+            "source": "bundled",
+            "model_type": "llama",
+            "num_parameters": 6_738_415_616,
+        },
+        "workload": {
+            "task": "causal-lm",
+            "seq_len": 2048,
+            "global_batch_size": 32,
+            "dtype": "bf16",
+            "optimizer": "adamw",
+            "gradient_clipping": 1.0,
+        },
+        "proof": {"steps": 10, "evaluation": True, "gathered_weights": True, "tokens_per_second": 32_700.5},
+        "warnings": ["the GPU was throttled"],
+        "environment": {"OMP_NUM_THREADS": "4"},
+        "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"},
+        "run_dir": "/runs/one",
+    }
+
+
+def test_what_was_not_measured_is_null() -> None:
+    unknown = answer(mfu=None, gpu_name=None, measurement=dataclasses.replace(MEASUREMENT, watts=None))
+    section = best_config(unknown)["ladder"]
+    assert section["mfu"] is section["gpu"] is section["joules_per_token"] is None
+
+
+def test_no_leaf_is_auto_whatever_the_texts_and_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    hostile = answer(
+        "zero3+param-nvme+opt-nvme",
+        shape={"name": "auto", "source": "folder", "model_type": "auto"},
+        gpu_name="auto",
+        nvme_path=Path("auto"),
+        versions={"torch": "auto"},
+        run_dir=Path("auto"),
+        proof={"note": "auto", "list": ["auto", ("auto",)], "path": Path("auto")},
+        warnings=("auto",),
+    )
+    paths = emit_all(hostile, Path("auto"))
+    document = load_best_config(paths[0])
+    assert "auto" not in list(leaves(document))
+    assert "auto" not in list(leaves(json.loads(paths[1].read_text())))
+    assert document["zero_optimization"]["offload_param"]["nvme_path"] == str(tmp_path / "auto")
+    assert original_text(document["ladder"]["model"]["name"]) == "auto"
+
+
+@pytest.mark.parametrize("name", ["auto", "\\auto", "\\\\auto", "automatic", "\\", "org/auto", "Auto", ""])
+def test_a_name_can_be_read_back_as_it_was(name: str) -> None:
+    written = best_config(answer(shape={"name": name}))["ladder"]["model"]["name"]
+    assert original_text(written) == name
+    assert (written == name) == (not name.endswith("auto") or name == "org/auto")
+
+
+def test_no_key_of_the_section_has_a_dot_because_accelerate_splits_keys_there() -> None:
+    assert best_config(answer(versions={"flash.attn": "2"}))["ladder"]["versions"] == {"flash_attn": "2"}
+
+
+def test_a_number_that_json_has_no_word_for_is_null() -> None:
+    proof = best_config(answer(proof={"losses": [1.0, float("nan"), float("inf")]}))["ladder"]["proof"]
+    assert proof == {"losses": [1.0, None, None]}
+
+
+def test_an_nvme_rung_without_a_path_is_a_mistake_of_ours() -> None:
+    with pytest.raises(ValueError, match="needs an nvme_path"):
+        best_config(answer("zero3+opt-nvme"))
+
+
+# Reading it again
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return emit_all(answer(), tmp_path / "best_config.json")[0]
+
+
+def test_an_untouched_file_is_read_back_whole(written: Path) -> None:
+    assert load_best_config(written) == best_config(answer())
+
+
+def test_a_file_that_was_only_laid_out_anew_is_still_ours(written: Path) -> None:
+    document = json.loads(written.read_text())
+    written.write_text(json.dumps(document, sort_keys=True))
+    assert load_best_config(written) == document
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [(None, "train_micro_batch_size_per_gpu", 8), ("zero_optimization", "stage", 2), ("ladder", "headroom", 0.5)],
+)
+def test_a_file_changed_by_hand_is_refused(written: Path, section: str | None, key: str, value: Any) -> None:
+    document = json.loads(written.read_text())
+    (document if section is None else document[section])[key] = value
+    written.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="was changed after ladder wrote it"):
+        load_best_config(written)
+
+
+def test_a_newer_schema_asks_for_a_newer_ladder(written: Path) -> None:
+    document = json.loads(written.read_text())
+    document["ladder"]["schema_version"] = 2
+    written.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=r"newer ladder \(schema 2, this one reads up to 1\)"):
+        load_best_config(written)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"", "is not JSON"),
+        (b"[]", "was not written by ladder"),
+        (b'{"zero_optimization": {"stage": 2}}', "was not written by ladder"),
+        (b'{"ladder": "yes"}', "was not written by ladder"),
+        (b'{"ladder": {"schema_version": true}}', "was not written by ladder"),
+        (b'{"ladder": {"schema_version": 1}}', "was changed after ladder wrote it"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=complaint):
+        load_best_config(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.json' does not exist"):
+        load_best_config(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="Cannot read"):
+        load_best_config(tmp_path)
+
+
+# The Trainer's arguments
+
+
+def test_the_arguments_repeat_what_must_agree_and_say_what_the_configuration_cannot() -> None:
+    assert trainer_arguments(answer(), Path("/out/best_config.json")) == {
+        "deepspeed": "/out/best_config.json",
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "bf16": True,
+        "max_grad_norm": 1.0,
+        "optim": "adamw_torch_fused",
+    }
+
+
+def test_checkpointing_that_is_off_is_said_so_without_settings() -> None:
+    off = dataclasses.replace(answer().candidate, gradient_checkpointing=False)
+    arguments = trainer_arguments(answer(candidate=off), Path("c.json"))
+    assert arguments["gradient_checkpointing"] is False
+    assert "gradient_checkpointing_kwargs" not in arguments
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "device", "expected"),
+    [
+        ("adamw", "cuda", {"optim": "adamw_torch_fused"}),
+        ("adamw", "cpu", {"optim": "adamw_torch"}),
+        ("adam", "cuda", {"optim": "adamw_torch_fused", "weight_decay": 0.0}),
+        ("adam", "cpu", {"optim": "adamw_torch", "weight_decay": 0.0}),
+        ("sgd", "cuda", {"optim": "sgd"}),
+    ],
+)
+def test_the_optimizer_is_the_one_that_was_tuned(optimizer: str, device: str, expected: dict[str, Any]) -> None:
+    arguments = trainer_arguments(answer(workload={"optimizer": optimizer}, device=device), Path("c.json"))
+    assert {name: arguments[name] for name in ("optim", "weight_decay") if name in arguments} == expected
+    assert arguments.get("use_cpu", False) == (device == "cpu")
+
+
+def test_fp16_is_asked_for_as_fp16() -> None:
+    arguments = trainer_arguments(answer(workload={"dtype": "fp16"}), Path("c.json"))
+    assert arguments["fp16"] is True
+    assert "bf16" not in arguments
+
+
+def test_the_command_line_survives_a_shell() -> None:
+    arguments = trainer_arguments(answer(), Path("/") / AWKWARD / "best_config.json")
+    words = shlex.split(trainer_command_line(arguments))
+    assert words[:2] == ["--deepspeed", f"/{AWKWARD}/best_config.json"]
+    assert words[words.index("--gradient_checkpointing_kwargs") + 1] == '{"use_reentrant": false}'
+    assert words[words.index("--bf16") + 1] == "true"
+
+
+# accelerate's YAML and the launch script
+
+
+@pytest.mark.parametrize(("rung", "sharded"), [("zero0", False), ("zero2", False), ("zero3", True)])
+def test_the_yaml_only_refers_to_the_configuration(rung: str, sharded: bool) -> None:
+    config = accelerate_config(answer(rung), Path("/out/best_config.json"))
+    assert config["deepspeed_config"] == {
+        "deepspeed_config_file": "/out/best_config.json",
+        "zero3_init_flag": sharded,
+    }
+    assert config["distributed_type"] == "DEEPSPEED"
+    assert (config["num_processes"], config["num_machines"], config["use_cpu"]) == (4, 1, False)
+    assert "mixed_precision" not in config
+
+
+def test_the_environment_gives_a_rank_the_threads_it_was_measured_with() -> None:
+    assert launch_environment(answer()) == {"OMP_NUM_THREADS": "4"}
+    assert launch_environment(answer(device="cpu")) == {
+        "OMP_NUM_THREADS": "4",
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def fake_accelerate(folder: Path) -> dict[str, str]:
+    """An environment whose `accelerate` prints its arguments and its thread count, one a line."""
+    folder.mkdir()
+    program = folder / "accelerate"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\nprint(*sys.argv[1:], os.environ['OMP_NUM_THREADS'], sep='\\n')\n"
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_the_launch_script_passes_the_user_s_words_on_unchanged(tmp_path: Path) -> None:
+    launch = emit_all(answer(), tmp_path / AWKWARD / "best_config.json")[3]
+    words = ["train.py", "--name", "a 'b' \"c\" $HOME *", ""]
+    ran = subprocess.run(
+        [str(launch), *words], env=fake_accelerate(tmp_path / "bin"), capture_output=True, text=True, check=True
+    )
+    yaml_path = str(tmp_path / AWKWARD / "best_config.accelerate.yaml")
+    assert ran.stdout.split("\n") == ["launch", "--config_file", yaml_path, *words, "4", ""]
+
+
+def test_the_launch_script_without_a_training_script_says_how_to_use_it(tmp_path: Path) -> None:
+    launch = emit_all(answer(), tmp_path / "best_config.json")[3]
+    ran = subprocess.run(["bash", str(launch)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "train.py" in ran.stderr
+
+
+def test_a_line_break_in_a_name_stays_inside_the_comment(tmp_path: Path) -> None:
+    hostile = answer(shape={"name": "a\nexit 9\nb"}, gpu_name="c\nexit 9")
+    script = launch_script(hostile, OutputPaths.beside(tmp_path / "d\nexit 9\n" / "best_config.json"))
+    commands = [line for line in script.split("set -euo pipefail")[0].split("\n") if line and line[0] != "#"]
+    assert commands == []
+
+
+@pytest.mark.parametrize(
+    ("rung", "optimizer", "said"),
+    [
+        ("zero3", "adamw", ""),
+        ("zero2+opt-cpu", "adamw", "DeepSpeedCPUAdam(…, adamw_mode=True)"),
+        ("zero3+opt-cpu", "adam", "DeepSpeedCPUAdam(…, adamw_mode=False)"),
+        ("zero2+opt-cpu", "sgd", ""),
+    ],
+)
+def test_the_launch_script_names_the_optimizer_an_offload_demands(rung: str, optimizer: str, said: str) -> None:
+    script = launch_script(answer(rung, workload={"optimizer": optimizer}), OutputPaths.beside(Path("c.json")))
+    assert said in script
+    assert ("DeepSpeedCPUAdam" in script) == bool(said)
+
+
+def test_only_the_launch_script_on_a_cpu_says_what_accelerate_needs_there() -> None:
+    paths = OutputPaths.beside(Path("c.json"))
+    assert "PartialState(cpu=True)" in launch_script(answer(device="cpu"), paths)
+    assert "PartialState" not in launch_script(answer(), paths)
+
+
+# Writing
+
+
+def test_all_files_stand_beside_the_configuration_under_its_stem(tmp_path: Path) -> None:
+    paths = emit_all(answer(), tmp_path / "new" / "fast.json")
+    assert [path.name for path in paths] == ["fast.json", "fast.trainer.json", "fast.accelerate.yaml", "fast.launch.sh"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in paths)
+    assert os.access(paths[3], os.X_OK)
+    assert not os.access(paths[0], os.X_OK)
+
+
+def test_the_files_refer_to_each_other_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, trainer, accelerate, _ = emit_all(answer(), Path(AWKWARD) / ".." / AWKWARD / "best_config.json")
+    assert config == tmp_path / AWKWARD / "best_config.json"
+    assert json.loads(trainer.read_text())["deepspeed"] == str(config)
+    assert yaml.safe_load(accelerate.read_text())["deepspeed_config"]["deepspeed_config_file"] == str(config)
+
+
+def test_the_configuration_is_ascii_so_that_no_locale_can_misread_it(tmp_path: Path) -> None:
+    config = emit_all(answer(shape={"name": "modèle"}), tmp_path / "c.json")[0]
+    assert config.read_bytes().isascii()
+    assert load_best_config(config)["ladder"]["model"]["name"] == "modèle"
+
+
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = emit_all(answer(), tmp_path / "best_config.json")[0]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(EnvironmentFaultError, match=r"best_config\.json': No space left on device"):
+        emit_all(answer("zero2"), config)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_output_that_cannot_name_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        emit_all(answer(), tmp_path)
+    with pytest.raises(UsageError, match="does not name a file"):
+        emit_all(answer(), Path(""))
+
+
+def test_an_output_below_a_file_is_the_machine_s_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentFaultError, match="Cannot write"):
+        emit_all(answer(), tmp_path / "file" / "best_config.json")
+
+
+def test_emitting_imports_no_heavy_library() -> None:
+    heavy = "{'torch', 'deepspeed', 'transformers', 'accelerate', 'pydantic'}"
+    code = f"import sys, ladder.emit; sys.exit(str({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

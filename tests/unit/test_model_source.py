@@ -1,0 +1,241 @@
+"""MODEL is a path, a bundled name or a Hub id, in this order; its configuration is data that nobody has checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder import model_source
+from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.model_source import bundled_models, checked_config, resolve_model, smoke_defaults
+
+TINY = dict(resolve_model("tiny-llama").config)
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The Hub is unreachable, and what was asked of it is listed."""
+    asked: list[str] = []
+
+    def unreachable(hub_id: str) -> Path:
+        asked.append(hub_id)
+        raise model_source._HubError(f"The Hub cannot be reached for {hub_id!r}")
+
+    monkeypatch.setattr(model_source, "_fetch", unreachable)
+    monkeypatch.setattr(model_source, "_offline", lambda: False)
+    return asked
+
+
+def write_config(folder: Path, config: Any = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(TINY if config is None else config))
+    return folder
+
+
+def test_bundled_names_are_found_in_any_case_without_asking_the_hub(no_hub: list[str]) -> None:
+    assert resolve_model("LLAMA-2-7b").num_parameters == 6_738_415_616
+    assert resolve_model("Llama-2-7B").source == "bundled"
+    assert no_hub == []
+
+
+def test_a_bundled_name_is_resolved_without_importing_the_hub_library_or_transformers() -> None:
+    code = (
+        "import sys; from ladder.model_source import resolve_model; resolve_model('tiny-llama');"
+        "assert not {'huggingface_hub', 'transformers', 'torch'} & set(sys.modules)"
+    )
+    root = Path(model_source.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=30)
+
+
+def test_every_bundled_file_gives_a_shape_and_its_hub_ids_are_not_shared() -> None:
+    hub_ids = [
+        hub_id.lower() for path in bundled_models().values() for hub_id in json.loads(path.read_text())["hub_ids"]
+    ]
+    assert len(hub_ids) == len(set(hub_ids))
+    assert all(resolve_model(name).note == "" for name in bundled_models())
+    assert all(model_source._is_hub_id(hub_id) for hub_id in hub_ids)
+
+
+@pytest.mark.parametrize("name", ["folder", "with space", 'it\'s "quoted"', "näme;rm"])
+def test_a_folder_and_its_config_json_give_the_same_shape(tmp_path: Path, name: str) -> None:
+    folder = write_config(tmp_path / name)
+    from_folder, from_file = resolve_model(str(folder)), resolve_model(str(folder / "config.json"))
+    assert (from_folder.source, from_file.source) == ("folder", "file")
+    assert from_folder.num_parameters == from_file.num_parameters == 33_694_208
+
+
+def test_an_existing_folder_goes_before_a_bundled_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path / "llama-2-7b")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("llama-2-7b").num_parameters == 33_694_208
+
+
+def test_a_run_folder_named_after_a_bundled_model_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny-llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("tiny-llama").source == "bundled"
+
+
+def test_a_hub_id_out_of_reach_falls_back_to_its_bundled_shape_and_says_so(no_hub: list[str]) -> None:
+    shape = resolve_model("Meta-Llama/llama-2-7B-HF")
+    assert no_hub == ["Meta-Llama/llama-2-7B-HF"]
+    assert (shape.source, shape.name) == ("bundled", "Meta-Llama/llama-2-7B-HF")
+    assert "cannot be reached" in shape.note
+    assert "bundled shape llama-2-7b" in shape.note
+    assert shape.note.endswith("is used instead.")
+
+
+def test_an_unknown_hub_id_out_of_reach_names_what_to_do_and_close_names() -> None:
+    with pytest.raises(ModelNotAccessibleError, match=r"cannot be reached.*folder with its config\.json.*llama-2-7b"):
+        resolve_model("someone/llama-2-7")
+
+
+def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    forever = threading.Event()
+    monkeypatch.setattr(model_source, "_fetch", lambda hub_id: forever.wait(10))
+    monkeypatch.setattr(model_source, "HUB_TOTAL_SECONDS", 0.05)
+    with pytest.raises(ModelNotAccessibleError, match="did not answer"):
+        resolve_model("someone/slow")
+    forever.set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *[
+            "",
+            "  ",
+            "--flag",
+            "-x",
+            "../../x",
+            "/nowhere/at/all",
+            "a/b/c",
+            "a\nb",
+            "a\0b",
+            "\x1b[31mred",
+            "a--b/c",
+            "x" * 97,
+        ],
+        *["x" * 5000, "org/..", "org/name.git", "org/na me", "org/", "/", "datasets/../x", "$(reboot)", "löwe"],
+    ],
+)
+def test_a_name_that_can_be_no_model_is_refused_in_a_sentence_without_asking_the_hub(
+    text: str, no_hub: list[str]
+) -> None:
+    with pytest.raises(ModelNotAccessibleError) as refusal:
+        resolve_model(text)
+    assert no_hub == []
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("auto_map", {"AutoModelForCausalLM": "modeling.Evil"}),
+        ("auto_map", None),
+        ("custom_pipelines", {"x": {}}),
+        ("trust_remote_code", True),
+        ("use_kernels", True),
+        ("kernel_config", {"a": "b"}),
+        ("use_pretrained_backbone", True),
+        ("_attn_implementation", "someone/kernel"),
+        ("attn_implementation", "someone/kernel@main:fn"),
+        ("_attn_implementation_internal", "someone/kernel"),
+        ("attn_implementation", {"": "sdpa", "text_config": "someone/kernel"}),
+        ("experts_implementation", "someone/kernel"),
+        ("quantization_config", {"quant_method": "gptq"}),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_would_run_code_or_fetch_weights_is_refused_by_its_key(key: str, value: Any, nested: bool) -> None:
+    hostile = {"text_config": [{key: value}]} if nested else {key: value}
+    with pytest.raises(ModelNotAccessibleError, match=rf"its {key} "):
+        checked_config(TINY | hostile, "model")
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"trust_remote_code": False},
+        {"quantization_config": None},
+        {"_attn_implementation": "sdpa"},
+        {"use_kernels": False},
+    ],
+)
+def test_keys_without_effect_are_no_reason_to_refuse(harmless: dict[str, Any]) -> None:
+    assert checked_config(TINY | harmless, "model") == (TINY | harmless, "")
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
+def test_an_implementation_that_may_come_from_the_hub_is_left_out_with_a_note(key: str) -> None:
+    config, note = checked_config(TINY | {key: "flash_attention_2"}, "model")
+    assert config == TINY
+    assert key in note
+
+
+def test_where_a_file_came_from_and_its_dtype_are_left_out_at_any_depth() -> None:
+    extra = {"_name_or_path": "/home/a", "torch_dtype": "load", "dtype": "x"}
+    assert checked_config(TINY | extra | {"sub": extra}, "model")[0] == TINY | {"sub": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'"text"', "not a JSON object"),
+        (b"\xff\xfe{}", "not JSON"),
+        (b'{"hidden_size": NaN}', "NaN"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"[" * 100_000, "not JSON|nested"),
+        (b'{"attn_implementation": ' + b"[" * 200 + b"]" * 200 + b"}", "nested"),
+        (b'{"hidden_size": ' + b"[" * 200 + b"]" * 200 + b"}", "nested"),
+        (b" " * (1 << 20) + b"{}", "1 MiB"),
+        (b"{}", "model_type"),
+    ],
+)
+def test_a_file_that_is_no_model_configuration_is_refused_in_a_sentence(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelNotAccessibleError, match=words) as refusal:
+        resolve_model(str(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_without_configuration_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotAccessibleError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelNotAccessibleError, match="not a regular file"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_task_the_model_cannot_be_trained_for_is_a_contradiction() -> None:
+    assert resolve_model("t0-3b", task="seq2seq-lm").is_encoder_decoder
+    with pytest.raises(UsageError, match="seq2seq-lm, not as causal-lm"):
+        resolve_model("t0-3b", task="causal-lm")
+
+
+def test_only_a_bundled_model_has_defaults_for_a_quick_try(tmp_path: Path) -> None:
+    assert smoke_defaults(resolve_model("Tiny-Llama")) == {
+        "seq_len": 256,
+        "global_batch_size": 16,
+        "gpu_memory": "700MiB",
+    }
+    assert smoke_defaults(resolve_model("llama-2-7b")) is None
+    assert smoke_defaults(resolve_model("meta-llama/Llama-2-7b-hf")) is None
+    assert smoke_defaults(resolve_model(str(write_config(tmp_path / "tiny-llama")))) is None

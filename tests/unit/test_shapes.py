@@ -1,0 +1,204 @@
+"""Parameter counts are those of the real classes, and nonsense in a configuration is refused in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.model_source import bundled_models, resolve_model
+from ladder.shapes import check_task, default_seq_len, default_task, shape_from_config, with_layers
+from ladder.workload import ModelShape
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+SMALL_OPT = {key: value for key, value in SMALL.items() if key != "intermediate_size"} | {
+    "model_type": "opt",
+    "ffn_dim": 96,
+}
+SMALL_T5 = {
+    "d_model": 64,
+    "d_kv": 8,
+    "d_ff": 96,
+    "num_layers": 3,
+    "num_decoder_layers": 4,
+    "num_heads": 6,
+    "vocab_size": 99,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama with biases": SMALL | {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
+    "llama tied": SMALL | {"tie_word_embeddings": True},
+    "qwen2 without key-value heads": SMALL | {"model_type": "qwen2", "num_key_value_heads": None},
+    "qwen3 with its default head size": SMALL | {"model_type": "qwen3", "num_key_value_heads": 2},
+    "qwen3 with biases": SMALL
+    | {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
+    "gemma": SMALL | {"model_type": "gemma", "num_key_value_heads": 1},
+    "mistral with wide heads": SMALL | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 32},
+    "opt with narrow embeddings": SMALL_OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    "opt without biases": SMALL_OPT | {"enable_bias": False, "layer_norm_elementwise_affine": False},
+    "bert": SMALL | {"model_type": "bert"},
+    "bert untied": SMALL | {"model_type": "bert", "tie_word_embeddings": False},
+    "roberta untied": SMALL | {"model_type": "roberta", "tie_word_embeddings": False},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 32, "vocab_size": 100},
+    "gpt_neox": SMALL | {"model_type": "gpt_neox"},
+    "t5 with narrow attention": SMALL_T5 | {"model_type": "t5"},
+    "t5 gated": SMALL_T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": SMALL_T5 | {"model_type": "mt5"},
+}
+
+
+def small(**changes: Any) -> ModelShape:
+    return shape_from_config(SMALL | changes, name="small", source="file")
+
+
+def real_parameters(shape: ModelShape) -> list[Any]:
+    """The parameters transformers itself makes for `shape`, without memory behind them."""
+    import torch
+    import transformers
+
+    classes = {
+        "causal-lm": transformers.AutoModelForCausalLM,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "seq2seq-lm": transformers.AutoModelForSeq2SeqLM,
+    }
+    fields = {key: value for key, value in shape.config.items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(shape.model_type, **fields)
+    with torch.device("meta"):
+        model = classes[default_task(shape.model_type, shape.config)].from_config(config)
+    return list(model.parameters())
+
+
+@pytest.mark.parametrize("name", [*bundled_models(), *FAMILIES])
+def test_counts_are_exactly_those_of_the_model_transformers_builds(name: str) -> None:
+    whole = shape_from_config(FAMILIES[name], name=name, source="file") if name in FAMILIES else resolve_model(name)
+    for shape in (whole, with_layers(whole, 2)):
+        sizes = [parameter.numel() for parameter in real_parameters(shape)]
+        assert shape.num_parameters == sum(sizes)
+        assert shape.largest_parameter == max(sizes)
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_one_more_layer_adds_the_parameters_of_a_block(name: str) -> None:
+    two, three = with_layers(resolve_model(name), 2), with_layers(resolve_model(name), 3)
+    added = three.num_parameters - two.num_parameters
+    if two.is_encoder_decoder:
+        assert two.num_block_parameters < added < 2 * two.num_block_parameters  # a larger and a smaller block
+    else:
+        assert added == two.num_block_parameters
+
+
+def test_matmul_parameters_count_the_output_head_of_a_tied_model_and_no_lookup() -> None:
+    tied, untied = small(tie_word_embeddings=True), small(tie_word_embeddings=False)
+    assert tied.num_matmul_parameters == untied.num_matmul_parameters
+    assert untied.num_parameters - tied.num_parameters == 64 * 100
+    norms, table = 3 * 2 * 64 + 64, 64 * 100
+    assert untied.num_matmul_parameters == untied.num_parameters - norms - table
+
+
+def test_encoder_and_decoder_blocks_are_counted_together() -> None:
+    assert resolve_model("t0-3b").num_layers == 48
+    assert with_layers(resolve_model("t0-3b"), 3).num_layers == 6
+
+
+def test_changing_the_layers_changes_the_configuration_and_its_lists_of_layers() -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    shape = small(model_type="qwen2", num_key_value_heads=2, layer_types=kinds, eos_token_id=[1, 2, 3])
+    assert with_layers(shape, 2).config["layer_types"] == kinds[:2]
+    assert with_layers(shape, 4).config["layer_types"] == [*kinds, kinds[0]]
+    assert with_layers(shape, 2).config["num_hidden_layers"] == 2
+    assert with_layers(shape, 2).config["eos_token_id"] == [1, 2, 3]
+    assert shape.config["num_hidden_layers"] == 3
+
+
+def test_a_model_without_layers_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match="at least one layer"):
+        with_layers(small(), 0)
+
+
+def test_an_unknown_decoder_is_estimated_and_says_so() -> None:
+    shape = small(model_type="brandnew")
+    assert "estimate" in shape.note
+    assert shape.num_parameters == small().num_parameters
+
+
+def test_all_experts_are_parameters_but_a_token_meets_only_the_active_ones() -> None:
+    dense = small(model_type="brandnew")
+    sparse = small(model_type="brandnew", num_local_experts=8, num_experts_per_tok=2)
+    expert = 3 * 64 * 96
+    assert sparse.num_parameters == dense.num_parameters + 3 * (7 * expert + 64 * 8)
+    assert sparse.num_matmul_parameters == dense.num_matmul_parameters + 3 * expert
+
+
+def test_an_unknown_encoder_decoder_is_refused() -> None:
+    with pytest.raises(ModelNotAccessibleError, match="encoder-decoder"):
+        small(model_type="brandnew", is_encoder_decoder=True)
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+)
+@pytest.mark.parametrize("value", [None, 0, -1, True, 4.0, float("nan"), "4", "9" * 5000, [[1]], {"a": {}}, 10**30])
+def test_a_needed_field_that_is_no_sensible_number_is_refused_in_a_short_sentence(key: str, value: Any) -> None:
+    with pytest.raises(ModelNotAccessibleError, match=key) as refusal:
+        small(**{key: value})
+    assert len(str(refusal.value)) < 250
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": None}, "model_type"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"num_attention_heads": 5}, "do not divide"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"num_key_value_heads": -4}, "num_key_value_heads"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers"),
+        ({"model_type": "roberta", "max_position_embeddings": 2}, "reserved"),
+        ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id"),
+        ({"per_layer_config": {"0": {"hidden_size": 1}}}, "per_layer_config"),
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelNotAccessibleError, match=words):
+        small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "seq_len"),
+    [
+        ("llama-2-7b", "causal-lm", 2048),
+        ("opt-125m", "causal-lm", 2048),
+        ("roberta-base", "masked-lm", 512),
+        ("t0-3b", "seq2seq-lm", 512),
+    ],
+)
+def test_task_and_sequence_length_follow_from_the_model(name: str, task: str, seq_len: int) -> None:
+    shape = resolve_model(name)
+    assert default_task(shape.model_type, shape.config) == task
+    assert default_seq_len(shape) == seq_len
+
+
+def test_a_sequence_is_never_longer_than_the_model_has_positions() -> None:
+    assert default_seq_len(small(max_position_embeddings=64)) == 64
+
+
+def test_an_unknown_type_is_a_masked_lm_when_its_architecture_says_so() -> None:
+    assert default_task("electra", {"architectures": ["ElectraForMaskedLM"]}) == "masked-lm"
+    assert default_task("electra", {"architectures": "nonsense"}) == "causal-lm"
+
+
+def test_a_task_the_family_cannot_be_trained_for_is_a_contradiction() -> None:
+    with pytest.raises(UsageError, match="masked-lm, not as causal-lm"):
+        check_task("roberta", {}, "causal-lm")
+    check_task("brandnew", {}, "masked-lm")
