@@ -186,7 +186,11 @@ def _offload_section(
     settings["nvme_path"] = str(nvme_path)
     if section == "offload_param":
         # A rank's partition of the largest parameter must fit one buffer, or DeepSpeed asserts.
-        settings |= {"buffer_count": 5, "buffer_size": -(-workload.model.largest_parameter // world_size) + 4096}
+        settings |= {
+            "max_in_cpu": 0,
+            "buffer_count": 5,
+            "buffer_size": -(-workload.model.largest_parameter // world_size) + 4096,
+        }
     else:
         settings["buffer_count"] = 4
     return settings

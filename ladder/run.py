@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ladder import __version__
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Rung
 from ladder.emit import Answer, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
@@ -30,7 +31,7 @@ from ladder.units import format_gib, parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task, Workload
 
 DEFAULT_GLOBAL_BATCH = 128
-_PACKAGES = ("ladder", "torch", "deepspeed", "transformers", "accelerate", "optuna")
+_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,9 @@ def _writable_output(output: Path) -> Path:
     """Found before any trial: hours of trials must not end at a file that cannot be written."""
     folder = output.parent
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise EnvironmentFaultError(f"--output {output} cannot be written; choose a file in a folder that exists and is yours.")
+        raise EnvironmentFaultError(
+            f"--output {output} cannot be written; choose a file in a folder that exists and is yours."
+        )
     if output.exists() and not os.access(output, os.W_OK):
         raise EnvironmentFaultError(f"--output {output} exists and is read-only; choose another name.")
     return output
@@ -204,7 +207,7 @@ def _rank_environment(machine: Machine) -> dict[str, str]:
         "OMP_NUM_THREADS": str(machine.host_threads),
         "HF_HUB_OFFLINE": "1",
         "USE_HUB_KERNELS": "NO",  # transformers would fetch kernels from the Hub by itself
-        "TOKENIZERS_PARALLELISM": "false",
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's pool would be threads in a process that forks
         # Asks NVML and not CUDA whether there are GPUs: a process that has asked CUDA cannot be forked.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
@@ -260,7 +263,7 @@ def _answer(
 
 def package_versions() -> dict[str, str]:
     """Versions of what decides a measurement, without importing any of it."""
-    versions = {"python": platform.python_version()}
+    versions = {"ladder": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
@@ -279,4 +282,3 @@ def check_rungs(names: Sequence[str]) -> tuple[str, ...]:
         if name not in RUNGS_BY_NAME:
             raise UsageError(f"--rung {name} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)
-

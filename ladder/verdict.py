@@ -44,7 +44,9 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
 
 
 def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
-    by_rank = [{event.candidate: event for event in events if isinstance(event, MeasuredEvent)} for events in run.events]
+    by_rank = [
+        {event.candidate: event for event in events if isinstance(event, MeasuredEvent)} for events in run.events
+    ]
     shared = [key for key in by_rank[0] if all(key in rank for rank in by_rank)] if by_rank else []
     return {key: [rank[key] for rank in by_rank] for key in shared}
 
@@ -104,7 +106,9 @@ def _ending(run: TrialRun) -> Outcome | None:
         return death
     if run.stop is not None:
         kind: Literal["hang", "crash"] = "hang" if run.stop.kind == "hang" else "crash"
-        return Outcome(kind=kind, sentence=run.stop.sentence, rank=run.stop.rank, moment=_last_phase(run, run.stop.rank))
+        return Outcome(
+            kind=kind, sentence=run.stop.sentence, rank=run.stop.rank, moment=_last_phase(run, run.stop.rank)
+        )
     if failures:
         return _reported(*min(failures, key=lambda pair: pair[1].t))
     return None
@@ -147,7 +151,9 @@ def _silent_death(run: TrialRun) -> Outcome | None:
                 kind="host_oom", rank=rank, moment=moment, sentence=f"rank {rank} ran out of /dev/shm in {moment}"
             )
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
-        return Outcome(kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report")
+        return Outcome(
+            kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report"
+        )
     return None
 
 

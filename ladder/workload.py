@@ -1,4 +1,4 @@
-"""What is trained: the model's shape, the task, sequence length, dtype, optimizer and global batch. A tune never changes it."""
+"""What is trained: model shape, task, sequence length, dtype, optimizer, global batch. A tune never changes it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def tune(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, a config.json, or a bundled shape (tiny-llama).")],
     gpus: Annotated[int | None, typer.Option(min=0, help="How many; default all visible; 0 is CPU.")] = None,
     task: Annotated[TaskName | None, typer.Option(help="Default: what the model is made for.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; default min(2048, the model's).")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a sequence; default min(2048, the model's).")
+    ] = None,
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per optimizer step over all GPUs. [default: 128]")
     ] = None,
@@ -73,21 +75,30 @@ def tune(
     optimizer: Annotated[OptimizerChoice, typer.Option()] = OptimizerChoice.adamw,
     gradient_clipping: Annotated[float, typer.Option(min=0.0, help="Maximal gradient norm; 0 is none.")] = 1.0,
     gpu_memory: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Tune for smaller cards, e.g. 40GiB: all that NVML counts.")
+        int | None,
+        typer.Option(parser=_size, metavar="SIZE", help="Tune for smaller cards, e.g. 40GiB: all that NVML counts."),
     ] = None,
     host_memory: Annotated[
         int | None, typer.Option(parser=_size, metavar="SIZE", help="Host memory the ranks may use together.")
     ] = None,
-    nvme_path: Annotated[Path | None, typer.Option(help="A folder on a fast NVMe drive; without it, no NVMe rungs.")] = None,
+    nvme_path: Annotated[
+        Path | None, typer.Option(help="A folder on a fast NVMe drive; without it, no NVMe rungs.")
+    ] = None,
     time_budget: Annotated[
         float | None, typer.Option(parser=_minutes, metavar="TIME", help="Start no new trial after this, e.g. 15m.")
     ] = None,
     strategy: Annotated[StrategyName, typer.Option(help="How to search.")] = StrategyName.exhaustive,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
-    micro_batch: Annotated[list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")] = None,
+    micro_batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where the history lives. [default: ./ladder-runs/…]")] = None,
-    output: Annotated[Path, typer.Option(help="The answer; its companions are written beside it.")] = Path("best_config.json"),
-    save_weights: Annotated[Path | None, typer.Option(help="Let the proof also write the gathered weights here.")] = None,
+    output: Annotated[Path, typer.Option(help="The answer; its companions are written beside it.")] = Path(
+        "best_config.json"
+    ),
+    save_weights: Annotated[
+        Path | None, typer.Option(help="Let the proof also write the gathered weights here.")
+    ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start every trial from nothing; slower.")] = False,
 ) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
@@ -149,7 +160,9 @@ def _print(done: TuneOutput) -> None:
     frame(entries, done.trial_seconds).to_csv(done.run_dir / "trials.csv", index=False)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(terminal_table(entries))
-    console.print(f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: {done.run_dir / 'trials.csv'}")
+    console.print(
+        f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: {done.run_dir / 'trials.csv'}"
+    )
     if done.answer is not None:
         answer = done.answer
         console.print(
@@ -163,5 +176,3 @@ def _print(done: TuneOutput) -> None:
     elif result.best_so_far is not None:
         best = result.best_so_far
         console.print(f"Best so far, not proven: {best.candidate_key}, {best.tokens_per_second:,.0f} tokens/s.")
-
-

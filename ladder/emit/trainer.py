@@ -49,6 +49,6 @@ def _optimizer(answer: Answer) -> dict[str, Any]:
     if answer.workload.optimizer == "sgd":
         return {"optim": "sgd"}
     # With an optimizer offload accelerate replaces either form by DeepSpeedCPUAdam.
-    adamw = {"optim": "adamw_torch_fused" if answer.device == "cuda" else "adamw_torch"}
+    adamw = {"optim": "adamw_torch_fused"}
     # The Trainer has no plain Adam; AdamW without decay takes the same steps.
     return adamw | {"weight_decay": 0.0} if answer.workload.optimizer == "adam" else adamw

@@ -131,6 +131,8 @@ class LocalLauncher(Launcher):
 
     def _remove_swap(self, spec: TrialSpec) -> None:
         """The trial's NVMe files; a folder of gigabytes is removed beside the next trial's start."""
-        offloads = [spec.deepspeed["zero_optimization"].get(name, {}) for name in ("offload_optimizer", "offload_param")]
+        offloads = [
+            spec.deepspeed["zero_optimization"].get(name, {}) for name in ("offload_optimizer", "offload_param")
+        ]
         for path in {offload["nvme_path"] for offload in offloads if "nvme_path" in offload}:
             threading.Thread(target=shutil.rmtree, args=(path,), kwargs={"ignore_errors": True}).start()

@@ -11,10 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 Unknowns = Mapping[str, float]
 Formula = Callable[[Unknowns], float]
 """The logarithm of what is predicted, given the unknowns that are not zero."""
+
+Factor = tuple[tuple[str, float], ...]
+"""Unknowns and their standard deviations, as logarithms: together they scale one term of a formula."""
 
 _STEP = 1e-3
 _ITERATIONS = 12
@@ -22,6 +26,21 @@ _LIMIT = 4.0
 """No unknown is believed to be further out: a freak measurement must not bend everything else."""
 _FREEDOM = 6.0
 """Degrees of freedom of the Student-t noise: a measurement that fits nothing else loses its weight."""
+
+
+def scale(factor: Factor, unknowns: Unknowns) -> float:
+    """What `factor` multiplies its term by; 1 where nothing is known."""
+    return math.exp(deviation(factor, unknowns))
+
+
+def deviation(factor: Factor, unknowns: Unknowns) -> float:
+    """The sum of the factor's unknowns, each times its standard deviation."""
+    return sum(sigma * unknowns.get(name, 0.0) for name, sigma in factor)
+
+
+def names_of(*factors: Factor) -> tuple[str, ...]:
+    """The unknowns of several factors, each once."""
+    return tuple(dict.fromkeys(name for factor in factors for name, _ in factor))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +148,9 @@ def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
     factor: list[list[float]] = []
     for i, row in enumerate(matrix):
         line: list[float] = []
-        for j in range(i):
-            other = factor[j]
-            line.append((row[j] - sum(a * b for a, b in zip(line, other, strict=False))) / other[j])
-        line.append(math.sqrt(row[i] - sum(a * a for a in line)))
+        for value, other in zip(row[:i], factor, strict=True):
+            line.append((value - _dot(line, other)) / other[-1])
+        line.append(math.sqrt(row[i] - _dot(line, line)))
         factor.append(line)
     return factor
 
@@ -141,9 +159,15 @@ def _solve(factor: list[list[float]], right: Sequence[float]) -> list[float]:
     """x with L·Lᵀ·x = `right`."""
     forward: list[float] = []
     for line, value in zip(factor, right, strict=True):
-        forward.append((value - sum(a * b for a, b in zip(line, forward, strict=False))) / line[-1])
-    solution = [0.0] * len(forward)
+        forward.append((value - _dot(forward, line)) / line[-1])
     for i in range(len(forward) - 1, -1, -1):
-        below = sum(factor[k][i] * solution[k] for k in range(i + 1, len(forward)))
-        solution[i] = (forward[i] - below) / factor[i][i]
-    return solution
+        line = factor[i]
+        forward[i] /= line[-1]
+        for k in range(i):
+            forward[k] -= line[k] * forward[i]
+    return forward
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    """The scalar product over the shorter one's length."""
+    return float(sum(map(mul, one, other)))

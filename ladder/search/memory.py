@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ladder.candidates import Candidate, engine_knobs
-from ladder.search.calibration import Datum, Fit, Unknowns, fit
+from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
 from ladder.units import GIB, MIB
 from ladder.workload import Workload
 
@@ -111,15 +111,6 @@ class _Moment:
     live: float = 0.0
     """Parameters gathered by stage 3."""
 
-    def total(self, unknowns: Unknowns, checkpointing: bool, slope: str) -> float:
-        kind = "activations:ckpt" if checkpointing else "activations"
-        block = math.exp(0.12 * unknowns.get(kind, 0.0) + 0.04 * unknowns.get(slope, 0.0))
-        logits = math.exp(0.12 * unknowns.get("logits", 0.0) + 0.04 * unknowns.get(slope, 0.0))
-        buffers = math.exp(0.25 * unknowns.get("buffers", 0.0))
-        live = math.exp(0.1 * unknowns.get("live", 0.0))
-        fixed = self.parameters + self.gradients + self.optimizer
-        return fixed + block * self.activations + logits * self.logits + buffers * self.buffers + live * self.live
-
 
 @dataclass(frozen=True)
 class _Activations:
@@ -134,6 +125,45 @@ class _Activations:
     logits: float
 
 
+class _Footprint:
+    """The moments of a candidate, and what is not known about them: about 12 % of a term, and a few MiB at rest."""
+
+    def __init__(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> None:
+        self.moments = _moments(workload, candidate, world_size, device)
+        key, kind = candidate.engine.key, "ckpt" if candidate.gradient_checkpointing else "whole"
+        # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
+        doubt = 1.0 if device == "cuda" else 2.5
+        own = (f"slope:{key}:{kind}", 0.04 * doubt)
+        self._activations: Factor = ((f"activations:{kind}", 0.12 * doubt), own)
+        self._logits: Factor = (("logits", 0.12), own)
+        self._buffers: Factor = (("buffers", 0.25),)
+        self._live: Factor = (("live", 0.1),)
+        states = self.moments[0].parameters + self.moments[0].optimizer
+        unit = 0.015 * states + 0.2 * GIB if device == "cuda" else 0.25 * states + 32 * MIB
+        self._offset: Factor = ((f"offset:{key}", unit), (f"offset:{key}:{kind}", 0.3 * unit))
+        self.names = names_of(self._activations, self._logits, self._buffers, self._live, self._offset)
+
+    def totals(self, unknowns: Unknowns) -> list[float]:
+        """Allocated bytes at each moment, without the offset."""
+        activations, logits = scale(self._activations, unknowns), scale(self._logits, unknowns)
+        buffers, live = scale(self._buffers, unknowns), scale(self._live, unknowns)
+        return [
+            moment.parameters
+            + moment.gradients
+            + moment.optimizer
+            + activations * moment.activations
+            + logits * moment.logits
+            + buffers * moment.buffers
+            + live * moment.live
+            for moment in self.moments
+        ]
+
+    def log_peak(self, unknowns: Unknowns) -> float:
+        """Logarithm of allocated memory at the fullest moment."""
+        peak = max(self.totals(unknowns))
+        return math.log(max(peak + deviation(self._offset, unknowns), 0.3 * peak))
+
+
 def predict_memory(
     workload: Workload,
     candidate: Candidate,
@@ -144,25 +174,21 @@ def predict_memory(
 ) -> MemoryPrediction:
     """The memory of `candidate` on each of `world_size` ranks of one node."""
     calibration = calibration or MemoryCalibration()
-    engine = candidate.engine.key
-    moments = _moments(workload, candidate, world_size, device)
-    names, checkpointing = _names(candidate), candidate.gradient_checkpointing
-    mean, deviation = calibration.fit.predict(lambda z: _log_peak(moments, z, candidate, device), names)
+    footprint = _Footprint(workload, candidate, world_size, device)
+    mean, relative = calibration.fit.predict(footprint.log_peak, footprint.names)
     allocated = math.exp(mean)
-    outside, outside_deviation = _outside(calibration, engine, world_size, device)
-    margin = calibration.margin if device == "cuda" else 0.0
-    margin_deviation = calibration.margin_deviation if device == "cuda" else 0.0
+    outside, outside_deviation = _outside(calibration, candidate.engine.key, world_size, device)
+    margin, margin_deviation = (calibration.margin, calibration.margin_deviation) if device == "cuda" else (0.0, 0.0)
     peak = allocated * (1 + margin) + outside
-    spread = math.hypot(allocated * math.hypot(deviation, margin_deviation), outside_deviation)
+    spread = math.hypot(allocated * math.hypot(relative, margin_deviation), outside_deviation)
     host, pinned = _host(workload, candidate, world_size, calibration.host_ratio or {})
-    totals = [moment.total(calibration.fit.values, checkpointing, names[0]) for moment in moments]
-    fullest = moments[totals.index(max(totals))]
+    moments: dict[str, int] = {}
+    totals = footprint.totals(calibration.fit.values)
+    for moment, total in zip(footprint.moments, totals, strict=True):
+        moments[moment.name] = max(moments.get(moment.name, 0), int(total))
     return MemoryPrediction(
-        parts=_parts(fullest, peak, outside),
-        moments={
-            name: int(max(total for moment, total in zip(moments, totals, strict=True) if moment.name == name))
-            for name in dict.fromkeys(moment.name for moment in moments)
-        },
+        parts=_parts(footprint.moments[totals.index(max(totals))], peak, outside),
+        moments=moments,
         peak=int(peak),
         upper=int(peak + _QUANTILE_99 * spread),
         host=host,
@@ -183,48 +209,24 @@ def calibrate_memory(
                 outside[key] = max(outside.get(key, 0), seen.outside_torch)
         if device == "cuda" and seen.peak_reserved and seen.peak_allocated:
             margins.append(min(_LARGEST_MARGIN, max(0.0, seen.peak_reserved / seen.peak_allocated - 1)))
-    prior = MemoryCalibration()
-    margin = (2 * prior.margin + sum(margins)) / (2 + len(margins))
-    scatter = statistics.pstdev(margins) if len(margins) > 1 else prior.margin_deviation
-    first = MemoryCalibration(
+    margin, scatter = _learnt_margin(margins)
+    known = MemoryCalibration(
         margin=margin,
-        margin_deviation=max(0.01, (2 * prior.margin_deviation + len(margins) * scatter) / (2 + len(margins))),
+        margin_deviation=scatter,
         outside_torch=outside or None,
         host_ratio=_host_ratios(workload, fitting, world_size) or None,
     )
-    data = [datum for seen in observations if (datum := _datum(workload, seen, first, world_size, device)) is not None]
-    return MemoryCalibration(
-        fit=fit(data),
-        margin=first.margin,
-        margin_deviation=first.margin_deviation,
-        outside_torch=first.outside_torch,
-        host_ratio=first.host_ratio,
-    )
+    data = [datum for seen in observations if (datum := _datum(workload, seen, known, world_size, device)) is not None]
+    return replace(known, fit=fit(data))
 
 
-def _names(candidate: Candidate) -> tuple[str, ...]:
-    """The unknowns of a candidate's peak; the first is particular to its engine and checkpointing."""
-    kind = "ckpt" if candidate.gradient_checkpointing else "whole"
-    return (
-        f"slope:{candidate.engine.key}:{kind}",
-        f"offset:{candidate.engine.key}",
-        f"offset:{candidate.engine.key}:{kind}",
-        "activations:ckpt" if candidate.gradient_checkpointing else "activations",
-        "logits",
-        "buffers",
-        "live",
-    )
-
-
-def _log_peak(moments: Sequence[_Moment], unknowns: Unknowns, candidate: Candidate, device: Device) -> float:
-    """Logarithm of allocated memory at the fullest moment, with offsets for what the formulae miss."""
-    slope, engine, variant = _names(candidate)[:3]
-    peak = max(moment.total(unknowns, candidate.gradient_checkpointing, slope) for moment in moments)
-    states = moments[0].parameters + moments[0].optimizer
-    # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
-    unit = 0.015 * states + 0.2 * GIB if device == "cuda" else 0.25 * states + 32 * MIB
-    offset = unit * (unknowns.get(engine, 0.0) + 0.3 * unknowns.get(variant, 0.0))
-    return math.log(max(peak + offset, 0.3 * peak))
+def _learnt_margin(margins: Sequence[float]) -> tuple[float, float]:
+    """Mean and deviation of the allocator's margin, shrunk towards the prior, which counts as two measurements."""
+    prior = MemoryCalibration()
+    number = len(margins)
+    scatter = statistics.pstdev(margins) if number > 1 else prior.margin_deviation
+    mean = (2 * prior.margin + sum(margins)) / (2 + number)
+    return mean, max(0.01, (2 * prior.margin_deviation + number * scatter) / (2 + number))
 
 
 def _datum(
@@ -240,10 +242,10 @@ def _datum(
         target = max(bound, seen.peak_allocated or 0)
     if target is None or target <= 0:
         return None
-    candidate, moments = seen.candidate, _moments(workload, seen.candidate, world_size, device)
+    footprint = _Footprint(workload, seen.candidate, world_size, device)
     return Datum(
-        formula=lambda unknowns: _log_peak(moments, unknowns, candidate, device),
-        names=_names(candidate),
+        formula=footprint.log_peak,
+        names=footprint.names,
         target=math.log(target),
         noise=0.01 if device == "cuda" else 0.03,
         is_lower_bound=not seen.fits,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ladder.candidates import Candidate, engine_knobs
-from ladder.search.calibration import Datum, Fit, Unknowns, fit
+from ladder.search.calibration import Datum, Factor, Fit, Unknowns, fit, names_of, scale
 from ladder.workload import Workload
 
 _QUANTILE_95 = 1.645  # two-sided: 90 %
@@ -100,7 +100,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
     )
 
 
-def peak_flops(gpu_name: str) -> float | None:
+def peak_flops(gpu_name: str | None) -> float | None:
     """Dense 16-bit FLOP/s of a GPU by its name as the driver gives it; None for one that is not listed."""
     known = _gpu(gpu_name)
     return None if known is None else known[0]
@@ -124,7 +124,7 @@ def flops_per_token(workload: Workload) -> float:
     return 6.0 * model.num_matmul_parameters + 6.0 * model.num_layers * model.hidden_size * workload.seq_len
 
 
-def mfu(workload: Workload, tokens_per_second: float, world_size: int, gpu_name: str) -> float | None:
+def mfu(workload: Workload, tokens_per_second: float, world_size: int, gpu_name: str | None) -> float | None:
     """Model FLOP/s utilisation, 0 to 1, of all GPUs; what checkpointing computes again does not count."""
     peak = peak_flops(gpu_name)
     return None if peak is None else flops_per_token(workload) * tokens_per_second / (peak * world_size)
@@ -182,6 +182,47 @@ class _Terms:
     """All that only the boundary does: the optimizer, reduction at stages 0 and 1, parameters on their way back."""
 
 
+class _Steps:
+    """The times of a candidate's steps, and what is not known about them: standard deviations of logarithms."""
+
+    def __init__(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> None:
+        rung, key = candidate.engine.rung, candidate.engine.key
+        kind = "ckpt" if candidate.gradient_checkpointing else "whole"
+        self._terms = _terms(workload, candidate, world_size, machine)
+        self._compute: Factor = (("compute", 0.35), (f"compute:{kind}", 0.08), (f"compute:{key}", 0.06))
+        self._launch: Factor = (("launch", 0.4),)
+        self._reduce: Factor = ((f"reduce:{rung.stage}", 0.4), (f"reduce:{key}", 0.4)) if self._terms.reduce else ()
+        gather: Factor = (("gather", 0.4), (f"gather:{key}", 0.3), (f"gather:{key}:{kind}", 0.1))
+        self._gather: Factor = gather if self._terms.gather else ()
+        self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4), (f"update:{key}", 0.4))
+        # What the shape of the formula misses: a factor of the engine's own, and one that drifts with the micro-batch.
+        self._whole: Factor = ((f"all:{key}", 0.15), (f"batch:{key}", 0.03 * math.log2(candidate.micro_batch)))
+        self.names = names_of(self._compute, self._launch, self._reduce, self._gather, self._update, self._whole)
+
+    def seconds(self, unknowns: Unknowns) -> tuple[float, float]:
+        """Seconds of an accumulating and of a boundary micro-step."""
+        terms, whole = self._terms, scale(self._whole, unknowns)
+        compute, reduce = terms.compute * scale(self._compute, unknowns), terms.reduce * scale(self._reduce, unknowns)
+        busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
+        gather, launch = terms.gather * scale(self._gather, unknowns), terms.launch * scale(self._launch, unknowns)
+        micro = whole * _soft_maximum(busy, gather, launch)
+        return micro, micro + whole * terms.update * scale(self._update, unknowns)
+
+    def log_seconds(self, accumulation: int, unknowns: Unknowns) -> float:
+        """Logarithm of an optimizer step of `accumulation` micro-steps; 0 stands for one accumulating micro-step."""
+        micro, boundary = self.seconds(unknowns)
+        return math.log(micro if accumulation == 0 else (accumulation - 1) * micro + boundary)
+
+    def datum(self, accumulation: int, seconds: float) -> Datum:
+        """A measured time for the fit; `accumulation` as in `log_seconds`."""
+        return Datum(
+            formula=lambda unknowns: self.log_seconds(accumulation, unknowns),
+            names=self.names,
+            target=math.log(seconds),
+            noise=_NOISE,
+        )
+
+
 def predict_speed(
     workload: Workload,
     candidate: Candidate,
@@ -192,10 +233,10 @@ def predict_speed(
 ) -> SpeedPrediction:
     """The step times of `candidate` on `world_size` ranks of one node."""
     known = (calibration or SpeedCalibration()).fit
-    terms = _terms(workload, candidate, world_size, machine)
-    micro, boundary = _seconds(terms, candidate, known.values)
+    steps = _Steps(workload, candidate, world_size, machine)
+    micro, boundary = steps.seconds(known.values)
     step = (candidate.accumulation - 1) * micro + boundary
-    _, deviation = known.predict(lambda z: _log_step(terms, candidate, candidate.accumulation, z), _names(candidate))
+    _, deviation = known.predict(lambda z: steps.log_seconds(candidate.accumulation, z), steps.names)
     factor = math.exp(_QUANTILE_95 * math.hypot(deviation, _NOISE))
     tokens = candidate.micro_batch * candidate.accumulation * world_size * workload.seq_len
     return SpeedPrediction(
@@ -213,77 +254,17 @@ def calibrate_speed(
     """What `observations` teach about this workload on this machine; useful from the first one on."""
     data = []
     for seen in observations:
-        data.append(_datum(workload, seen.candidate, world_size, machine, 1, seen.boundary_seconds))
+        steps = _Steps(workload, seen.candidate, world_size, machine)
+        data.append(steps.datum(1, seen.boundary_seconds))
         if seen.accumulate_seconds is not None:
-            data.append(_datum(workload, seen.candidate, world_size, machine, 0, seen.accumulate_seconds))
-    return SpeedCalibration(fit=fit([datum for datum in data if datum is not None]))
-
-
-def _datum(
-    workload: Workload,
-    candidate: Candidate,
-    world_size: int,
-    machine: MachineSpeed,
-    accumulation: int,
-    seconds: float,
-) -> Datum | None:
-    """A measured boundary step (`accumulation` 1) or accumulating step (0) for the fit."""
-    if seconds <= 0:
-        return None
-    terms = _terms(workload, candidate, world_size, machine)
-    return Datum(
-        formula=lambda unknowns: _log_step(terms, candidate, accumulation, unknowns),
-        names=_names(candidate),
-        target=math.log(seconds),
-        noise=_NOISE,
-    )
-
-
-def _names(candidate: Candidate) -> tuple[str, ...]:
-    """The unknowns that a candidate's times depend on: shared by all, by some, and its engine's own."""
-    rung, key, kind = candidate.engine.rung, candidate.engine.key, _kind(candidate)
-    names = ("compute", f"compute:{kind}", f"compute:{key}", f"all:{key}", f"batch:{key}", f"update:{key}")
-    names += (f"update:{rung.offload_optimizer}", "launch")
-    if rung.stage >= 2 or rung.offload_optimizer != "none":
-        names += (f"reduce:{rung.stage}", f"reduce:{key}")
-    if rung.stage == 3:
-        names += ("gather", f"gather:{key}", f"gather:{key}:{kind}")
-    return names
-
-
-def _kind(candidate: Candidate) -> str:
-    return "ckpt" if candidate.gradient_checkpointing else "whole"
-
-
-def _seconds(terms: _Terms, candidate: Candidate, unknowns: Unknowns) -> tuple[float, float]:
-    """Seconds of an accumulating and of a boundary micro-step; the numbers are standard deviations of logarithms."""
-    rung, key, kind = candidate.engine.rung, candidate.engine.key, _kind(candidate)
-    z = unknowns.get
-    compute = terms.compute * math.exp(
-        0.35 * z("compute", 0.0) + 0.08 * z(f"compute:{kind}", 0.0) + 0.06 * z(f"compute:{key}", 0.0)
-    )
-    launch = terms.launch * math.exp(0.4 * z("launch", 0.0))
-    reduce = terms.reduce * math.exp(0.4 * z(f"reduce:{rung.stage}", 0.0) + 0.4 * z(f"reduce:{key}", 0.0))
-    gather = terms.gather * math.exp(
-        0.4 * z("gather", 0.0) + 0.3 * z(f"gather:{key}", 0.0) + 0.1 * z(f"gather:{key}:{kind}", 0.0)
-    )
-    update = terms.update * math.exp(0.4 * z(f"update:{rung.offload_optimizer}", 0.0) + 0.4 * z(f"update:{key}", 0.0))
-    # What the shape of the formula misses: a factor of the engine's own, and one that drifts with the micro-batch.
-    whole = math.exp(0.15 * z(f"all:{key}", 0.0) + 0.03 * math.log2(candidate.micro_batch) * z(f"batch:{key}", 0.0))
-    busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
-    micro = whole * _soft_maximum(busy, gather, launch)
-    return micro, micro + whole * update
-
-
-def _log_step(terms: _Terms, candidate: Candidate, accumulation: int, unknowns: Unknowns) -> float:
-    micro, boundary = _seconds(terms, candidate, unknowns)
-    return math.log(micro if accumulation == 0 else (accumulation - 1) * micro + boundary)
+            data.append(steps.datum(0, seen.accumulate_seconds))
+    return SpeedCalibration(fit=fit(data))
 
 
 def _soft_maximum(*seconds: float) -> float:
     """The longest, and a little more where others are nearly as long: overlap is never perfect."""
     longest = max(seconds)
-    return longest * math.fsum((value / longest) ** 4 for value in seconds) ** 0.25
+    return longest * math.sqrt(math.sqrt(math.fsum((value / longest) ** 4 for value in seconds)))
 
 
 def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> _Terms:

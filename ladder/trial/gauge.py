@@ -10,6 +10,7 @@ from typing import Protocol
 import psutil
 import pynvml
 import torch
+from deepspeed.accelerator import get_accelerator
 
 from ladder.trial.failure import OverLimitError
 from ladder.units import format_gib
@@ -68,6 +69,8 @@ class CudaGauge:
 
     def start(self, limit: int) -> None:
         self._limit = limit
+        # DeepSpeed asks how much is free before it flattens parameters on the device: it must see the smaller card.
+        get_accelerator().available_memory = lambda device_index=None: self.free()
         self.settle()
 
     def settle(self) -> None:

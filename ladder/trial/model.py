@@ -55,7 +55,9 @@ def set_checkpointing(model: PreTrainedModel, on: bool) -> None:
         model.gradient_checkpointing_disable()
 
 
-def make_batch(spec: TrialSpec, vocab_size: int, micro_batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def make_batch(
+    spec: TrialSpec, vocab_size: int, micro_batch: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
     """Full-length sequences of random tokens, [micro_batch, seq_len], and labels of the same shape.
 
     Sequence-to-sequence models get targets as long as their inputs.

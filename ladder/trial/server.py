@@ -55,15 +55,31 @@ def preload(model_config: dict[str, Any], task: str, operators: list[str]) -> No
     model_class(model_config, task)
     for operator in operators:
         load(operator)
+    if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
+        raise RuntimeError(f"CUDA cannot be used in a fork of this process ({reason}); an import must have touched it")
+
+
+def _cuda_in_a_fork() -> str | None:
+    """Try what every rank will do: a fork that uses CUDA. None if it can, else the reason."""
     import torch
 
-    if torch.cuda.is_initialized() or _nvidia_files_open():
-        raise RuntimeError("an import initialised CUDA; ranks cannot be forked from this process (use --cold)")
-
-
-def _nvidia_files_open() -> bool:
-    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-    return any(link.startswith("/dev/nvidia") for link in links)
+    if torch.cuda.is_initialized():
+        return "torch has initialised it"
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        reason = ""
+        try:
+            torch.zeros(1, device="cuda")
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+        os.write(write, reason.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        reason = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return reason or (None if status == 0 else f"the fork ended with status {status}")
 
 
 class Server:
@@ -74,6 +90,7 @@ class Server:
         self._ranks: dict[int, int] = {}
         self._buffer = b""
         self._busy = False
+        self._pid = os.getpid()
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_write = wake_write
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -123,6 +140,8 @@ class Server:
         status = 1
         try:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._pid:  # the server died between the fork and the line above
+                os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (self._requests, self._events, self._wake, self._wake_write):

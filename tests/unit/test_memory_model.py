@@ -1,0 +1,257 @@
+"""The memory model against measurements: its errors are within bounds, and its doubts shrink as it learns."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.search.memory import (
+    MemoryCalibration,
+    MemoryObservation,
+    MemoryPrediction,
+    calibrate_memory,
+    predict_memory,
+)
+from ladder.units import GIB, MIB
+from ladder.workload import Workload
+
+LIMIT = 40 * GIB
+OUTSIDE = int(1.4 * GIB)
+Build = Callable[..., Workload]
+
+
+def candidate(rung: str, micro_batch: int = 1, checkpointing: bool = True, accumulation: int = 2) -> Candidate:
+    return Candidate(Engine(RUNGS_BY_NAME[rung]), checkpointing, micro_batch, accumulation)
+
+
+def predict(
+    workload: Workload, tried: Candidate, world_size: int = 4, known: MemoryCalibration | None = None
+) -> MemoryPrediction:
+    return predict_memory(workload, tried, world_size=world_size, device="cuda", calibration=known)
+
+
+def observe(point) -> MemoryObservation:
+    return MemoryObservation(
+        candidate=point.candidate,
+        fits=True,
+        peak_device=int(point.reserved_gib * GIB) + OUTSIDE,
+        peak_reserved=int(point.reserved_gib * GIB),
+        peak_allocated=int(point.allocated_gib * GIB),
+        outside_torch=OUTSIDE,
+    )
+
+
+def learn(points: Sequence) -> MemoryCalibration:
+    return calibrate_memory(points[0].workload, [observe(p) for p in points], world_size=4, device="cuda")
+
+
+def allocated_error(point, known: MemoryCalibration | None = None) -> float:
+    """Relative error of allocated memory: what lies outside and the margin are taken off the prediction."""
+    known = known or MemoryCalibration()
+    outside = predict(point.workload, point.candidate, known=known).parts.outside_torch
+    peak = predict(point.workload, point.candidate, known=known).peak
+    return (peak - outside) / (1 + known.margin) / GIB / point.allocated_gib - 1
+
+
+@pytest.fixture
+def fitting(measured_points):
+    return [p for p in measured_points if p.allocated_gib is not None]
+
+
+def test_without_any_measurement_allocated_memory_is_within_ten_per_cent_and_two_on_average(fitting):
+    errors = [abs(allocated_error(p)) for p in fitting]
+    assert max(errors) < 0.10
+    assert statistics.mean(errors) < 0.02
+
+
+def test_two_micro_batches_of_an_engine_tell_the_others_within_a_few_per_cent(fitting):
+    errors = []
+    for _, group in itertools.groupby(fitting, key=lambda p: (p.num_layers, p.candidate.engine.key)):
+        points = [p for p in group if p.candidate.gradient_checkpointing]
+        if len(points) > 2:
+            known = learn(points[:2])
+            errors += [abs(allocated_error(p, known)) for p in points[2:]]
+    assert len(errors) > 10
+    assert max(errors) < 0.035
+    assert statistics.mean(errors) < 0.015
+
+
+def test_what_fitted_under_the_limit_is_not_gated_away_once_its_engine_is_known(fitting):
+    deepest = [p for p in fitting if p.num_layers == 32]
+    known = learn([p for p in deepest if p.candidate.gradient_checkpointing and p.candidate.micro_batch == 1])
+    gated = [p for p in deepest if predict(p.workload, p.candidate, known=known).upper > LIMIT + OUTSIDE]
+    # 37.2 GiB allocated and 39.5 reserved of 40: the one point that nobody should count on.
+    assert [p.candidate.variant for p in gated] in ([], ["ckpt=off mb=2"])
+
+
+def test_nothing_that_ran_out_of_memory_is_predicted_to_fit(measured_points):
+    out = [p for p in measured_points if p.allocated_gib is None]
+    assert len(out) == 4
+    assert all(predict(p.workload, p.candidate).upper > LIMIT for p in out)
+
+
+def test_the_upper_quantile_is_above_what_was_needed(fitting):
+    assert all(predict(p.workload, p.candidate).upper > p.allocated_gib * GIB + OUTSIDE for p in fitting)
+
+
+def test_doubt_shrinks_with_each_measurement_of_the_engine(fitting):
+    points = [p for p in fitting if p.num_layers == 32 and p.rung == "zero2+opt-cpu"]
+    last = points[3]
+    doubts = []
+    for number in range(3):
+        known = learn(points[:number]) if number else None
+        prediction = predict(last.workload, last.candidate, known=known)
+        doubts.append(prediction.upper / prediction.peak)
+    assert doubts[0] > doubts[1] > doubts[2]
+
+
+def test_one_engine_teaches_the_others(fitting):
+    points = [p for p in fitting if p.num_layers == 4]
+    heavier = [
+        replace(observe(p), peak_allocated=int(1.2 * p.allocated_gib * GIB)) for p in points if p.rung == "zero3"
+    ]
+    known = calibrate_memory(points[0].workload, heavier, world_size=4, device="cuda")
+    other = next(p for p in points if p.rung == "zero2+opt-cpu" and p.candidate.micro_batch == 8)
+    assert predict(other.workload, other.candidate, known=known).parts.logits > 0
+    assert allocated_error(other, known) > allocated_error(other) + 0.03
+
+
+def test_running_out_of_memory_raises_the_prediction_to_what_was_asked_for(llama_like: Build):
+    workload, tried = llama_like(), candidate("zero3", micro_batch=4)
+    before = predict(workload, tried)
+    asked = int(before.peak * 1.2)
+    out = MemoryObservation(candidate=tried, fits=False, peak_device=asked)
+    known = calibrate_memory(workload, [out], world_size=4, device="cuda")
+    assert predict(workload, tried, known=known).upper > asked
+    assert predict(workload, tried, known=known).peak > before.peak * 1.1
+
+
+def test_running_out_below_the_prediction_teaches_nothing(llama_like: Build):
+    workload, tried = llama_like(), candidate("zero3", micro_batch=4)
+    out = MemoryObservation(candidate=tried, fits=False, peak_device=predict(workload, tried).peak // 2)
+    known = calibrate_memory(workload, [out], world_size=4, device="cuda")
+    assert predict(workload, tried, known=known).peak == predict(workload, tried).peak
+
+
+def test_a_freak_measurement_does_not_bend_the_others(fitting):
+    points = [p for p in fitting if p.num_layers == 4 and p.rung == "zero3+opt-cpu"]
+    freak = replace(observe(points[0]), peak_allocated=30 * GIB)
+    known = calibrate_memory(
+        points[0].workload, [freak, *(observe(p) for p in points[1:5])], world_size=4, device="cuda"
+    )
+    assert abs(allocated_error(points[5], known)) < 0.1
+
+
+def test_a_larger_micro_batch_never_needs_less_and_checkpointing_never_needs_more(llama_like: Build):
+    for rung in RUNGS:
+        for checkpointing in (True, False):
+            peaks = [predict(llama_like(), candidate(rung.name, mb, checkpointing)).peak for mb in (1, 2, 4, 8, 16, 32)]
+            assert peaks == sorted(peaks), rung.name
+        with_and_without = [predict(llama_like(), candidate(rung.name, 8, c)).peak for c in (True, False)]
+        assert with_and_without == sorted(with_and_without), rung.name
+
+
+def test_each_stage_and_each_offload_saves_memory_on_a_large_model(llama_like: Build):
+    order = ["zero0", "zero1", "zero2", "zero2+opt-cpu", "zero3+opt-cpu", "zero3+param-cpu+opt-cpu"]
+    peaks = [predict(llama_like(), candidate(rung, accumulation=1), world_size=8).peak for rung in order]
+    assert peaks == sorted(peaks, reverse=True)
+    lean = predict(llama_like(), candidate("zero3+param-cpu+opt-cpu+lean"), world_size=8)
+    assert lean.peak < predict(llama_like(), candidate("zero3+param-cpu+opt-cpu"), world_size=8).peak
+
+
+def test_the_parts_add_up_to_the_peak(llama_like: Build):
+    for rung in RUNGS:
+        prediction = predict(llama_like(), candidate(rung.name))
+        parts = prediction.parts
+        assert prediction.peak == sum(getattr(parts, name) for name in type(parts).__dataclass_fields__)
+        assert set(prediction.moments) == {"initialisation", "forward", "loss", "backward", "step"}
+
+
+def test_replicated_training_holds_sixteen_bytes_a_parameter_and_four_more_in_the_step(llama_like: Build):
+    p = llama_like().model.num_parameters
+    moments = predict(llama_like(), candidate("zero0")).moments
+    assert moments["initialisation"] == pytest.approx(14 * p, rel=0.01)
+    assert moments["step"] == pytest.approx(20 * p, rel=0.01)
+
+
+def test_plain_sgd_holds_no_moments(llama_like: Build):
+    p = llama_like().model.num_parameters
+    moments = predict(llama_like(optimizer="sgd"), candidate("zero0")).moments
+    assert moments["initialisation"] == pytest.approx(6 * p, rel=0.01)
+
+
+def test_on_one_gpu_the_optimizer_step_is_the_peak_at_small_micro_batches(llama_like: Build):
+    # Measured on an H200 with 1.8 billion parameters: 36.5 GiB, whatever the micro-batch.
+    small = llama_like(28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, vocab=151936, seq_len=1024)
+    for micro_batch in (1, 2):
+        moments = predict(small, candidate("zero2", micro_batch), world_size=1).moments
+        assert max(moments, key=moments.__getitem__) == "step"
+        assert moments["step"] == pytest.approx(36.5 * GIB, rel=0.01)
+
+
+def test_with_a_large_vocabulary_the_loss_is_the_peak(llama_like: Build):
+    # Measured there with the optimizer on the host at micro-batch 8: 20.8 GiB, with the 16-bit logits held as well.
+    small = llama_like(28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, vocab=151936, seq_len=1024)
+    moments = predict(small, candidate("zero2+opt-cpu", 8), world_size=1).moments
+    assert max(moments, key=moments.__getitem__) == "loss"
+    held = 2 * 8 * 1024 * 151936
+    assert moments["loss"] + held == pytest.approx(20.8 * GIB, rel=0.02)
+
+
+def test_offloaded_states_are_in_host_memory_with_blocks_of_powers_of_two(measured_points):
+    for rung, tolerance in (("zero2+opt-cpu", 0.05), ("zero3+opt-cpu", 0.1), ("zero3+param-cpu+opt-cpu", 0.1)):
+        point = next(p for p in measured_points if p.num_layers == 32 and p.rung == rung)
+        prediction = predict(point.workload, point.candidate)
+        assert prediction.host / 4 == pytest.approx(point.host_gib * GIB, rel=tolerance)
+        assert 0 < prediction.pinned < prediction.host
+
+
+def test_host_memory_follows_what_was_measured(llama_like: Build):
+    workload, tried = llama_like(), candidate("zero3+opt-cpu")
+    seen = MemoryObservation(candidate=tried, fits=True, peak_host=200 * GIB)
+    known = calibrate_memory(workload, [seen], world_size=4, device="cuda")
+    assert predict(workload, tried, known=known).host == pytest.approx(200 * GIB, rel=1e-6)
+
+
+def test_what_lies_outside_torch_is_taken_from_measurement(llama_like: Build):
+    workload, tried = llama_like(), candidate("zero3")
+    seen = MemoryObservation(candidate=tried, fits=True, outside_torch=3 * GIB)
+    known = calibrate_memory(workload, [seen], world_size=4, device="cuda")
+    assert predict(workload, tried, known=known).parts.outside_torch == 3 * GIB
+    assert predict(workload, candidate("zero2"), known=known).parts.outside_torch == 3 * GIB
+
+
+# Data above the process's start, MiB: stage, checkpointing, micro-batch (shared/reference/measured-cpu.md).
+ON_CPU = [
+    *[("zero0", True, 1, 628), ("zero0", True, 4, 782), ("zero0", False, 1, 798), ("zero0", False, 4, 1002)],
+    *[("zero0", False, 16, 2219), ("zero2", True, 1, 426), ("zero2", True, 4, 513), ("zero2", False, 1, 533)],
+    *[("zero2", False, 4, 763), ("zero2", False, 16, 1883), ("zero3", True, 1, 632), ("zero3", False, 1, 767)],
+    *[("zero3", False, 4, 969), ("zero3", False, 16, 2367)],
+]
+
+
+def test_on_a_cpu_the_prior_is_within_a_third_and_the_engine_learns(llama_like: Build):
+    small = llama_like(8, hidden=512, intermediate=1376, heads=8, vocab=8192, seq_len=256)
+    knobs = (("reduce_bucket_size", 5_000_000),)
+    seen = []
+    for rung, checkpointing, micro_batch, mib in ON_CPU:
+        engine = Engine(RUNGS_BY_NAME[rung], () if rung == "zero0" else knobs)
+        tried = Candidate(engine, checkpointing, micro_batch, 2)
+        prior = predict_memory(small, tried, world_size=2, device="cpu")
+        assert prior.peak == pytest.approx(mib * MIB, rel=0.34), (rung, checkpointing, micro_batch)
+        if micro_batch < 16:
+            seen.append(MemoryObservation(candidate=tried, fits=True, peak_device=mib * MIB))
+    known = calibrate_memory(small, seen, world_size=2, device="cpu")
+    for observed in seen:
+        learnt = predict_memory(small, observed.candidate, world_size=2, device="cpu", calibration=known)
+        assert learnt.peak == pytest.approx(observed.peak_device, rel=0.15)
+
+
+def test_the_same_observations_give_the_same_calibration(fitting):
+    points = [p for p in fitting if p.num_layers == 2]
+    assert learn(points) == learn(points)
