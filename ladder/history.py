@@ -73,7 +73,8 @@ class History:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise EnvironmentFaultError(
-                f"Another tune (pid {holder or 'unknown'}) is using {self.folder}; wait for it or choose another --run-dir."
+                f"Another tune (pid {holder or 'unknown'}) is using {self.folder}; "
+                "wait for it or choose another --run-dir."
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -94,7 +95,8 @@ class History:
             before = known.get("facts", {})
             changed = [name for name in facts if before.get(name) != facts[name]] or ["something"]
             raise UsageError(
-                f"{self.folder} holds the history of another tune ({', '.join(changed)} differ); choose another --run-dir."
+                f"{self.folder} holds the history of another tune ({', '.join(changed)} differ); "
+                "choose another --run-dir."
             )
 
     def _load(self) -> list[Record]:

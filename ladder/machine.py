@@ -14,7 +14,7 @@ import psutil
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.units import format_gib
+from ladder.units import format_bytes
 from ladder.workload import OptimizerName
 
 CPU_RANKS = 2
@@ -75,7 +75,7 @@ def detect_machine(
     world_size = len(chosen) or CPU_RANKS
     size = min((gpu.total_bytes for gpu in chosen), default=int(0.8 * host / world_size))
     if chosen and gpu_memory and gpu_memory > size:
-        raise UsageError(f"--gpu-memory {format_gib(gpu_memory)} is more than the GPUs have ({format_gib(size)}).")
+        raise UsageError(f"--gpu-memory {format_bytes(gpu_memory)} is more than the GPUs have ({format_bytes(size)}).")
     for gpu in chosen:
         _require_free(gpu, gpu_memory or size)
     return Machine(
@@ -130,7 +130,7 @@ def _require_free(gpu: Gpu, needed: int) -> None:
     info = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
     if info.used > _BUSY_FRACTION * info.total or info.free < min(needed, int(0.9 * info.total)):
         raise EnvironmentFaultError(
-            f"GPU {gpu.uuid} ({gpu.name}) already holds {format_gib(info.used)} of {format_gib(info.total)}; end what "
+            f"GPU {gpu.uuid} ({gpu.name}) already holds {format_bytes(info.used)} of {format_bytes(info.total)}; end what "
             "uses it (nvidia-smi shows it) or choose other GPUs with CUDA_VISIBLE_DEVICES."
         )
 

@@ -1,7 +1,6 @@
 """Where a model's shape comes from: a folder, a config.json, a bundled shape, or the Hub — configuration only.
 
-No weights are fetched, and a configuration that could make transformers run somebody's code is refused before
-transformers sees it.
+No weights are fetched, and `config_guard` sees every configuration before transformers does.
 """
 
 from __future__ import annotations
@@ -16,25 +15,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ladder.config_guard import checked_config, shorten
 from ladder.errors import ModelNotAccessibleError
-from ladder.shapes import check_task, shape_from_config, shorten
+from ladder.shapes import check_task, shape_from_config
 from ladder.units import MIB
 from ladder.workload import ModelShape, Source, Task
 
 HUB_REQUEST_SECONDS = 4.0
 HUB_TOTAL_SECONDS = 9.0
 _CONFIG_BYTES = MIB
-_MOST_NESTED = 32
 
-# Keys that name code or kernels which transformers would fetch and run, or that ask for it.
-_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "use_kernels", "kernel_config")
-# Keys that make a vision part fetch weights from a repository when it is built.
-_WEIGHT_KEYS = ("use_pretrained_backbone", "use_timm_backbone")
-_IMPLEMENTATION_KEY = re.compile(r"_?(attn|experts)_implementation(_internal)?")
-# These live in torch and transformers. All others may fetch a kernel from the Hub, flash_attention_2 included.
-_BUILT_IN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-# What says nothing about the shape: where the file came from, and a dtype that the workload decides.
-_IGNORED_KEYS = ("_name_or_path", "name_or_path", "torch_dtype", "dtype")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -141,62 +131,6 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a JSON value")
-
-
-def checked_config(config: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    """A copy of `config` that makes transformers fetch and run nothing, and a note on what was left out, or "".
-
-    Raises ModelNotAccessibleError naming the key that would run code from a repository, at any depth, or that makes
-    the model one which cannot be fully fine-tuned.
-    """
-    notes: list[str] = []
-    clean: dict[str, Any] = _cleaned(config, name, notes, _MOST_NESTED)
-    return clean, " ".join(dict.fromkeys(notes))
-
-
-def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
-    if depth == 0:
-        raise ModelNotAccessibleError(f"The configuration of {shorten(name)} cannot be used: it is nested too deeply.")
-    if isinstance(value, list):
-        return [_cleaned(item, name, notes, depth - 1) for item in value]
-    if not isinstance(value, dict):
-        return value
-    clean = {}
-    for key, item in value.items():
-        _check_key(key, item, name)
-        if key in _IGNORED_KEYS:
-            continue
-        clean[key] = _cleaned(item, name, notes, depth - 1)
-        if _IMPLEMENTATION_KEY.fullmatch(key) and not set(_texts(item)) <= set(_BUILT_IN_IMPLEMENTATIONS):
-            del clean[key]
-            notes.append(f"Its {key} {shorten(item)} is not used: trials run transformers' own default.")
-    return clean
-
-
-def _check_key(key: str, item: Any, name: str) -> None:
-    refusal = f"The configuration of {shorten(name)} is refused: its {key}"
-    if key == "auto_map" or (key in _CODE_KEYS and item):
-        raise ModelNotAccessibleError(f"{refusal} would run code from a model repository, which ladder never does.")
-    if key in _WEIGHT_KEYS and item:
-        raise ModelNotAccessibleError(f"{refusal} would fetch weights, which ladder never does.")
-    if _IMPLEMENTATION_KEY.fullmatch(key) and any("/" in text for text in _texts(item)):
-        raise ModelNotAccessibleError(f"{refusal} names a kernel repository, whose code ladder never runs.")
-    if key == "quantization_config" and item is not None:
-        raise ModelNotAccessibleError(
-            f"{refusal} makes it a quantized model, which cannot be fully fine-tuned; use the original model."
-        )
-
-
-def _texts(value: Any) -> list[str]:
-    """The leaves of `value` that are set, as text. Not recursive: its depth is not known to be small."""
-    leaves, rest = [], [value]
-    while rest:
-        item = rest.pop()
-        if isinstance(item, dict | list):
-            rest.extend(item.values() if isinstance(item, dict) else item)
-        elif item is not None:
-            leaves.append(str(item))
-    return leaves
 
 
 def _is_hub_id(text: str) -> bool:

@@ -57,7 +57,7 @@ class Measurement:
     sm_clock_mhz: float | None = None
 
     def step_seconds(self, accumulation: int) -> float:
-        """Seconds of one optimizer step of `accumulation` micro-steps. ValueError if it was not measured for several."""
+        """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if it was not measured for several."""
         if accumulation == 1:
             return self.boundary_seconds
         if self.accumulate_seconds is None:

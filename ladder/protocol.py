@@ -1,4 +1,4 @@
-"""What the controller and the ranks say to each other: one trial's specification, and the events a rank appends to its file.
+"""What controller and ranks say to each other: one trial's specification, and the events a rank appends to its file.
 
 Both cross a process boundary, so both are checked by pydantic. Times are seconds on CLOCK_MONOTONIC, which all
 processes of a host share; they order events across ranks.
@@ -28,7 +28,7 @@ class StepPolicy(_Frozen):
     """How many optimizer steps a candidate is timed for."""
 
     warmup: int = 1
-    """Untimed optimizer steps before timing; the first candidate of an engine takes one more, in which Adam's state appears."""
+    """Untimed optimizer steps before timing; an engine's first candidate takes one more, where Adam's state appears."""
     minimum: int = 2
     maximum: int = 12
     target_spread: float = 0.01
@@ -74,6 +74,8 @@ class TrialSpec(_Frozen):
     """Also run an evaluation pass and gather the 16-bit weights."""
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""
+    stop_at: float | None = None
+    """No further candidate begins after this moment on CLOCK_MONOTONIC: the time budget is spent."""
     seed: int = 0
 
 

@@ -27,7 +27,7 @@ from ladder.search.policy import STRATEGIES
 from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
 from ladder.tuner import Tuner, TuneResult, View, closing, make_space, micro_batches_of, run_fingerprint
-from ladder.units import format_gib, parse_bytes
+from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task, Workload
 
 DEFAULT_GLOBAL_BATCH = 128
@@ -82,7 +82,7 @@ def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = l
     with History(run_dir, fingerprint, facts) as history:
         marker = "ladder-" + hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
         _sweep(marker, machine)
-        environment = _rank_environment(machine)
+        environment = rank_environment(machine)
         rungs = [rung for rung in RUNGS if not options.rungs or rung.name in options.rungs]
         machine, operators = _with_operators(machine, rungs, workload, environment, view)
         space, unsupported = make_space(workload, machine, rungs, micro_batches)
@@ -123,10 +123,11 @@ def _workload_and_machine(options: TuneOptions, view: View) -> tuple[Workload, M
     model = resolve_model(options.model, task=options.task)
     if model.note:
         view.note(model.note)
-    if options.nvme_path is not None:
-        check_nvme_path(options.nvme_path)
+    nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
+    if nvme_path is not None:
+        check_nvme_path(nvme_path)
     machine = detect_machine(
-        gpus=options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory, nvme_path=options.nvme_path
+        gpus=options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory, nvme_path=nvme_path
     )
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
     if options.gpu_memory is None and "gpu_memory" in smoke:
@@ -157,8 +158,8 @@ def _default_batch(world_size: int) -> int:
 def _introduction(workload: Workload, machine: Machine) -> str:
     ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
     return (
-        f"{workload.model.name} ({workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}) on {ranks}, "
-        f"{format_gib(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
+        f"{workload.model.name} ({workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}) on "
+        f"{ranks}, {format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )
 
@@ -200,8 +201,8 @@ def _with_operators(
     return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
 
 
-def _rank_environment(machine: Machine) -> dict[str, str]:
-    """What the trial server and its ranks see beyond the user's own environment. Trials need no network and no token."""
+def rank_environment(machine: Machine) -> dict[str, str]:
+    """What the trial server and its ranks see beyond the user's own environment. Trials need no network, no token."""
     environment = {
         "DS_ACCELERATOR": machine.device,
         "OMP_NUM_THREADS": str(machine.host_threads),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ladder.candidates import RUNGS, Candidate, Engine, Rung, deepspeed_config, divisors
-from ladder.errors import NothingFitsError, UsageError
+from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, TrialRun
 from ladder.machine import Machine
@@ -22,6 +22,8 @@ from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
+
+_MAX_LOST_SERVERS = 3
 
 
 class View(Protocol):
@@ -73,6 +75,7 @@ class Tuner:
         self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
         self._steps = steps or StepPolicy()
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
+        self._lost_servers = 0
         self._began = time.monotonic()
 
     def tune(self, strategy: Strategy) -> TuneResult:
@@ -127,11 +130,22 @@ class Tuner:
         self._view.trial_begins(spec, reason)
         run = self._launcher.run(spec, self._deadlines(engine), self._view.event)
         records = judge(run, self._workload, candidates)
-        if run.stop is not None and run.stop.kind == "cancelled":
+        if run.stop is not None and run.stop.kind in ("cancelled", "lost_server"):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]
+        self._count_lost_servers(run)
         self._history.add(records, self._space.by_key, trial_seconds(run))
         self._view.trial_ends(run, records)
+
+    def _count_lost_servers(self, run: TrialRun) -> None:
+        """The trial server is restarted when it dies; that it dies again and again is no configuration's fault."""
+        lost = run.stop is not None and run.stop.kind == "lost_server"
+        self._lost_servers = self._lost_servers + 1 if lost else 0
+        if self._lost_servers == _MAX_LOST_SERVERS:
+            raise EnvironmentFaultError(
+                f"The trial server died {_MAX_LOST_SERVERS} times in a row; see {self._history.folder / 'server.log'} and "
+                "the kernel's log, then start the same command again."
+            )
 
     def _spec(
         self,
@@ -179,11 +193,12 @@ class Tuner:
             memory_limit=machine.memory_limit,
             steps=self._steps.model_copy(update={"minimum": max(3, self._steps.minimum)}) if proving else self._steps,
             proof=proving,
+            stop_at=None if proving or self._budget is None else self._began + self._budget,
             save_folder=str(self._save_folder) if proving and self._save_folder else None,
         )
 
     def _deadlines(self, engine: Engine) -> Deadlines:
-        """Generous: they tell a dead rank from a slow one, no more. Offloaded states take host and disk time to lay out."""
+        """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
         billions = self._workload.model.num_parameters / 1e9
         slow = 60.0 if "nvme" in engine.rung.devices else 15.0
         return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)

@@ -22,9 +22,11 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def format_gib(num_bytes: float | None, digits: int = 2) -> str:
-    """`num_bytes` as GiB with its unit, or a dash for None."""
-    return "–" if num_bytes is None else f"{num_bytes / GIB:.{digits}f} GiB"
+def format_bytes(num_bytes: float | None) -> str:
+    """`num_bytes` as GiB with its unit, as MiB below a tenth of one, or a dash for None."""
+    if num_bytes is None:
+        return "–"
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / MIB:.0f} MiB"
 
 
 def gib(num_bytes: float | None) -> float | None:

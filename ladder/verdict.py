@@ -11,7 +11,7 @@ from ladder.candidates import Candidate
 from ladder.launch.base import DeviceUse, TrialRun
 from ladder.outcome import Measurement, Outcome, Record
 from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent
-from ladder.units import format_gib
+from ladder.units import format_bytes
 from ladder.workload import Workload
 
 
@@ -101,7 +101,7 @@ def _ending(run: TrialRun) -> Outcome | None:
     ]
     causes = sorted((pair for pair in failures if not pair[1].consequence), key=lambda pair: pair[1].t)
     if causes:
-        return _reported(*causes[0])
+        return _reported(*causes[0], run.spec.device)
     if (death := _silent_death(run)) is not None:
         return death
     if run.stop is not None:
@@ -110,17 +110,18 @@ def _ending(run: TrialRun) -> Outcome | None:
             kind=kind, sentence=run.stop.sentence, rank=run.stop.rank, moment=_last_phase(run, run.stop.rank)
         )
     if failures:
-        return _reported(*min(failures, key=lambda pair: pair[1].t))
+        return _reported(*min(failures, key=lambda pair: pair[1].t), run.spec.device)
     return None
 
 
-def _reported(rank: int, event: FailedEvent) -> Outcome:
-    resource = {"gpu_oom": "GPU memory", "host_oom": "host memory", "pinned_oom": "pinned host memory"}
+def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
+    own = "GPU memory" if device == "cuda" else "the memory it is held to"
+    resource = {"gpu_oom": own, "host_oom": "host memory", "pinned_oom": "pinned host memory"}
     if event.outcome in resource:
         sentence = f"rank {rank} ran out of {resource[event.outcome]} in {event.moment}"
         if event.bytes_asked is not None:
-            sentence += f": asked for {format_gib(event.bytes_asked)}"
-            sentence += f" with {format_gib(event.bytes_free)} free" if event.bytes_free is not None else ""
+            sentence += f": asked for {format_bytes(event.bytes_asked)}"
+            sentence += f" with {format_bytes(event.bytes_free)} free" if event.bytes_free is not None else ""
     else:
         sentence = f"rank {rank} failed in {event.moment}: {event.message.splitlines()[0][:300]}"
     return Outcome(

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from ladder.launch.base import TrialRun
 from ladder.outcome import Record
 from ladder.protocol import Event, TrialSpec
-from ladder.units import format_gib
+from ladder.report.times import trial_line
+from ladder.units import format_bytes
+from ladder.verdict import trial_seconds
 
 
 class PlainView:
@@ -28,13 +30,13 @@ class PlainView:
     def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
         for record in records:
             if record.outcome.kind == "fits" and record.measurement is not None:
-                speed, memory = record.tokens_per_second or 0.0, format_gib(record.measurement.peak_device)
+                speed, memory = record.tokens_per_second or 0.0, format_bytes(record.measurement.peak_device)
                 self._line(f"  {record.candidate_key:<40} {speed:>12,.0f} tokens/s {memory:>12}")
             else:
                 self._line(f"  {record.candidate_key:<40} {record.outcome.kind}: {record.outcome.sentence}")
             for warning in record.warnings:
                 self._line(f"    warning: {warning}")
-        self._line(f"  {run.ended - run.requested:.1f} s")
+        self._line(f"  {trial_line(trial_seconds(run))}")
 
     def _line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

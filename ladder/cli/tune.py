@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ladder.errors import EXIT_FOUND
-from ladder.units import format_gib, parse_bytes
+from ladder.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from ladder.run import TuneOutput
@@ -145,7 +145,7 @@ def tune(
             return interruption.exit_code
     from ladder.tuner import require_answer
 
-    require_answer(done.result, format_gib(done.result.space.memory_limit))
+    require_answer(done.result, format_bytes(done.result.space.memory_limit))
     return EXIT_FOUND
 
 
@@ -153,6 +153,7 @@ def _print(done: TuneOutput) -> None:
     from rich.console import Console
 
     from ladder.report.table import frame, terminal_table
+    from ladder.report.times import total_line
     from ladder.search.ledger import ledger
 
     result = done.result
@@ -167,7 +168,7 @@ def _print(done: TuneOutput) -> None:
         answer = done.answer
         console.print(
             f"[bold green]{answer.candidate.key}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
-            f"{format_gib(answer.measurement.peak_device)} of {format_gib(answer.memory_limit)} "
+            f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)} "
             f"({answer.headroom:.0%} headroom), proven in fresh processes."
         )
         for warning in answer.warnings:

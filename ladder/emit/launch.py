@@ -8,7 +8,7 @@ from ladder.emit.answer import Answer
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
-from ladder.units import format_gib
+from ladder.units import format_bytes
 
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
@@ -37,8 +37,8 @@ def _explanation(answer: Answer, paths: OutputPaths) -> str:
     arguments = trainer_command_line(trainer_arguments(answer, paths.config))
     return f"""\
 Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_name or answer.device}:
-{candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_gib(answer.measurement.peak_device)} of \
-{format_gib(answer.memory_limit)} per GPU.
+{candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
+{format_bytes(answer.memory_limit)} per GPU.
 
 A script that uses accelerate, with a torch optimizer and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class LocalLauncher(Launcher):
         cancelled: Callable[[], bool] = lambda: False,
         cold: bool = False,
     ) -> None:
-        self._make_server = lambda: TrialServer(marker=marker, job=job, environment=environment, log=log)
+        self._make_server = partial(TrialServer, marker=marker, job=job, environment=environment, log=log)
         self._server: TrialServer | None = None if cold else self._make_server()
         self._ready = False
         self._cold = cold
@@ -57,7 +58,7 @@ class LocalLauncher(Launcher):
         finally:
             if sampler:
                 sampler.stop()
-            if self._cold or run.stop is not None and run.stop.kind == "lost_server":
+            if self._cold or (run.stop is not None and run.stop.kind == "lost_server"):
                 self._drop_server()
             self._remove_swap(spec)
         run.oom_kills = cgroup_oom_kills() - oom_kills
@@ -70,6 +71,11 @@ class LocalLauncher(Launcher):
                 if isinstance(event, MeasuredEvent)
             }
         return run
+
+    @property
+    def server_pid(self) -> int | None:
+        """The trial server's pid while there is one."""
+        return self._server.pid if self._server else None
 
     def close(self) -> None:
         self._drop_server()
@@ -125,8 +131,8 @@ class LocalLauncher(Launcher):
     def _await_release(self, spec: TrialSpec) -> None:
         if self._gpus and not self._gpus.wait_released(_RELEASE_SECONDS):
             raise EnvironmentFaultError(
-                f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process that is "
-                "not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again."
+                f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process that "
+                "is not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again."
             )
 
     def _remove_swap(self, spec: TrialSpec) -> None:

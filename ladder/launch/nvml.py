@@ -100,7 +100,7 @@ class Sampler:
             self._thread.join()
 
     def between(self, began: float, ended: float) -> DeviceUse:
-        """What was sampled from `began` to `ended` (CLOCK_MONOTONIC); widened to the neighbouring samples if too short."""
+        """What was sampled from `began` to `ended` (CLOCK_MONOTONIC), widened to the neighbouring samples."""
         times = [sample.t for sample in self._samples]
         first = max(0, bisect.bisect_left(times, began) - 1)
         window = self._samples[first : bisect.bisect_right(times, ended) + 1]

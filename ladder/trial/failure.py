@@ -59,7 +59,7 @@ class OverLimitError(RuntimeError):
 def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
     """The outcome an exception stands for, and whether it is only the consequence of a peer's death.
 
-    On the CPU device the rank's data limit stands in for the GPU's memory, so a failed host allocation is `gpu_oom` there.
+    On the CPU device the rank's data limit stands in for the GPU's memory: a failed host allocation is `gpu_oom` there.
     """
     text = f"{type(error).__name__}: {error}"
 

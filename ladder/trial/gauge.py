@@ -13,7 +13,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from ladder.trial.failure import OverLimitError
-from ladder.units import format_gib
+from ladder.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Gauge(Protocol):
         """Forget the peaks."""
 
     def settle(self) -> None:
-        """Take in what libraries claimed outside torch since the start. Raises OverLimitError if that alone is too much."""
+        """Take in what libraries claimed outside torch since the start. OverLimitError if that alone is too much."""
 
     def read(self) -> Reading: ...
 
@@ -51,7 +51,7 @@ def make_gauge(device: str, gpu_uuid: str | None) -> Gauge:
 class CudaGauge:
     """Holds torch's allocator to the limit less what the process has outside torch, as NVML sees it.
 
-    NVML is read for the whole device, less what it held before this process: per-process figures are hidden in containers.
+    NVML is read for the whole device, less what it held before: per-process figures are hidden in containers.
     """
 
     def __init__(self, gpu_uuid: str | None) -> None:
@@ -79,7 +79,7 @@ class CudaGauge:
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         room = self._limit - outside
         if room <= 0:
-            raise OverLimitError(f"context and libraries alone hold {format_gib(outside)} of {format_gib(self._limit)}")
+            raise OverLimitError(f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
 
     def reset(self) -> None:
@@ -94,8 +94,8 @@ class CudaGauge:
         outside, reserved = self._outside(), torch.cuda.max_memory_reserved()
         if reserved + outside > self._limit:
             raise OverLimitError(
-                f"torch reserved {format_gib(reserved)} and {format_gib(outside)} lie outside it, "
-                f"over the limit of {format_gib(self._limit)}"
+                f"torch reserved {format_bytes(reserved)} and {format_bytes(outside)} lie outside it, "
+                f"over the limit of {format_bytes(self._limit)}"
             )
         return Reading(
             allocated=torch.cuda.max_memory_allocated(),

@@ -73,7 +73,7 @@ def _has_decoder(spec: TrialSpec) -> bool:
 
 
 def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer the Trainer and accelerate would use: torch's, or DeepSpeedCPUAdam where its states leave the GPU."""
+    """The optimizer the Trainer and accelerate would use: torch's; DeepSpeedCPUAdam where its states leave the GPU."""
     groups = _parameter_groups(model.parameters())
     offloaded = "offload_optimizer" in spec.deepspeed["zero_optimization"]
     if spec.optimizer == "sgd":

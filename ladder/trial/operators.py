@@ -1,6 +1,6 @@
 """Builds one DeepSpeed operator in a process of its own: `python -m ladder.trial.operators cpu_adam`.
 
-Operators compile on first use, and two ranks compiling the same one at once can fail; so each is built before any trial.
+Operators compile on first use, and two ranks compiling the same one at once can fail; so each is built before trials.
 Exit status 0 means it is built and loads; otherwise the last line on stderr says why not.
 """
 

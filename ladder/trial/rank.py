@@ -53,7 +53,7 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     )
     if spec.device == "cuda":
         torch.cuda.set_device(rank)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without declaring so
         "127.0.0.1", port, spec.world_size, rank == 0, datetime.timedelta(seconds=60), master_listen_fd=listen_fd
     )
     backend = "nccl" if spec.device == "cuda" else "gloo"
@@ -74,6 +74,8 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed)
     stepper = Stepper(engine, spec, reporter, vocab_size)
     for index, candidate in enumerate(spec.candidates):
+        if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
+            break
         reporter.candidate = candidate.key
         set_checkpointing(model, candidate.gradient_checkpointing)
         reporter.send(_measure(spec, candidate, stepper, reporter, gauge, first=index == 0))

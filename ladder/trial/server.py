@@ -1,4 +1,4 @@
-"""The trial server: a process with torch, deepspeed and transformers imported and CUDA untouched, which forks the ranks.
+"""The trial server: a process with torch, deepspeed and transformers imported, CUDA untouched, which forks the ranks.
 
 It reads requests from stdin and writes events to stdout, one JSON object a line:
 

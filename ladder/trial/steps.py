@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.trial.model import make_batch
 from ladder.trial.report import Reporter
+
+# A first step, slow as first steps are, that is still this far behind the best.
+_HOPELESS_MARGIN = 0.75
 
 
 @dataclass
@@ -29,7 +33,7 @@ class Timings:
         if len(self.boundary) < 2:
             return float("inf")
         quartiles = statistics.quantiles(self.boundary, n=4, method="inclusive")
-        return (quartiles[2] - quartiles[0]) / 2 / statistics.median(self.boundary) / len(self.boundary) ** 0.5
+        return (quartiles[2] - quartiles[0]) / 2 / statistics.median(self.boundary) / math.sqrt(len(self.boundary))
 
 
 class Stepper:
@@ -44,29 +48,31 @@ class Stepper:
         self._flag = torch.zeros(1, device=spec.device)
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
-        """Untimed optimizer steps; returns the losses of their micro-steps."""
+        """Untimed optimizer steps; returns the losses of their micro-steps. One is enough for a hopeless candidate."""
         losses = []
         for _ in range(num_steps):
-            _, _, step_losses, _ = self._optimizer_step(candidate)
+            accumulate, boundary, step_losses, _ = self._optimizer_step(candidate)
             losses += step_losses
+            if _loses(candidate, accumulate or 0.0, boundary, _HOPELESS_MARGIN):
+                break
         return losses
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
         """Optimizer steps until the policy is content. All ranks see the same times, so all stop together."""
         timings = Timings()
         began = time.perf_counter()
-        for attempt in range(2 * policy.maximum):
+        for _ in range(2 * policy.maximum):
             accumulate, boundary, losses, skipped = self._optimizer_step(candidate)
             timings.losses += losses
-            if skipped and attempt < policy.maximum:
+            if skipped:
                 timings.skipped += 1  # an overflow skips the optimizer: such a step measures nothing
                 continue
             if accumulate is not None:
                 timings.accumulate.append(accumulate)
             timings.boundary.append(boundary)
-            if self._agree(_enough(timings, candidate, policy, time.perf_counter() - began)):
-                break
-        return timings
+            if self.agree(_enough(timings, candidate, policy, time.perf_counter() - began)):
+                return timings
+        raise RuntimeError(f"fp16 overflow skipped all but {len(timings.boundary)} of {2 * policy.maximum} optimizer steps")
 
     def evaluate(self, micro_batch: int) -> None:
         """One evaluation pass at the candidate's micro-batch."""
@@ -89,7 +95,7 @@ class Stepper:
             self._sync()
 
     def _optimizer_step(self, candidate: CandidateSpec) -> tuple[float | None, float, list[float], bool]:
-        """Median accumulate seconds (None without accumulation), boundary seconds, losses, and whether it was skipped."""
+        """Median accumulate seconds (None without accumulation), boundary seconds, losses, whether it was skipped."""
         skipped_before = self._engine.skipped_steps
         seconds, losses = [], []
         for _ in range(self._accumulation):
@@ -124,7 +130,7 @@ class Stepper:
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
         return [float(second) for second in times]
 
-    def _agree(self, stop: bool) -> bool:
+    def agree(self, stop: bool) -> bool:
         """Rank 0's word: each rank's own clock would differ by a hair at the time limit."""
         self._flag.fill_(float(stop))
         dist.broadcast(self._flag, src=0)
@@ -135,8 +141,13 @@ def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elap
     num_steps = len(timings.boundary)
     if num_steps >= policy.maximum:
         return True
-    if candidate.beat_step_seconds is not None:
-        fastest = min(timings.boundary) + (candidate.accumulation - 1) * min(timings.accumulate, default=0.0)
-        if fastest * (1 - policy.loser_margin) > candidate.beat_step_seconds:
-            return True
+    if _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin):
+        return True
     return num_steps >= policy.minimum and (timings.spread() < policy.target_spread or elapsed > policy.seconds)
+
+
+def _loses(candidate: CandidateSpec, accumulate: float, boundary: float, margin: float) -> bool:
+    """Whether the candidate's whole step, made faster by `margin`, is still slower than the best so far."""
+    if candidate.beat_step_seconds is None:
+        return False
+    return (boundary + (candidate.accumulation - 1) * accumulate) * (1 - margin) > candidate.beat_step_seconds

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ladder import model_source
+from ladder.config_guard import checked_config
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.model_source import bundled_models, checked_config, resolve_model, smoke_defaults
+from ladder.model_source import bundled_models, resolve_model, smoke_defaults
 
 TINY = dict(resolve_model("tiny-llama").config)
 
@@ -68,13 +69,13 @@ def test_a_folder_and_its_config_json_give_the_same_shape(tmp_path: Path, name: 
     folder = write_config(tmp_path / name)
     from_folder, from_file = resolve_model(str(folder)), resolve_model(str(folder / "config.json"))
     assert (from_folder.source, from_file.source) == ("folder", "file")
-    assert from_folder.num_parameters == from_file.num_parameters == 33_694_208
+    assert from_folder.num_parameters == from_file.num_parameters == 20_453_760
 
 
 def test_an_existing_folder_goes_before_a_bundled_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_config(tmp_path / "llama-2-7b")
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("llama-2-7b").num_parameters == 33_694_208
+    assert resolve_model("llama-2-7b").num_parameters == 20_453_760
 
 
 def test_a_run_folder_named_after_a_bundled_model_does_not_hide_it(
@@ -232,9 +233,9 @@ def test_a_task_the_model_cannot_be_trained_for_is_a_contradiction() -> None:
 
 def test_only_a_bundled_model_has_defaults_for_a_quick_try(tmp_path: Path) -> None:
     assert smoke_defaults(resolve_model("Tiny-Llama")) == {
-        "seq_len": 256,
-        "global_batch_size": 16,
-        "gpu_memory": "700MiB",
+        "seq_len": 64,
+        "global_batch_size": 8,
+        "gpu_memory": "420MiB",
     }
     assert smoke_defaults(resolve_model("llama-2-7b")) is None
     assert smoke_defaults(resolve_model("meta-llama/Llama-2-7b-hf")) is None

@@ -12,7 +12,7 @@ from ladder.workload import Workload
 
 
 def tiny_workload() -> Workload:
-    return Workload(model=resolve_model("tiny-llama"), task="causal-lm", seq_len=256, global_batch_size=16)
+    return Workload(model=resolve_model("tiny-llama"), task="causal-lm", seq_len=64, global_batch_size=8)
 
 
 @pytest.mark.parametrize(

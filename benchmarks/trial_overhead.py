@@ -1,0 +1,120 @@
+"""How long a trial takes before and after its real work: warm (forked from the trial server) against cold, side by side.
+
+    python benchmarks/trial_overhead.py [--device cuda] [--ranks 4] [--repeats 5]
+
+Prints a table and a last line `warm_over_cold=… overhead_seconds=…`:
+
+- warm_over_cold: seconds from the request of a trial until all its ranks are ready to build a model, warm over cold (medians);
+- overhead_seconds: the median seconds of a warm trial outside model construction, engine initialisation and steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from ladder.candidates import RUNGS_BY_NAME, Engine, deepspeed_config
+from ladder.launch.base import Deadlines, TrialRun
+from ladder.launch.local import LocalLauncher
+from ladder.launch.operators import build_operators
+from ladder.machine import Machine, detect_machine
+from ladder.model_source import resolve_model
+from ladder.protocol import CandidateSpec, PhaseEvent, StepPolicy, TrialSpec
+from ladder.run import rank_environment
+from ladder.shapes import with_layers
+from ladder.verdict import trial_seconds
+from ladder.workload import Workload
+
+_WORK = ("model", "engine", "warmup", "measure")
+
+
+def make_spec(name: str, folder: Path, machine: Machine, workload: Workload) -> TrialSpec:
+    engine = Engine(RUNGS_BY_NAME["zero2"])
+    config = deepspeed_config(
+        workload, engine, micro_batch=1, accumulation=1, world_size=machine.world_size, nvme_path=None
+    )
+    return TrialSpec(
+        trial=name,
+        folder=str(folder / name),
+        device=machine.device,
+        world_size=machine.world_size,
+        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+        model_config_json=dict(workload.model.config),
+        task=workload.task,
+        seq_len=workload.seq_len,
+        optimizer=workload.optimizer,
+        dtype=workload.dtype,
+        deepspeed=config,
+        candidates=(CandidateSpec(key="zero2 ckpt=on mb=1", gradient_checkpointing=True, micro_batch=1, accumulation=1),),
+        memory_limit=machine.memory_limit,
+        steps=StepPolicy(minimum=2, maximum=2),
+    )
+
+
+def ready_seconds(run: TrialRun) -> float:
+    """From the request until the last rank begins to build its model."""
+    begins = [
+        event.t
+        for events in run.events
+        for event in events
+        if isinstance(event, PhaseEvent) and event.phase == "model"
+    ]
+    if len(begins) < run.spec.world_size:
+        raise RuntimeError(f"trial {run.spec.trial} did not start: see {run.spec.folder}")
+    return max(begins) - run.requested
+
+
+def measure(machine: Machine, workload: Workload, folder: Path, repeats: int, *, cold: bool) -> tuple[list[float], list[float]]:
+    """Seconds to ready, and seconds of overhead, of `repeats` trials. A warm server's own start is not counted: it is paid once."""
+    kind = "cold" if cold else "warm"
+    operators = ["shm_comm"] if machine.device == "cpu" else []
+    launcher = LocalLauncher(
+        marker=f"ladder-benchmark-{os.getpid()}-{kind}",
+        job={"model_config": dict(workload.model.config), "task": workload.task, "operators": operators},
+        environment=rank_environment(machine),
+        log=folder / f"{kind}.log",
+        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+        cold=cold,
+    )
+    try:
+        runs = []
+        for index in range(repeats + (not cold)):  # the first warm trial waits for the server's imports
+            spec = make_spec(f"{kind}-{index}", folder, machine, workload)
+            runs.append(launcher.run(spec, Deadlines(), lambda rank, event: None))
+        kept = runs if cold else runs[1:]
+    finally:
+        launcher.close()
+    overheads = [sum(s for phase, s in trial_seconds(run).items() if phase not in _WORK) for run in kept]
+    return [ready_seconds(run) for run in kept], overheads
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ranks", type=int, default=None)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    machine = detect_machine(
+        gpus=0 if options.device == "cpu" else options.ranks, gpu_memory=None, host_memory=None, nvme_path=None
+    )
+    shape = with_layers(resolve_model("tiny-llama"), 2)
+    workload = Workload(model=shape, task="causal-lm", seq_len=32, global_batch_size=machine.world_size)
+    build_operators(["shm_comm"] if machine.device == "cpu" else [], rank_environment(machine))
+    with tempfile.TemporaryDirectory() as folder:
+        warm, warm_overhead = measure(machine, workload, Path(folder), options.repeats, cold=False)
+        cold, cold_overhead = measure(machine, workload, Path(folder), max(2, options.repeats // 2), cold=True)
+    print(f"{machine.world_size} ranks on {machine.gpu_name or 'CPU'}")
+    print(f"{'':6}{'ready (s)':>12}{'overhead (s)':>14}{'trials':>8}")
+    for name, ready, overhead in (("warm", warm, warm_overhead), ("cold", cold, cold_overhead)):
+        print(f"{name:6}{statistics.median(ready):>12.2f}{statistics.median(overhead):>14.2f}{len(ready):>8}")
+    ratio = statistics.median(warm) / statistics.median(cold)
+    print(f"warm_over_cold={ratio:.4f} overhead_seconds={statistics.median(warm_overhead):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

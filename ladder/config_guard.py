@@ -1,0 +1,129 @@
+"""A config.json is data that nobody has checked: what would run somebody's code is refused, what is read is validated.
+
+Every complaint is a ModelNotAccessibleError in one short sentence that names the key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ladder.errors import ModelNotAccessibleError
+
+_LARGEST_DIMENSION = 10_000_000
+_MOST_LAYERS = 10_000
+_MOST_NESTED = 32
+
+# Keys that name code or kernels which transformers would fetch and run, or that ask for it.
+_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "use_kernels", "kernel_config")
+# Keys that make a vision part fetch weights from a repository when it is built.
+_WEIGHT_KEYS = ("use_pretrained_backbone", "use_timm_backbone")
+_IMPLEMENTATION_KEY = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+# These live in torch and transformers. All others may fetch a kernel from the Hub, flash_attention_2 included.
+_BUILT_IN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+# What says nothing about the shape: where the file came from, and a dtype that the workload decides.
+_IGNORED_KEYS = ("_name_or_path", "name_or_path", "torch_dtype", "dtype")
+
+
+def shorten(value: object, length: int = 60) -> str:
+    """`value` as text for a message, whatever it is: escaped, and cut to `length` characters."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
+def checked_config(config: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """A copy of `config` that makes transformers fetch and run nothing, and a note on what was left out, or "".
+
+    Raises ModelNotAccessibleError naming the key that would run code from a repository, at any depth, or that makes
+    the model one which cannot be fully fine-tuned.
+    """
+    notes: list[str] = []
+    clean: dict[str, Any] = _cleaned(config, name, notes, _MOST_NESTED)
+    return clean, " ".join(dict.fromkeys(notes))
+
+
+def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
+    if depth == 0:
+        raise ModelNotAccessibleError(f"The configuration of {shorten(name)} cannot be used: it is nested too deeply.")
+    if isinstance(value, list):
+        return [_cleaned(item, name, notes, depth - 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    clean = {}
+    for key, item in value.items():
+        _check_key(key, item, name)
+        if key in _IGNORED_KEYS:
+            continue
+        clean[key] = _cleaned(item, name, notes, depth - 1)
+        if _IMPLEMENTATION_KEY.fullmatch(key) and not set(_texts(item)) <= set(_BUILT_IN_IMPLEMENTATIONS):
+            del clean[key]
+            notes.append(f"Its {key} {shorten(item)} is not used: trials run transformers' own default.")
+    return clean
+
+
+def _check_key(key: str, item: Any, name: str) -> None:
+    refusal = f"The configuration of {shorten(name)} is refused: its {key}"
+    if key == "auto_map" or (key in _CODE_KEYS and item):
+        raise ModelNotAccessibleError(f"{refusal} would run code from a model repository, which ladder never does.")
+    if key in _WEIGHT_KEYS and item:
+        raise ModelNotAccessibleError(f"{refusal} would fetch weights, which ladder never does.")
+    if _IMPLEMENTATION_KEY.fullmatch(key) and any("/" in text for text in _texts(item)):
+        raise ModelNotAccessibleError(f"{refusal} names a kernel repository, whose code ladder never runs.")
+    if key == "quantization_config" and item is not None:
+        raise ModelNotAccessibleError(
+            f"{refusal} makes it a quantized model, which cannot be fully fine-tuned; use the original model."
+        )
+
+
+def _texts(value: Any) -> list[str]:
+    """The leaves of `value` that are set, as text. Not recursive: its depth is not known to be small."""
+    leaves, rest = [], [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, dict | list):
+            rest.extend(item.values() if isinstance(item, dict) else item)
+        elif item is not None:
+            leaves.append(str(item))
+    return leaves
+
+
+class ConfigReader:
+    """Reads a config.json that nobody has checked; every complaint is a ModelNotAccessibleError naming the key."""
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.config = config
+        self.name = name
+
+    def refuse(self, problem: str) -> ModelNotAccessibleError:
+        return ModelNotAccessibleError(f"The configuration of {self.name!r} cannot be used: {problem}.")
+
+    def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = _LARGEST_DIMENSION) -> int:
+        """The first of `keys` that is set, as a number from `least` to `most`."""
+        key = next((key for key in keys if self.config.get(key) is not None), None)
+        if key is None:
+            if default is None:
+                raise self.refuse(f"{keys[0]} is missing")
+            return default
+        value = self.config[key]
+        if type(value) is not int or not least <= value <= most:
+            raise self.refuse(f"{key} is {shorten(value)}, not a whole number from {least} to {most}")
+        return value
+
+    def layers(self, *keys: str, default: int | None = None) -> int:
+        return self.size(*keys, default=default, most=_MOST_LAYERS)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.refuse(f"{key} is {shorten(value)}, not true or false")
+        return value
+
+    def heads(self, hidden: int, *keys: str) -> int:
+        """The number of attention heads, which must divide `hidden`."""
+        heads = self.size(*keys)
+        if hidden % heads:
+            raise self.refuse(f"{heads} attention heads do not divide a hidden size of {hidden}")
+        return heads

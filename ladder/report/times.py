@@ -1,0 +1,33 @@
+"""Where trial time went: start, process group, model, engine, warm-up, measurement, proof, teardown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_NAMES = {
+    "start": "start",
+    "process_group": "process group",
+    "model": "model",
+    "engine": "engine",
+    "warmup": "warm-up",
+    "measure": "measurement",
+    "evaluation": "evaluation",
+    "gather": "gathering",
+    "teardown": "teardown",
+}
+
+
+def trial_line(seconds: Mapping[str, float]) -> str:
+    """One trial: its seconds, and the phases that took a tenth of a second or more."""
+    parts = [f"{name} {seconds[phase]:.1f}" for phase, name in _NAMES.items() if seconds.get(phase, 0.0) >= 0.1]
+    return f"{sum(seconds.values()):.1f} s ({', '.join(parts)})"
+
+
+def total_line(trials: Mapping[str, Mapping[str, float]]) -> str:
+    """All trials together: seconds, and each phase's share."""
+    total = sum(sum(seconds.values()) for seconds in trials.values())
+    if not total:
+        return "No trial was run."
+    shares = {phase: sum(seconds.get(phase, 0.0) for seconds in trials.values()) / total for phase in _NAMES}
+    parts = [f"{name} {shares[phase]:.0%}" for phase, name in _NAMES.items() if shares[phase] >= 0.005]
+    return f"{len(trials)} trials took {total:.0f} s: {', '.join(parts)}."

@@ -1,0 +1,77 @@
+"""Real trials on a real GPU, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pynvml
+import pytest
+
+from ladder.cli.main import main
+from ladder.emit import load_best_config
+from ladder.machine import visible_gpus
+from ladder.units import GIB, MIB
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")]
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+
+
+def used_bytes() -> int:
+    pynvml.nvmlInit()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(visible_gpus()[0].uuid)).used)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu tune")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    arguments = ["tune", str(folder), "--gpus", "1", "--gpu-memory", "8GiB", "--global-batch-size", "16"]
+    arguments += ["--seq-len", "1024", "--rung", "zero2", "--rung", "zero2+opt-cpu", "--rung", "zero3"]
+    arguments += ["--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]
+    assert main(arguments) == 0
+    return folder
+
+
+def test_an_oom_is_typed_with_rank_moment_and_bytes(tuned: Path) -> None:
+    table = pd.read_csv(tuned / "run" / "trials.csv")
+    failed = table[table["outcome"] == "gpu_oom"]
+    assert len(failed) > 0
+    assert failed["why"].str.contains(r"rank 0 ran out of GPU memory in \w+: asked for .+ with .+ free").any()
+
+
+def test_nothing_that_fits_held_more_than_the_limit(tuned: Path) -> None:
+    table = pd.read_csv(tuned / "run" / "trials.csv")
+    fits = table[table["outcome"] == "fits"]
+    assert len(fits) >= 3
+    assert (fits["peak_device_gib"] <= 8.01).all()
+    assert (fits["peak_device_gib"] > fits["peak_reserved_gib"]).all(), "context and NCCL lie outside torch"
+
+
+def test_energy_and_utilisation_are_recorded(tuned: Path) -> None:
+    table = pd.read_csv(tuned / "run" / "trials.csv")
+    answer = table[table["status"] == "answer"].iloc[0]
+    assert answer["watts"] > 50
+    assert 0 < answer["utilisation"] <= 1
+    assert answer["joules_per_token"] > 0
+
+
+def test_the_answer_states_its_utilisation_of_the_known_gpu(tuned: Path) -> None:
+    section = load_best_config(tuned / "best_config.json")["ladder"]
+    assert 0 < section["mfu"] < 1
+    assert section["proof"]["gathered_16bit_weights"]
+
+
+def test_no_gpu_memory_is_left_behind(tuned: Path) -> None:
+    assert used_bytes() < 600 * MIB < GIB

@@ -1,0 +1,127 @@
+"""What several test modules need: workloads, candidates and records by hand, tiny real trials, and a look at processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.model_source import resolve_model
+from ladder.outcome import Measurement, Outcome, OutcomeKind, Record
+from ladder.protocol import CandidateSpec, TrialSpec
+from ladder.shapes import shape_from_config
+from ladder.units import GIB
+from ladder.workload import Workload
+
+TINY_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+WORLD_SIZE = 2
+
+
+def bundled_workload(model: str = "tiny-llama", **changes: Any) -> Workload:
+    """A causal-lm workload on a bundled shape; `changes` are of the workload's own fields."""
+    settings = {"task": "causal-lm", "seq_len": 64, "global_batch_size": 8} | changes
+    return Workload(model=resolve_model(model), **settings)
+
+
+def make_candidate(
+    rung: str = "zero2", *, checkpointing: bool = True, micro_batch: int = 1, accumulation: int = 4
+) -> Candidate:
+    return Candidate(Engine(RUNGS_BY_NAME[rung]), checkpointing, micro_batch, accumulation)
+
+
+def make_measurement(**changes: Any) -> Measurement:
+    settings = {
+        "accumulate_seconds": 1.0,
+        "boundary_seconds": 2.0,
+        "spread": 0.01,
+        "num_steps": 3,
+        "peak_allocated": 2 * GIB,
+        "peak_reserved": 3 * GIB,
+        "peak_device": 4 * GIB,
+        "outside_torch": GIB,
+        "peak_host": 5 * GIB,
+    }
+    return Measurement(**settings | changes)
+
+
+def make_record(
+    candidate: Candidate, kind: OutcomeKind = "fits", *, tokens_per_second: float = 100.0, **changes: Any
+) -> Record:
+    """A record with a measurement where it fits, and with the given outcome where it does not."""
+    fits = kind == "fits"
+    settings = {
+        "candidate_key": candidate.key,
+        "trial": "0001",
+        "purpose": "measure",
+        "outcome": Outcome(kind=kind, sentence="" if fits else f"ended in {kind}", moment=None if fits else "forward"),
+        "measurement": make_measurement() if fits else None,
+        "tokens_per_second": tokens_per_second if fits else None,
+    }
+    return Record(**settings | changes)
+
+
+def tiny_trial(folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any) -> TrialSpec:
+    """A real trial of a two-layer Llama on two CPU ranks, one candidate for each micro-batch."""
+    accumulation = 2
+    workload = Workload(
+        model=shape_from_config(TINY_CONFIG, name="tiny", source="file"),
+        task="causal-lm",
+        seq_len=256,
+        global_batch_size=WORLD_SIZE * accumulation,
+    )
+    candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
+    config = deepspeed_config(
+        workload,
+        candidates[0].engine,
+        micro_batch=micro_batches[0],
+        accumulation=accumulation,
+        world_size=WORLD_SIZE,
+        nvme_path=None,
+    )
+    return TrialSpec(
+        trial=folder.name,
+        folder=str(folder),
+        device="cpu",
+        world_size=WORLD_SIZE,
+        model_config_json=TINY_CONFIG,
+        task="causal-lm",
+        seq_len=workload.seq_len,
+        optimizer="adamw",
+        dtype="bf16",
+        deepspeed=config,
+        candidates=tuple(
+            CandidateSpec(
+                key=candidate.key,
+                gradient_checkpointing=candidate.gradient_checkpointing,
+                micro_batch=candidate.micro_batch,
+                accumulation=candidate.accumulation,
+            )
+            for candidate in candidates
+        ),
+        memory_limit=memory_limit,
+        **changes,
+    )
+
+
+def processes_with(variable: str, value: str) -> list[psutil.Process]:
+    """The living processes that have had `variable`=`value` in their environment from their start."""
+    return [process for process in psutil.process_iter() if _environment(process).get(variable) == value]
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return {} if process.status() == psutil.STATUS_ZOMBIE else process.environ()
+    except (psutil.Error, OSError):
+        return {}

@@ -1,0 +1,218 @@
+"""Every rung gives a DeepSpeed configuration that is explicit, valid and the same as yesterday."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import bundled_workload, make_candidate
+
+from ladder.candidates import (
+    LEAN_KNOBS,
+    RUNGS,
+    RUNGS_BY_NAME,
+    Candidate,
+    Engine,
+    Rung,
+    candidates_of,
+    deepspeed_config,
+    divisors,
+    engine_knobs,
+)
+from ladder.errors import UsageError
+from ladder.run import check_rungs
+from ladder.workload import Workload
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "deepspeed-llama-2-7b"
+NVME = Path("/nvme/swap")
+WORLD_SIZE = 8
+EVERY_RUNG = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+
+
+def llama(**changes: Any) -> Workload:
+    return bundled_workload("llama-2-7b", **{"seq_len": 2048, "global_batch_size": 128} | changes)
+
+
+def config_of(rung: Rung, workload: Workload | None = None, world_size: int = WORLD_SIZE) -> dict[str, Any]:
+    return deepspeed_config(
+        workload or llama(), Engine(rung), micro_batch=2, accumulation=8, world_size=world_size, nvme_path=NVME
+    )
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict | list):
+        return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)]
+    return [value]
+
+
+def fields_of_deepspeed(module: str, *classes: str) -> set[str]:
+    """The fields of DeepSpeed's own pydantic models, read from its source: importing it takes seconds."""
+    spec = importlib.util.find_spec("deepspeed")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / module).read_text())
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]
+    assert len(found) == len(classes)
+    return {
+        item.target.id
+        for node in found
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+
+
+def test_every_documented_rung_is_there_once_and_nvme_comes_last() -> None:
+    assert [rung.name for rung in RUNGS] == [
+        "zero0",
+        "zero1",
+        "zero2",
+        "zero2+opt-cpu",
+        "zero3",
+        "zero3+opt-cpu",
+        "zero3+param-cpu",
+        "zero3+param-cpu+opt-cpu",
+        "zero3+param-cpu+opt-cpu+lean",
+        "zero3+opt-nvme",
+        "zero3+param-nvme+opt-nvme",
+    ]
+    assert list(RUNGS_BY_NAME.values()) == list(RUNGS)
+
+
+@EVERY_RUNG
+def test_a_rungs_name_says_its_stage_and_what_goes_where(rung: Rung) -> None:
+    config = config_of(rung)["zero_optimization"]
+    stage, *parts = rung.name.split("+")
+    offloads = {part.split("-")[0]: part.split("-")[1] for part in parts if part != "lean"}
+    assert config["stage"] == int(stage.removeprefix("zero"))
+    assert config.get("offload_optimizer", {}).get("device") == offloads.get("opt")
+    assert config.get("offload_param", {}).get("device") == offloads.get("param")
+
+
+@EVERY_RUNG
+def test_the_configuration_has_only_keys_that_deepspeed_knows(rung: Rung) -> None:
+    zero = dict(config_of(rung)["zero_optimization"])
+    offloads = fields_of_deepspeed(
+        "runtime/zero/offload_config.py", "DeepSpeedZeroOffloadOptimizerConfig", "DeepSpeedZeroOffloadParamConfig"
+    )
+    for section in ("offload_optimizer", "offload_param"):
+        assert set(zero.pop(section, {})) <= offloads
+    assert set(zero) <= fields_of_deepspeed("runtime/zero/config.py", "DeepSpeedZeroConfig")
+
+
+@EVERY_RUNG
+@pytest.mark.parametrize("changes", [{}, {"dtype": "fp16"}, {"optimizer": "sgd"}], ids=["adamw", "fp16", "sgd"])
+def test_no_value_is_auto_or_absent_and_the_document_survives_json(rung: Rung, changes: dict[str, Any]) -> None:
+    config = config_of(rung, llama(**changes))
+    assert "auto" not in leaves(config)
+    assert None not in leaves(config)
+    assert json.loads(json.dumps(config)) == config
+
+
+@EVERY_RUNG
+def test_the_batch_sizes_agree_and_no_optimizer_is_named(rung: Rung) -> None:
+    config = config_of(rung)
+    assert config["train_batch_size"] == 2 * 8 * WORLD_SIZE
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (2, 8)
+    assert config["gradient_clipping"] == 1.0
+    assert not {"optimizer", "scheduler", "activation_checkpointing"} & set(config)
+
+
+@EVERY_RUNG
+def test_the_configuration_for_llama_2_7b_is_the_golden_one(rung: Rung) -> None:
+    """UPDATE_GOLDEN=1 writes the files anew; read the diff."""
+    path = GOLDEN / f"{rung.name}.json"
+    text = json.dumps(config_of(rung), indent=2) + "\n"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+def test_the_golden_files_are_those_of_the_rungs() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.json")} == set(RUNGS_BY_NAME)
+
+
+def test_the_precision_is_the_workloads() -> None:
+    assert config_of(RUNGS[0])["bf16"] == {"enabled": True}
+    half = config_of(RUNGS[0], llama(dtype="fp16"))
+    assert half["fp16"]["enabled"] is True
+    assert "bf16" not in half
+
+
+def test_an_optimizer_that_deepspeed_has_not_tried_with_zero_is_allowed_explicitly() -> None:
+    assert config_of(RUNGS[2], llama(optimizer="sgd"))["zero_allow_untested_optimizer"] is True
+    assert "zero_allow_untested_optimizer" not in config_of(RUNGS[2])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("model", ["llama-2-7b", "opt-125m", "t0-3b"])
+def test_an_nvme_buffer_holds_a_ranks_part_of_the_largest_parameter(model: str, world_size: int) -> None:
+    workload = bundled_workload(model, task="seq2seq-lm" if model == "t0-3b" else "causal-lm")
+    zero = config_of(RUNGS_BY_NAME["zero3+param-nvme+opt-nvme"], workload, world_size)["zero_optimization"]
+    assert zero["offload_param"]["buffer_size"] * world_size >= workload.model.largest_parameter
+    assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == str(NVME)
+
+
+@EVERY_RUNG
+def test_only_an_nvme_rung_needs_a_path_and_asynchronous_io(rung: Rung) -> None:
+    is_nvme = "nvme" in rung.devices
+    assert ("aio" in config_of(rung)) == is_nvme
+    arguments: dict[str, Any] = {"micro_batch": 1, "accumulation": 1, "world_size": 1, "nvme_path": None}
+    if is_nvme:
+        with pytest.raises(ValueError, match="nvme_path"):
+            deepspeed_config(llama(), Engine(rung), **arguments)
+    else:
+        assert str(NVME) not in json.dumps(deepspeed_config(llama(), Engine(rung), **arguments))
+
+
+def test_the_lean_rung_lowers_deepspeeds_spending_and_never_raises_it() -> None:
+    lean, plain = (Engine(RUNGS_BY_NAME[f"zero3+param-cpu+opt-cpu{suffix}"]) for suffix in ("+lean", ""))
+    for workload in (llama(), bundled_workload("tiny-llama")):
+        before, after = engine_knobs(workload, plain), engine_knobs(workload, lean)
+        assert set(before) == set(after)
+        assert all(after[name] <= before[name] for name in before)
+        assert all(after[name] <= bound for name, bound in LEAN_KNOBS)
+    assert engine_knobs(llama(), lean)["reduce_bucket_size"] < engine_knobs(llama(), plain)["reduce_bucket_size"]
+
+
+def test_an_engines_own_knobs_go_before_our_defaults_and_show_in_its_key() -> None:
+    engine = Engine(RUNGS_BY_NAME["zero2"], (("reduce_bucket_size", 5), ("overlap_comm", False)))
+    assert engine_knobs(llama(), engine)["reduce_bucket_size"] == 5
+    assert engine_knobs(llama(), engine)["overlap_comm"] is False
+    assert engine.key == "zero2[overlap_comm=False,reduce_bucket_size=5]"
+    assert Engine(RUNGS_BY_NAME["zero2"]).key == "zero2"
+
+
+def test_buckets_follow_the_size_of_the_model_within_bounds() -> None:
+    engine = Engine(RUNGS_BY_NAME["zero2"])
+    assert engine_knobs(llama(), engine)["reduce_bucket_size"] == 200_000_000
+    assert engine_knobs(bundled_workload("opt-125m"), engine)["reduce_bucket_size"] < 20_000_000
+    assert engine_knobs(bundled_workload("tiny-llama"), engine)["reduce_bucket_size"] >= 1_000_000
+
+
+def test_candidates_are_every_micro_batch_with_and_without_checkpointing() -> None:
+    found = list(candidates_of(Engine(RUNGS_BY_NAME["zero1"]), 12, [1, 3, 12]))
+    assert {(c.gradient_checkpointing, c.micro_batch) for c in found} == {(on, mb) for on in (True, False) for mb in (1, 3, 12)}
+    assert all(candidate.micro_batch * candidate.accumulation == 12 for candidate in found)
+    assert len({candidate.key for candidate in found}) == 6
+
+
+def test_a_candidates_key_says_everything_that_tells_it_from_others() -> None:
+    assert make_candidate("zero2", checkpointing=False, micro_batch=4).key == "zero2 ckpt=off mb=4"
+    assert Candidate(Engine(RUNGS[0], (("overlap_comm", True),)), True, 1, 1).key == "zero0[overlap_comm=True] ckpt=on mb=1"
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, [1]), (7, [1, 7]), (12, [1, 2, 3, 4, 6, 12]), (16, [1, 2, 4, 8, 16])])
+def test_divisors_are_all_of_them_ascending(number: int, expected: list[int]) -> None:
+    assert divisors(number) == expected
+
+
+def test_an_unknown_rung_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"zero4 is unknown.*zero2\+opt-cpu"):
+        check_rungs(["zero2", "zero4"])
+    assert check_rungs(["zero2"]) == ("zero2",)

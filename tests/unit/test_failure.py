@@ -1,0 +1,122 @@
+"""Every message of reference/failures.md stands for the outcome that it has there."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from ladder.outcome import OutcomeKind
+from ladder.trial.failure import OverLimitError, bytes_asked, classify
+from ladder.units import GIB, MIB
+
+
+class OutOfMemoryError(RuntimeError):
+    """Like torch's own, which this test does without."""
+
+
+class AcceleratorError(RuntimeError):
+    """Like torch's."""
+
+
+class ZeRORuntimeException(Exception):  # noqa: N818 - DeepSpeed's name
+    """Like DeepSpeed's."""
+
+
+HOST_ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "134217728 bytes. Error code 12 (Cannot allocate memory)"
+)
+CAUSES: list[tuple[BaseException, OutcomeKind]] = [
+    (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"), "gpu_oom"),
+    (OutOfMemoryError("worded in another way"), "gpu_oom"),
+    (AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously"), "gpu_oom"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasGemmEx(…)`"), "gpu_oom"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), "gpu_oom"),
+    (RuntimeError("NCCL error …\nLast error:\nCuda failure 2 'out of memory'"), "gpu_oom"),
+    (RuntimeError("ncclUnhandledCudaError …\nFailed to CUDA calloc async 608 bytes"), "gpu_oom"),
+    (RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838'), "gpu_oom"),
+    (OverLimitError("context and libraries alone hold 1.00 GiB of 0.50 GiB"), "gpu_oom"),
+    (RuntimeError(HOST_ALLOCATOR), "host_oom"),
+    (MemoryError(), "host_oom"),
+    (RuntimeError("std::bad_alloc"), "host_oom"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
+    (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), "disk_full"),
+    (RuntimeError("/nvme/swap/1.swp: buffer nbytes != file bytes 4096 != 0"), "disk_full"),
+    (ValueError("1 validation error for DeepSpeedZeroConfig\nstage4\n  [type=extra_forbidden]"), "unsupported"),
+    (ZeRORuntimeException("You are using ZeRO-Offload with a client provided optimizer"), "unsupported"),
+    (RuntimeError("Error building extension 'cpu_adam'"), "unsupported"),
+    (RuntimeError("Unable to JIT load the async_io op due to it not being compatible"), "unsupported"),
+    (AssertionError("More elements 131072000 than buffer size 100000000"), "unsupported"),
+    (KeyError("loss"), "crash"),
+    (RuntimeError("CUDA error: unspecified launch failure"), "crash"),
+    (RuntimeError("CUDA error: invalid argument"), "crash"),
+    (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "crash"),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome"), CAUSES, ids=lambda value: str(value)[:40])
+def test_a_message_stands_for_its_outcome_and_is_a_cause(error: BaseException, outcome: OutcomeKind) -> None:
+    assert classify(error, "cuda") == (outcome, False)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:28170",
+        "Read error [127.0.0.1]:1234: Connection reset by peer",
+        "Rank 0: remote worker crashing",
+        "NCCL communicator was aborted on rank 1.",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "remote process exited or there was a network error",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_what_a_dying_peer_causes_is_a_consequence(message: str) -> None:
+    assert classify(RuntimeError(message), "cuda") == ("crash", True)
+
+
+def test_running_out_of_memory_is_a_cause_even_if_the_message_names_the_network_too() -> None:
+    error = RuntimeError("NCCL error: remote process exited or there was a network error. Failed to CUDA calloc async 4")
+    assert classify(error, "cuda") == ("gpu_oom", False)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(HOST_ALLOCATOR), MemoryError(), RuntimeError("can't start new thread")])
+def test_on_the_cpu_device_the_ranks_own_limit_is_the_gpus_memory(error: BaseException) -> None:
+    assert classify(error, "cpu") == ("gpu_oom", False)
+
+
+def raised_while_pinning(message: str) -> BaseException:
+    def pin_memory() -> None:
+        raise RuntimeError(message)
+
+    try:
+        pin_memory()
+    except RuntimeError as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize("message", ["CUDA error: out of memory", "CUDA error: invalid argument"])
+def test_the_same_words_from_pin_memory_are_pinned_host_memory(message: str) -> None:
+    assert classify(raised_while_pinning(message), "cuda") == ("pinned_oom", False)
+
+
+def test_another_error_while_pinning_is_a_crash() -> None:
+    assert classify(raised_while_pinning("CUDA error: unspecified launch failure"), "cuda") == ("crash", False)
+
+
+@pytest.mark.parametrize(
+    ("message", "size"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 …", 2 * GIB),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; …)", 20 * MIB),
+        ("CUDA out of memory. Tried to allocate 512 bytes.", 512),
+        (HOST_ALLOCATOR, 134217728),
+        ("CUDA error: out of memory", None),
+        ("Tried to allocate some memory", None),
+    ],
+)
+def test_the_bytes_asked_for_are_read_where_the_message_names_them(message: str, size: int | None) -> None:
+    assert bytes_asked(RuntimeError(message)) == size

@@ -1,0 +1,48 @@
+"""Sizes are read as people write them, and nothing else is taken for a size."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder.units import GIB, KIB, MIB, format_bytes, gib, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("40GiB", 40 * GIB),
+        ("700 MiB", 700 * MIB),
+        (" 1.5gib ", 3 * GIB // 2),
+        ("24GB", 24 * 10**9),
+        ("2TiB", 2048 * GIB),
+        ("3kib", 3 * KIB),
+        ("12", 12),
+        ("12B", 12),
+    ],
+)
+def test_a_size_is_read_with_or_without_space_and_in_any_case(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "0.1B", "1e9", "nan", "inf", "40 GiB each", "40Gib/s", "1,5GiB"])
+def test_what_is_no_size_above_zero_is_refused_and_quoted(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size") as refusal:
+        parse_bytes(text)
+    assert repr(text) in str(refusal.value)
+
+
+def test_a_size_is_written_in_gib_and_none_is_a_dash() -> None:
+    assert format_bytes(1.5 * GIB) == "1.50 GiB"
+    assert format_bytes(420 * MIB) == "0.41 GiB"
+    assert format_bytes(None) == "–"
+
+
+def test_a_small_size_is_written_in_mib_so_that_it_is_not_rounded_away() -> None:
+    assert format_bytes(13 * MIB) == "13 MiB"
+    assert format_bytes(0) == "0 MiB"
+
+
+def test_a_number_of_gib_is_rounded_for_reading_and_none_stays_none() -> None:
+    assert gib(GIB // 3) == 0.333
+    assert gib(0) == 0
+    assert gib(None) is None

@@ -1,0 +1,262 @@
+"""What was seen of a trial gives one cause, whatever the order in which the ranks died."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import WORLD_SIZE, bundled_workload, make_candidate, tiny_trial
+
+from ladder.launch.base import DeviceUse, Stop, TrialRun
+from ladder.outcome import OutcomeKind, Record
+from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, Phase, PhaseEvent, TrialSpec
+from ladder.units import GIB, MIB
+from ladder.verdict import judge, trial_seconds
+
+FIRST, SECOND = make_candidate(micro_batch=1, accumulation=4), make_candidate(micro_batch=2, accumulation=2)
+WORKLOAD = bundled_workload()
+LIMIT = 10 * GIB
+
+
+def spec(world_size: int = WORLD_SIZE, **changes: Any) -> TrialSpec:
+    candidates = tuple(
+        CandidateSpec(
+            key=candidate.key,
+            gradient_checkpointing=True,
+            micro_batch=candidate.micro_batch,
+            accumulation=candidate.accumulation,
+        )
+        for candidate in (FIRST, SECOND)
+    )
+    base = tiny_trial(Path("/run/trials/0007"), 1, memory_limit=LIMIT)
+    return base.model_copy(update={"world_size": world_size, "candidates": candidates, **changes})
+
+
+def phase(name: Phase, t: float = 0.0) -> PhaseEvent:
+    return PhaseEvent(t=t, phase=name)
+
+
+def measured(candidate: str = FIRST.key, t: float = 5.0, **changes: Any) -> MeasuredEvent:
+    settings = {
+        "began": 1.0,
+        "accumulate_seconds": [1.0, 1.2, 1.1],
+        "boundary_seconds": [2.0, 2.4, 2.2],
+        "skipped_steps": 0,
+        "peak_allocated": GIB,
+        "peak_reserved": 2 * GIB,
+        "peak_device": 3 * GIB,
+        "outside_torch": GIB,
+        "peak_host": 4 * GIB,
+        "alloc_retries": 0,
+        "losses": [9.0, 8.5],
+    }
+    return MeasuredEvent(t=t, candidate=candidate, **settings | changes)
+
+
+def failed(outcome: OutcomeKind = "gpu_oom", t: float = 6.0, **changes: Any) -> FailedEvent:
+    settings = {"candidate": SECOND.key, "moment": "backward", "message": "RuntimeError: it failed\nat length"}
+    return FailedEvent(t=t, outcome=outcome, **settings | changes)
+
+
+def peer_error(t: float) -> FailedEvent:
+    return failed("crash", t, message="RuntimeError: Connection closed by peer", consequence=True)
+
+
+def records_of(*events: list[Event], trial: TrialSpec | None = None, **changes: Any) -> list[Record]:
+    run = TrialRun(spec=trial or spec(len(events)), events=list(events), **changes)
+    return judge(run, WORKLOAD, (FIRST, SECOND))
+
+
+def only(records: list[Record]) -> Record:
+    assert len(records) == 1
+    return records[0]
+
+
+def whole_report() -> list[Event]:
+    return [measured(), measured(SECOND.key, 6.0), phase("teardown", 6.0), DoneEvent(t=7.0)]
+
+
+def test_when_every_rank_reports_everything_all_candidates_fit() -> None:
+    records = records_of(whole_report(), whole_report(), exits={0: 0, 1: 0})
+    assert [(record.candidate_key, record.outcome.kind) for record in records] == [(FIRST.key, "fits"), (SECOND.key, "fits")]
+    assert {(record.trial, record.purpose) for record in records} == {("0007", "measure")}
+
+
+def test_tokens_per_second_are_those_of_the_global_batch_with_its_accumulation() -> None:
+    first, second = records_of(whole_report(), whole_report())
+    assert first.tokens_per_second == pytest.approx(8 * 64 / (3 * 1.1 + 2.2))
+    assert second.tokens_per_second == pytest.approx(8 * 64 / (1 * 1.1 + 2.2))
+
+
+def test_bytes_are_of_the_fullest_rank_and_host_memory_of_all_together() -> None:
+    fuller = measured(peak_device=5 * GIB, peak_allocated=GIB // 2, outside_torch=2 * GIB, alloc_retries=2)
+    measurement = records_of([measured(), DoneEvent(t=7)], [fuller, DoneEvent(t=7)])[0].measurement
+    assert measurement is not None
+    assert (measurement.peak_device, measurement.outside_torch) == (5 * GIB, 2 * GIB)
+    assert measurement.peak_allocated == GIB
+    assert measurement.peak_host == 8 * GIB
+    assert measurement.alloc_retries == 2
+
+
+def test_what_nvml_saw_counts_where_it_is_more_than_the_ranks_knew_of() -> None:
+    use = DeviceUse(utilisation=0.9, watts=700.0, sm_clock_mhz=1500.0, peak_bytes=6 * GIB)
+    measurement = records_of(whole_report(), whole_report(), device_use={FIRST.key: use})[0].measurement
+    assert measurement is not None
+    assert (measurement.peak_device, measurement.watts, measurement.utilisation) == (6 * GIB, 700.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"alloc_retries": 3}, "3 times"),
+        ({"skipped_steps": 2}, "2 optimizer steps were skipped"),
+        ({"peak_device": int(0.98 * LIMIT)}, "thin headroom"),
+    ],
+)
+def test_a_fit_with_a_snag_is_a_fit_with_a_warning(changes: dict[str, Any], words: str) -> None:
+    record = records_of([measured(**changes)], [measured()])[0]
+    assert record.outcome.kind == "fits"
+    assert len(record.warnings) == 1
+    assert words in record.warnings[0]
+    assert records_of([measured()], [measured()])[0].warnings == ()
+
+
+def test_a_candidate_measured_by_only_some_ranks_is_not_measured() -> None:
+    records = records_of([measured(), measured(SECOND.key)], [measured(), failed()])
+    assert [(record.candidate_key, record.outcome.kind) for record in records] == [
+        (FIRST.key, "fits"),
+        (SECOND.key, "gpu_oom"),
+    ]
+    assert records[1].measurement is None
+
+
+@pytest.mark.parametrize("culprit", range(3))
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_one_ranks_oom_is_the_cause_however_early_its_peers_report_network_errors(
+    culprit: int, order: tuple[int, ...]
+) -> None:
+    oom = failed(t=6.0 + order[culprit], bytes_asked=3 * GIB, bytes_free=512 * MIB)
+    events: list[list[Event]] = [
+        [measured(), oom if rank == culprit else peer_error(6.0 + order[rank])] for rank in range(3)
+    ]
+    exits = {rank: 1 for rank in sorted(range(3), key=lambda rank: order[rank])}
+    fits, ending = records_of(*events, exits=exits)
+    assert (fits.candidate_key, fits.outcome.kind) == (FIRST.key, "fits")
+    assert ending.candidate_key == SECOND.key
+    outcome = ending.outcome
+    assert (outcome.kind, outcome.rank, outcome.moment) == ("gpu_oom", culprit, "backward")
+    assert (outcome.bytes_asked, outcome.bytes_free) == (3 * GIB, 512 * MIB)
+    for words in (f"rank {culprit} ", "backward", "3.00 GiB", "0.50 GiB"):
+        assert words in outcome.sentence
+
+
+def test_of_two_causes_the_earlier_one_counts() -> None:
+    early, late = failed("host_oom", 5.9), failed("gpu_oom", 6.0)
+    assert only(records_of([late], [early])).outcome.kind == "host_oom"
+    assert only(records_of([early], [late])).outcome.rank == 0
+
+
+def test_a_network_error_is_the_outcome_when_nothing_else_is_known() -> None:
+    outcome = only(records_of([peer_error(6.5)], [peer_error(6.0)], exits={0: 1, 1: 1})).outcome
+    assert (outcome.kind, outcome.rank) == ("crash", 1)
+    assert "Connection closed by peer" in outcome.sentence
+
+
+def test_any_other_failure_is_told_by_the_first_line_of_its_message() -> None:
+    outcome = only(records_of([failed("unsupported")], [])).outcome
+    assert outcome.kind == "unsupported"
+    assert outcome.sentence == "rank 0 failed in backward: RuntimeError: it failed"
+
+
+@pytest.mark.parametrize(("oom_kills", "kind"), [(0, "crash"), (1, "host_oom")])
+def test_a_silent_sigkill_is_host_oom_only_if_the_kernel_counted_one(oom_kills: int, kind: str) -> None:
+    events: list[list[Event]] = [[phase("model")], [phase("model"), phase("engine")]]
+    outcome = only(records_of(*events, exits={1: -signal.SIGKILL}, killed=frozenset({0}), oom_kills=oom_kills)).outcome
+    assert (outcome.kind, outcome.rank, outcome.moment) == (kind, 1, "engine")
+    assert "rank 1" in outcome.sentence
+
+
+def test_an_oom_kill_elsewhere_does_not_excuse_another_death() -> None:
+    assert only(records_of([], [], exits={0: -signal.SIGSEGV}, oom_kills=1)).outcome.kind == "crash"
+
+
+def test_sigbus_is_a_full_dev_shm() -> None:
+    outcome = only(records_of([phase("warmup")], [], exits={0: -signal.SIGBUS})).outcome
+    assert (outcome.kind, outcome.moment) == ("host_oom", "warmup")
+    assert "/dev/shm" in outcome.sentence
+
+
+@pytest.mark.parametrize("status", [0, 1, 137, -signal.SIGSEGV, -signal.SIGABRT])
+def test_a_rank_that_leaves_without_a_report_crashed_whatever_its_status(status: int) -> None:
+    outcome = only(records_of([phase("measure")], [], exits={0: status})).outcome
+    assert (outcome.kind, outcome.rank, outcome.moment) == ("crash", 0, "measure")
+    assert (signal.Signals(-status).name if status < 0 else f"status {status}") in outcome.sentence
+
+
+def test_a_silent_death_goes_before_the_errors_of_its_peers() -> None:
+    outcome = only(records_of([peer_error(6.0)], [phase("measure")], exits={0: 1, 1: -signal.SIGSEGV})).outcome
+    assert (outcome.kind, outcome.rank) == ("crash", 1)
+    assert "SIGSEGV" in outcome.sentence
+
+
+def test_a_rank_that_the_launcher_killed_is_no_evidence() -> None:
+    exits = {0: 1, 1: -signal.SIGKILL}
+    outcome = only(records_of([failed()], [phase("measure")], exits=exits, killed=frozenset({1}), oom_kills=1)).outcome
+    assert (outcome.kind, outcome.rank) == ("gpu_oom", 0)
+
+
+def test_a_rank_silent_past_its_deadline_is_a_hang_in_the_phase_it_was_in() -> None:
+    stop = Stop(kind="hang", rank=1, sentence="rank 1 was silent for 120 s in measure")
+    events: list[list[Event]] = [[measured()], [measured(), phase("measure", 9.0)]]
+    fits, ending = records_of(*events, stop=stop, killed=frozenset({0, 1}), exits={0: -9, 1: -9})
+    assert fits.outcome.kind == "fits"
+    assert (ending.outcome.kind, ending.outcome.rank, ending.outcome.moment) == ("hang", 1, "measure")
+    assert ending.outcome.sentence == stop.sentence
+
+
+def test_an_oom_found_after_the_launcher_gave_up_waiting_is_still_the_cause() -> None:
+    stop = Stop(kind="hang", rank=1, sentence="rank 1 was silent")
+    assert only(records_of([failed()], [phase("measure")], stop=stop)).outcome.kind == "gpu_oom"
+
+
+def test_a_lost_server_is_no_hang_and_no_lack_of_memory() -> None:
+    stop = Stop(kind="lost_server", sentence="the trial server died")
+    outcome = only(records_of([phase("measure")], [phase("measure")], stop=stop)).outcome
+    assert (outcome.kind, outcome.sentence) == ("crash", "the trial server died")
+
+
+def test_a_cancelled_trial_keeps_what_was_measured_and_blames_nobody() -> None:
+    stop = Stop(kind="cancelled", sentence="the tune was interrupted")
+    fits, ending = records_of([measured(), failed()], [measured()], stop=stop, killed=frozenset({0, 1}))
+    assert (fits.candidate_key, fits.outcome.kind) == (FIRST.key, "fits")
+    assert (ending.outcome.kind, ending.outcome.rank) == ("cancelled", None)
+
+
+def test_a_failure_in_teardown_is_no_candidates_fault() -> None:
+    everything = [measured(), measured(SECOND.key)]
+    records = records_of([*everything, phase("teardown")], [*everything, DoneEvent(t=7)], exits={0: -signal.SIGSEGV})
+    assert [record.outcome.kind for record in records] == ["fits", "fits"]
+
+
+def test_a_proof_is_recorded_as_a_proof() -> None:
+    trial = spec(proof=True)
+    assert {record.purpose for record in records_of(whole_report(), whole_report(), trial=trial)} == {"proof"}
+    assert only(records_of([failed()], [], trial=trial)).purpose == "proof"
+
+
+def test_a_trial_whose_ranks_never_wrote_anything_is_judged_all_the_same() -> None:
+    outcome = only(records_of([], [], exits={0: 1, 1: 1})).outcome
+    assert (outcome.kind, outcome.moment) == ("crash", "process_group")
+    assert records_of() == []
+
+
+def test_a_trials_time_is_told_by_phase_of_the_slowest_rank_and_adds_up() -> None:
+    quick: list[Event] = [phase("model", 2.0), phase("engine", 3.0), phase("measure", 5.0), DoneEvent(t=9.0)]
+    slow: list[Event] = [phase("model", 2.0), phase("engine", 4.0), phase("measure", 5.0), DoneEvent(t=9.5)]
+    run = TrialRun(spec=spec(), events=[quick, slow], requested=0.0, started=2.0, ended=10.0)
+    assert trial_seconds(run) == {"start": 2.0, "model": 2.0, "engine": 2.0, "measure": 4.5, "teardown": 0.5}
+    assert trial_seconds(replace(run, events=[[], []])) == {"start": 2.0, "teardown": 0.0}
