@@ -122,6 +122,7 @@ def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
         if event.bytes_asked is not None:
             sentence += f": asked for {format_bytes(event.bytes_asked)}"
             sentence += f" with {format_bytes(event.bytes_free)} free" if event.bytes_free is not None else ""
+            sentence += ", but not in one piece" if event.bytes_asked <= (event.bytes_free or 0) else ""
     else:
         sentence = f"rank {rank} failed in {event.moment}: {event.message.splitlines()[0][:300]}"
     return Outcome(

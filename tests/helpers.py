@@ -1,16 +1,18 @@
-"""What several test modules need: workloads, candidates and records by hand, tiny real trials, and a look at processes."""
+"""What several test modules need: workloads and records by hand, tiny real trials, a look at processes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.model_source import resolve_model
 from ladder.outcome import Measurement, Outcome, OutcomeKind, Record
-from ladder.protocol import CandidateSpec, TrialSpec
+from ladder.protocol import RUN_MARKER, CandidateSpec, Event, StepPolicy, TrialSpec
 from ladder.shapes import shape_from_config
 from ladder.units import GIB
 from ladder.workload import Workload
@@ -72,13 +74,15 @@ def make_record(
     return Record(**settings | changes)
 
 
-def tiny_trial(folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any) -> TrialSpec:
+def tiny_trial(
+    folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any
+) -> TrialSpec:
     """A real trial of a two-layer Llama on two CPU ranks, one candidate for each micro-batch."""
     accumulation = 2
     workload = Workload(
         model=shape_from_config(TINY_CONFIG, name="tiny", source="file"),
         task="causal-lm",
-        seq_len=256,
+        seq_len=64,
         global_batch_size=WORLD_SIZE * accumulation,
     )
     candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
@@ -111,7 +115,7 @@ def tiny_trial(folder: Path, *micro_batches: int, rung: str = "zero2", memory_li
             for candidate in candidates
         ),
         memory_limit=memory_limit,
-        **changes,
+        **{"steps": StepPolicy(maximum=3, seconds=0.2)} | changes,
     )
 
 
@@ -125,3 +129,34 @@ def _environment(process: psutil.Process) -> dict[str, str]:
         return {} if process.status() == psutil.STATUS_ZOMBIE else process.environ()
     except (psutil.Error, OSError):
         return {}
+
+
+@dataclass
+class Bench:
+    """A launcher on the test bench: it can be cancelled, and what it keeps running can be counted."""
+
+    launcher: Launcher
+    cancellation: list[bool]
+    marker: str
+    events: list[tuple[int, Event]] = field(default_factory=list)
+
+    def run(self, spec: TrialSpec, also: Listener = lambda rank, event: None) -> TrialRun:
+        self.events.clear()
+        self.cancellation.clear()
+
+        def listen(rank: int, event: Event) -> None:
+            self.events.append((rank, event))
+            also(rank, event)
+
+        return self.launcher.run(spec, Deadlines(), listen)
+
+    def cancel(self) -> None:
+        self.cancellation.append(True)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that the launcher started."""
+        return processes_with(RUN_MARKER, self.marker)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Those of them that belong to a trial: all but the server that a warm launcher keeps."""
+        return [process for process in self.processes() if process.parent() != psutil.Process()]

@@ -58,6 +58,21 @@ class Datum:
     """The truth is at least `target`: says nothing where the formula is above it already."""
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A formula's value (a logarithm) where the unknowns are most probable, and its slope along each of them."""
+
+    mean: float
+    slopes: Mapping[str, float]
+
+    def minus(self, other: Estimate) -> Estimate:
+        """The difference of two estimates: what they have in common cancels, and with it its doubt."""
+        slopes = dict(self.slopes)
+        for name, slope in other.slopes.items():
+            slopes[name] = slopes.get(name, 0.0) - slope
+        return Estimate(self.mean - other.mean, slopes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """What is believed about the unknowns after some measurements; without arguments, the prior."""
@@ -65,18 +80,27 @@ class Fit:
     values: Mapping[str, float] = field(default_factory=dict)
     covariance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
+    def estimate(self, formula: Formula, names: Sequence[str]) -> Estimate:
+        """`formula` linearised around the most probable unknowns."""
+        mean = formula(self.values)
+        return Estimate(mean, dict(zip(names, _slopes(formula, names, self.values, mean), strict=True)))
+
+    def deviation(self, estimate: Estimate) -> float:
+        """The standard deviation of `estimate`, the measurement noise not included."""
+        variance = 0.0
+        known = [(name, slope) for name, slope in estimate.slopes.items() if slope and name in self.covariance]
+        for name, slope in estimate.slopes.items():
+            if name not in self.covariance:
+                variance += slope * slope
+        for name, slope in known:
+            row = self.covariance[name]
+            variance += slope * sum(row[other] * its for other, its in known)
+        return math.sqrt(max(0.0, variance))
+
     def predict(self, formula: Formula, names: Sequence[str]) -> tuple[float, float]:
         """Mean and standard deviation of `formula` (a logarithm), the measurement noise not included."""
-        mean = formula(self.values)
-        slopes = dict(zip(names, _slopes(formula, names, self.values, mean), strict=True))
-        variance = 0.0
-        for one, slope in slopes.items():
-            row = self.covariance.get(one)
-            if row is None:
-                variance += slope * slope
-            else:
-                variance += slope * sum(row[other] * slopes[other] for other in names if other in row)
-        return mean, math.sqrt(max(0.0, variance))
+        estimate = self.estimate(formula, names)
+        return estimate.mean, self.deviation(estimate)
 
 
 def fit(data: Sequence[Datum]) -> Fit:

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import Candidate
 from ladder.outcome import Record
+from ladder.search.auto import auto
+from ladder.search.decisions import Decision, Measure, Prove, Stop, Strategy
 from ladder.search.space import Space, measured, proven, ranking, ruled_out
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Start a trial of `engine` on `candidates`, in this order."""
-
-    engine: Engine
-    candidates: tuple[Candidate, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Prove:
-    """Run `candidate` again, alone, in fresh processes."""
-
-    candidate: Candidate
-    reason: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The search is over."""
-
-    reason: str
-
-
-Decision = Measure | Prove | Stop
-Strategy = Callable[[Space, Sequence[Record]], Measure | Stop]
 
 
 def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
@@ -103,7 +76,30 @@ def bisect(space: Space, records: Sequence[Record]) -> Measure | Stop:
     )
 
 
-STRATEGIES: dict[str, Strategy] = {"exhaustive": exhaustive, "walk": walk, "reverse": reverse, "bisect": bisect}
+__all__ = [
+    "STRATEGIES",
+    "Decision",
+    "Measure",
+    "Prove",
+    "Stop",
+    "Strategy",
+    "answer",
+    "auto",
+    "bisect",
+    "documented_steps",
+    "exhaustive",
+    "proof",
+    "reverse",
+    "walk",
+]
+
+STRATEGIES: dict[str, Strategy] = {
+    "auto": auto,
+    "exhaustive": exhaustive,
+    "walk": walk,
+    "reverse": reverse,
+    "bisect": bisect,
+}
 
 # A proof that comes out this much slower than the next candidate's measurement makes the next one worth a proof too.
 _PROOF_TOLERANCE = 0.02

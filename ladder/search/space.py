@@ -29,6 +29,14 @@ class Space:
     """The engines that this machine supports, in the documented order."""
     micro_batches: tuple[int, ...]
     """Ascending divisors of the sequences a rank has per step."""
+    gpu_name: str | None = None
+    """As the driver gives it; the prior of the speed model."""
+    num_cores: int = 16
+    """CPU cores of the node: CPU Adam's speed depends on them."""
+    tolerance: float = 0.02
+    """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
+    audit: float = 0.0
+    """The share of the candidates ruled out unmeasured that is measured anyway, to know how often that was wrong."""
 
     @property
     def sequences_per_rank(self) -> int:
@@ -42,8 +50,15 @@ class Space:
     def by_key(self) -> dict[str, Candidate]:
         return {candidate.key: candidate for candidate in self.candidates}
 
-    def of_engine(self, engine: Engine) -> list[Candidate]:
+    @cached_property
+    def _sorted(self) -> dict[Engine, tuple[Candidate, ...]]:
+        return {engine: tuple(self._in_order(engine)) for engine in self.engines}
+
+    def of_engine(self, engine: Engine) -> tuple[Candidate, ...]:
         """The engine's candidates in ascending predicted memory, so that the one that runs out is the last."""
+        return self._sorted[engine]
+
+    def _in_order(self, engine: Engine) -> list[Candidate]:
         return sorted(
             candidates_of(engine, self.sequences_per_rank, self.micro_batches),
             key=lambda candidate: (self._predicted_peak(candidate), candidate.micro_batch),

@@ -78,7 +78,9 @@ def test_what_a_dying_peer_causes_is_a_consequence(message: str) -> None:
 
 
 def test_running_out_of_memory_is_a_cause_even_if_the_message_names_the_network_too() -> None:
-    error = RuntimeError("NCCL error: remote process exited or there was a network error. Failed to CUDA calloc async 4")
+    error = RuntimeError(
+        "NCCL error: remote process exited or there was a network error. Failed to CUDA calloc async 4"
+    )
     assert classify(error, "cuda") == ("gpu_oom", False)
 
 

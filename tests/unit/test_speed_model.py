@@ -11,15 +11,14 @@ from dataclasses import replace
 import pytest
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.search.hardware import machine_speed, peak_flops
 from ladder.search.speed import (
     SpeedCalibration,
     SpeedObservation,
     SpeedPrediction,
     calibrate_speed,
     flops_per_token,
-    machine_speed,
     mfu,
-    peak_flops,
     predict_speed,
 )
 from ladder.workload import Workload

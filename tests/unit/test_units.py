@@ -24,7 +24,9 @@ def test_a_size_is_read_with_or_without_space_and_in_any_case(text: str, size: i
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "0.1B", "1e9", "nan", "inf", "40 GiB each", "40Gib/s", "1,5GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1GiB", "0", "0.1B", "1e9", "nan", "inf", "40 GiB each", "40Gib/s", "1,5GiB"]
+)
 def test_what_is_no_size_above_zero_is_refused_and_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size") as refusal:
         parse_bytes(text)

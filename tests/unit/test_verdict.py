@@ -82,7 +82,10 @@ def whole_report() -> list[Event]:
 
 def test_when_every_rank_reports_everything_all_candidates_fit() -> None:
     records = records_of(whole_report(), whole_report(), exits={0: 0, 1: 0})
-    assert [(record.candidate_key, record.outcome.kind) for record in records] == [(FIRST.key, "fits"), (SECOND.key, "fits")]
+    assert [(record.candidate_key, record.outcome.kind) for record in records] == [
+        (FIRST.key, "fits"),
+        (SECOND.key, "fits"),
+    ]
     assert {(record.trial, record.purpose) for record in records} == {("0007", "measure")}
 
 
@@ -135,7 +138,7 @@ def test_a_candidate_measured_by_only_some_ranks_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize("culprit", range(3))
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_one_ranks_oom_is_the_cause_however_early_its_peers_report_network_errors(
     culprit: int, order: tuple[int, ...]
 ) -> None:
@@ -143,7 +146,7 @@ def test_one_ranks_oom_is_the_cause_however_early_its_peers_report_network_error
     events: list[list[Event]] = [
         [measured(), oom if rank == culprit else peer_error(6.0 + order[rank])] for rank in range(3)
     ]
-    exits = {rank: 1 for rank in sorted(range(3), key=lambda rank: order[rank])}
+    exits = dict.fromkeys(sorted(range(3), key=lambda rank: order[rank]), 1)
     fits, ending = records_of(*events, exits=exits)
     assert (fits.candidate_key, fits.outcome.kind) == (FIRST.key, "fits")
     assert ending.candidate_key == SECOND.key

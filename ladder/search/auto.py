@@ -1,0 +1,168 @@
+"""The search that pays for a trial only where it can change the answer.
+
+Two questions are kept apart. *Does it fit?* is answered by a probability from the memory model; *how fast is it?* by the
+speed model, for the user's own accumulation. An engine is tried where its expected gain over the best so far, by
+second of the trial, is the largest; within a trial, only candidates that may be the engine's best are measured. The
+search ends when no candidate left is believed, with 95 %, to be faster than the best by more than the tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import NormalDist
+
+from ladder.candidates import Engine
+from ladder.outcome import Record
+from ladder.search.belief import Belief, Outlook, believe
+from ladder.search.cost import candidate_seconds, start_seconds
+from ladder.search.decisions import Measure, Stop
+from ladder.search.space import Space, measured, ranking, ruled_out
+
+_SLIM = 0.03
+"""A candidate less likely to fit than this is not tried."""
+_LIKELY = 0.9
+"""A trial begins with a candidate at least this likely to fit, so that it yields something."""
+_MOST = 5
+"""Candidates of one request: what they teach decides about the others."""
+_NO_BEST = 0.7
+"""While nothing is measured, gains count from this share of the highest expected speed."""
+_QUANTILE = 1.645
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What can still be gained: a candidate left may be faster than the best by `faster`, believed with 95 %."""
+
+    faster: float
+    minutes: float
+    """Of the trial that would be next."""
+    then: float
+    """The bound without the candidates of that trial."""
+
+    def sentence(self) -> str:
+        """The promise in words, with what a tighter one would cost."""
+        if self.faster <= 0:
+            return "no candidate left is believed to be faster"
+        price = f"another {self.minutes:.1f} minutes would make that {max(0.0, self.then):.1%}"
+        return f"no candidate left can be more than {self.faster:.1%} faster; {price}"
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A trial that could be next."""
+
+    engine: Engine
+    outlooks: tuple[Outlook, ...]
+    gain: float
+    """Expected gain over the best so far, as a fraction of it."""
+    seconds: float
+
+
+def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """The trial that promises most for its seconds, or the end of the search with its bound."""
+    belief = believe(space, records)
+    left = _left(space, records, belief)
+    best = next(iter(ranking(records)), None)
+    speed = best.tokens_per_second if best is not None else None
+    if not left:
+        return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
+    worth = [each for each in left if speed is None or each.optimistic > speed * (1 + space.tolerance)]
+    if not worth:
+        return Stop(_bound(belief, left, speed or math.inf).sentence())
+    offer = _best_offer(belief, worth, speed)
+    return Measure(offer.engine, tuple(each.candidate for each in offer.outlooks), _reason(offer, speed))
+
+
+def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
+    """What can still be gained, for a search that ends early; None while nothing fits."""
+    best = next(iter(ranking(records)), None)
+    if best is None or not best.tokens_per_second:
+        return None
+    belief = believe(space, records)
+    return _bound(belief, _left(space, records, belief), best.tokens_per_second)
+
+
+def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlook]:
+    """The candidates neither tried nor ruled out that may fit, engine by engine."""
+    tried = measured(records)
+    outlooks = [
+        belief.outlook(candidate)
+        for candidate in space.candidates
+        if candidate.key not in tried and ruled_out(candidate, space, records) is None
+    ]
+    likely = [outlook for outlook in outlooks if outlook.fits >= _SLIM]
+    if likely or ranking(records):
+        return likely
+    # Nothing fits so far and nothing is believed to: the most frugal one left decides, if only by a hair.
+    return sorted(outlooks, key=lambda outlook: outlook.memory.peak)[:1]
+
+
+def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
+    if not left:
+        return Bound(0.0, 0.0, 0.0)
+    top = max(left, key=lambda outlook: outlook.optimistic)
+    own = [outlook for outlook in left if outlook.candidate.engine == top.candidate.engine]
+    others = [outlook.optimistic for outlook in left if outlook.candidate.engine != top.candidate.engine]
+    offer = _offer(belief, own, speed)
+    return Bound(top.optimistic / speed - 1, offer.seconds / 60, max(others, default=0.0) / speed - 1)
+
+
+def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -> _Offer:
+    offers = [
+        _offer(belief, list(group), speed) for _, group in groupby(worth, key=lambda each: each.candidate.engine.key)
+    ]
+    if speed is None:
+        highest = max(each.speed.tokens_per_second * each.fits for each in worth)
+        offers = [
+            _offer(belief, [each for each in worth if each.candidate.engine == offer.engine], _NO_BEST * highest)
+            for offer in offers
+        ]
+    return max(offers, key=lambda offer: offer.gain / offer.seconds)
+
+
+def _offer(belief: Belief, own: Sequence[Outlook], speed: float | None) -> _Offer:
+    """The trial of one engine: which of its candidates, in ascending memory, at what gain and price."""
+    chosen = _chosen(belief, own)
+    accumulations = [each.candidate.accumulation for each in chosen]
+    engine = chosen[0].candidate.engine
+    seconds = start_seconds(engine.rung, belief.space.workload.model.num_parameters)
+    seconds += sum(candidate_seconds(each.speed, steps) for each, steps in zip(chosen, accumulations, strict=True))
+    gain = max(_gain(each, speed) for each in chosen) if speed else 0.0
+    return _Offer(engine, chosen, gain, seconds)
+
+
+def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
+    """Those that may be the engine's fastest, and one that surely fits, in ascending predicted memory."""
+    champion = max(own, key=lambda each: each.speed.tokens_per_second * (each.fits >= 0.5) + each.fits)
+    promise = {champion.candidate.key: math.inf}
+    for each in own:
+        mean, deviation = belief.ahead(each, champion)
+        if each is not champion and mean + _QUANTILE * deviation > math.log1p(belief.space.tolerance / 2):
+            promise[each.candidate.key] = (mean + deviation) + math.log(each.fits + 1e-9) / 10
+    keys = sorted(promise, key=promise.__getitem__, reverse=True)[:_MOST]
+    chosen = [each for each in own if each.candidate.key in keys]
+    if max(each.fits for each in chosen) < _LIKELY:
+        safe = [each for each in own if each.fits >= _LIKELY]
+        chosen += [max(safe, key=lambda each: each.speed.tokens_per_second)] if safe else []
+    return tuple(sorted(chosen, key=lambda each: (each.memory.peak, each.candidate.micro_batch)))
+
+
+def _gain(outlook: Outlook, speed: float) -> float:
+    """Expected gain over `speed`, as a fraction: of a log-normal belief, times the probability that it fits."""
+    deviation = max(outlook.deviation, 1e-6)
+    mean = math.log(outlook.speed.tokens_per_second / speed)
+    ahead = math.exp(mean + deviation**2 / 2) * _NORMAL.cdf(mean / deviation + deviation)
+    return outlook.fits * max(0.0, ahead - _NORMAL.cdf(mean / deviation))
+
+
+def _reason(offer: _Offer, speed: float | None) -> str:
+    top = max(offer.outlooks, key=lambda each: each.speed.tokens_per_second * each.fits)
+    expected = f"{top.candidate.variant} is expected to reach {top.speed.tokens_per_second:,.0f} tokens/s"
+    if speed is None:
+        return f"{expected}, the most for its price"
+    fastest = max(each.optimistic for each in offer.outlooks) / speed - 1
+    return f"{expected}; up to {fastest:.0%} faster than the best is possible"

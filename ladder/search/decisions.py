@@ -1,0 +1,38 @@
+"""What a policy can decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ladder.candidates import Candidate, Engine
+from ladder.outcome import Record
+from ladder.search.space import Space
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Start a trial of `engine` on `candidates`, in this order."""
+
+    engine: Engine
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Run `candidate` again, alone, in fresh processes."""
+
+    candidate: Candidate
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The search is over."""
+
+    reason: str
+
+
+Decision = Measure | Prove | Stop
+Strategy = Callable[[Space, Sequence[Record]], Measure | Stop]

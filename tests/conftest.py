@@ -1,0 +1,51 @@
+"""Fixtures for tests that start real trials on two CPU ranks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers import TINY_CONFIG, Bench
+
+from ladder.launch.local import LocalLauncher
+from ladder.launch.operators import build_operators
+from ladder.machine import detect_machine
+
+
+@pytest.fixture(scope="session")
+def trial_environment() -> dict[str, str]:
+    """What CPU ranks see beyond our own environment, with the operator that they all load built."""
+    from ladder.run import rank_environment  # here: most tests do without all that it imports
+
+    environment = rank_environment(detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None))
+    assert build_operators(["shm_comm"], environment) == {"shm_comm": None}
+    return environment
+
+
+@pytest.fixture(scope="session")
+def trial_job() -> dict[str, Any]:
+    """What a trial server preloads for the tiny model."""
+    return {"model_config": TINY_CONFIG, "task": "causal-lm", "operators": ["shm_comm"]}
+
+
+@pytest.fixture(scope="session")
+def local_bench(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> Callable[..., Bench]:
+    """Makes benches with a LocalLauncher, warm or cold; whoever asked for one closes its launcher."""
+
+    def make(*, cold: bool = False) -> Bench:
+        marker, cancellation = f"ladder-test-{secrets.token_hex(8)}", []
+        launcher = LocalLauncher(
+            marker=marker,
+            job=trial_job,
+            environment=trial_environment,
+            log=tmp_path_factory.mktemp("server") / "server.log",
+            cancelled=lambda: bool(cancellation),
+            cold=cold,
+        )
+        return Bench(launcher, cancellation, marker)
+
+    return make

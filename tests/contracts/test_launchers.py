@@ -1,0 +1,109 @@
+"""The contract of every launcher: a trial is run to its end, and nothing of it is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import WORLD_SIZE, Bench, tiny_trial
+
+from ladder.launch.base import TrialRun
+from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy
+from ladder.units import MIB
+
+MakeBench = Callable[..., Bench]
+
+# By name: how a bench with that launcher is made. A launcher to come is one more line.
+LAUNCHERS: dict[str, Callable[[MakeBench], Bench]] = {
+    "local, warm": lambda make: make(),
+    "local, cold": lambda make: make(cold=True),
+}
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS)
+def bench(request: pytest.FixtureRequest, local_bench: MakeBench) -> Iterator[Bench]:
+    bench = LAUNCHERS[request.param](local_bench)
+    yield bench
+    bench.launcher.close()
+    assert bench.processes() == []
+
+
+def of_kind(run: TrialRun, kind: type[Event]) -> list[list[Event]]:
+    return [[event for event in events if isinstance(event, kind)] for events in run.events]
+
+
+def assert_measured(run: TrialRun, bench: Bench) -> None:
+    """Every rank reports every candidate and that it is done, and nothing of the trial is left."""
+    keys = [candidate.key for candidate in run.spec.candidates]
+    assert run.stop is None
+    assert run.killed == frozenset()
+    assert run.exits == dict.fromkeys(range(WORLD_SIZE), 0)
+    assert [[event.candidate for event in events] for events in of_kind(run, MeasuredEvent)] == [keys] * WORLD_SIZE
+    assert all(isinstance(events[-1], DoneEvent) for events in run.events)
+    assert run.requested < run.started < run.ended
+    assert bench.ranks() == []
+
+
+def test_a_trial_is_measured_by_every_rank_and_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    run = bench.run(tiny_trial(tmp_path / 'it\'s "0001" é', 1, 2))
+    assert_measured(run, bench)
+    for events in of_kind(run, MeasuredEvent):
+        for event in events:
+            assert isinstance(event, MeasuredEvent)
+            assert min(event.boundary_seconds + event.accumulate_seconds) > 0
+            assert 0 < event.peak_device < run.spec.memory_limit
+            assert all(abs(loss - math.log(8192)) < 1 for loss in event.losses)  # an untrained model guesses
+    timed = [[event.boundary_seconds for event in events] for events in of_kind(run, MeasuredEvent)]
+    assert timed == timed[:1] * WORLD_SIZE  # all ranks know the time of the slowest
+    for rank, events in enumerate(run.events):
+        assert [event for heard, event in bench.events if heard == rank] == events
+        assert [event.t for event in events] == sorted(event.t for event in events)
+
+
+def test_running_out_of_memory_is_reported_and_ends_all_ranks_within_two_seconds(bench: Bench, tmp_path: Path) -> None:
+    ended: list[float] = []
+
+    def watch(rank: int, event: Event) -> None:
+        if isinstance(event, FailedEvent):
+            ended.append(event.t)
+
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, 256, memory_limit=160 * MIB), watch)
+    assert len(run.exits) == WORLD_SIZE
+    assert run.ended - ended[0] < 2
+    assert bench.ranks() == []
+    assert [len(events) for events in of_kind(run, MeasuredEvent)] == [1] * WORLD_SIZE  # the smaller one fits
+    failures = [event for events in run.events for event in events if isinstance(event, FailedEvent)]
+    causes = [event for event in failures if not event.consequence]
+    assert causes
+    for cause in causes:
+        assert (cause.outcome, cause.candidate) == ("gpu_oom", run.spec.candidates[1].key)
+        assert cause.bytes_asked is not None
+        assert cause.bytes_free is not None
+        assert cause.bytes_asked > cause.bytes_free
+    assert not any(isinstance(event, DoneEvent) for events in run.events for event in events)
+
+
+def test_a_cancelled_trial_says_so_and_leaves_no_process(bench: Bench, tmp_path: Path) -> None:
+    endless = StepPolicy(minimum=100_000, maximum=100_000)
+    asked: list[float] = []
+
+    def cancel_at_first_step(rank: int, event: Event) -> None:
+        if isinstance(event, StepEvent) and not asked:
+            assert len(bench.ranks()) >= WORLD_SIZE  # so the check below can fail
+            asked.append(time.monotonic())
+            bench.cancel()
+
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=endless), cancel_at_first_step)
+    assert run.stop is not None
+    assert run.stop.kind == "cancelled"
+    assert run.killed == frozenset(range(WORLD_SIZE))
+    assert bench.ranks() == []
+    assert run.ended - asked[0] < 5
+
+
+def test_trials_follow_one_another_through_one_launcher(bench: Bench, tmp_path: Path) -> None:
+    for name in ("0001", "0002"):
+        assert_measured(bench.run(tiny_trial(tmp_path / name, 1)), bench)

@@ -1,0 +1,119 @@
+"""However the trial server ends, its ranks end with it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from helpers import WORLD_SIZE, Bench, processes_with, tiny_trial
+
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.server import TrialServer, kill_marked
+from ladder.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy
+
+ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
+
+
+@pytest.fixture
+def bench(local_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    bench = local_bench()
+    yield bench
+    bench.launcher.close()
+    assert bench.processes() == []
+
+
+@pytest.fixture
+def server(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]) -> Iterator[TrialServer]:
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    server = TrialServer(marker=marker, job=trial_job, environment=trial_environment, log=tmp_path / "server.log")
+    server.wait_ready()
+    yield server
+    server.close()
+    assert processes_with(RUN_MARKER, marker) == []
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie that init has not reaped yet is not: it holds nothing."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_a_server_killed_in_the_middle_of_a_trial_is_noticed_and_the_next_trial_works(
+    bench: Bench, tmp_path: Path
+) -> None:
+    ranks: list[psutil.Process] = []
+
+    def kill_server_at_first_step(rank: int, event: Event) -> None:
+        if isinstance(event, StepEvent) and not ranks:
+            (server,) = [process for process in bench.processes() if process.parent() == psutil.Process()]
+            ranks.extend(server.children())
+            server.send_signal(signal.SIGKILL)
+
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), kill_server_at_first_step)
+    assert run.stop is not None
+    assert run.stop.kind == "lost_server"
+    assert len(ranks) == WORLD_SIZE
+    assert bench.processes() == []
+    assert not any(is_alive(rank) for rank in ranks)
+
+    run = bench.run(tiny_trial(tmp_path / "0002", 1))
+    assert run.stop is None
+    assert all(isinstance(events[-1], DoneEvent) for events in run.events)
+
+
+def test_the_end_of_its_stdin_ends_the_server_and_its_ranks(server: TrialServer, tmp_path: Path) -> None:
+    (tmp_path / "0001").mkdir()
+    spec = tmp_path / "0001" / "spec.json"
+    spec.write_text(tiny_trial(spec.parent, 1, steps=ENDLESS).model_dump_json())
+    server.start("0001", spec)
+    wait_until(lambda: b'"step"' in b"".join(path.read_bytes() for path in spec.parent.glob("rank*.jsonl")))
+    assert len(processes_with(RUN_MARKER, server.marker)) >= 1 + WORLD_SIZE
+
+    assert server._process.stdin is not None
+    server._process.stdin.close()
+    wait_until(lambda: not processes_with(RUN_MARKER, server.marker), seconds=5)
+    assert server._process.wait(timeout=5) == 0
+
+
+def test_a_server_that_cannot_import_what_it_needs_says_why(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    job = trial_job | {"model_config": {"model_type": "no-such-model"}}
+    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
+    with pytest.raises(EnvironmentFaultError, match="no-such-model"):
+        server.wait_ready()
+    assert processes_with(RUN_MARKER, marker) == []
+
+
+def test_only_processes_with_the_marker_are_killed() -> None:
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    environments = {"ours": marker, "another run's": marker + "0", "nobody's": ""}
+    sleepers = {
+        whose: subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_MARKER: value})
+        for whose, value in environments.items()
+    }
+    try:
+        assert kill_marked(marker) == 1
+        assert [whose for whose, process in sleepers.items() if process.poll() is not None] == ["ours"]
+    finally:
+        for process in sleepers.values():
+            process.kill()
+            process.wait()

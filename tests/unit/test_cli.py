@@ -1,0 +1,118 @@
+"""The command line: exit codes, one sentence an error, and nothing heavy loaded for its help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ladder.cli import main as cli
+from ladder.cli.main import main
+from ladder.errors import (
+    EnvironmentFaultError,
+    LadderError,
+    ModelNotAccessibleError,
+    NothingFitsError,
+    UsageError,
+)
+
+HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "pandas", "huggingface_hub", "pynvml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tune"], "Missing argument"),
+        (["tune", "tiny-llama", "--no-such-option"], "--no-such-option"),
+        (["no-such-command"], "no-such-command"),
+        (["tune", "tiny-llama", "extra"], "extra"),
+        (["tune", "tiny-llama", "--gpus", "-1"], "--gpus"),
+        (["tune", "tiny-llama", "--gpus", "many"], "--gpus"),
+        (["tune", "tiny-llama", "--gpu-memory", "lots"], "'lots' is not a size"),
+        (["tune", "tiny-llama", "--time-budget", "soon"], "'soon' is not a duration"),
+        (["tune", "tiny-llama", "--time-budget", "0"], "above zero"),
+        (["tune", "tiny-llama", "--time-budget", "nan"], "above zero"),
+        (["tune", "tiny-llama", "--seq-len", "1"], "--seq-len"),
+        (["tune", "tiny-llama", "--global-batch-size", "0"], "--global-batch-size"),
+        (["tune", "tiny-llama", "--micro-batch", "0"], "--micro-batch"),
+        (["tune", "tiny-llama", "--dtype", "fp8"], "fp8"),
+        (["tune", "tiny-llama", "--strategy", "magic"], "magic"),
+        (["tune", "tiny-llama", "--rung", "zero9"], "zero9 is unknown"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_command_that_is_not_understood_is_a_usage_error_in_one_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("ladder: ")
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1.5", 90), ("0.5h", 1800)])
+def test_a_duration_is_read_with_its_unit_and_in_minutes_without(text: str, seconds: float) -> None:
+    from ladder.cli.tune import _minutes
+
+    assert _minutes(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("it contradicts itself"), 2),
+        (NothingFitsError("nothing fits"), 3),
+        (EnvironmentFaultError("the GPU is full"), 4),
+        (ModelNotAccessibleError("no such model"), 5),
+    ],
+)
+def test_every_expected_error_is_one_sentence_and_its_own_status(
+    error: LadderError, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_that_raises(error, monkeypatch) == status
+    assert capsys.readouterr().err == f"ladder: {error}\n"
+
+
+def test_anything_else_is_a_bug_and_says_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_that_raises(ZeroDivisionError("in the depths"), monkeypatch) == 1
+    printed = capsys.readouterr().err
+    assert "ZeroDivisionError: in the depths" in printed
+    assert printed.rstrip().endswith("this is a bug in ladder; the lines above say where.")
+
+
+def main_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
+    def app(**arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    return main(["tune", "tiny-llama"])
+
+
+def test_what_a_command_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda **arguments: 130)
+    assert main([]) == 130
+    monkeypatch.setattr(cli, "app", lambda **arguments: None)
+    assert main([]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tune", "--help"]], ids=" ".join)
+def test_help_is_printed_without_loading_anything_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
+        f"print('loaded:', *sorted({set(HEAVY)!r} & set(sys.modules))); sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded:"
+    assert "tune" in done.stdout
+
+
+def test_the_version_names_what_decides_a_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"ladder", "torch", "deepspeed", "transformers", "accelerate"} <= set(names)

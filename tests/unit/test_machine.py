@@ -1,0 +1,219 @@
+"""What the machine is taken to be: the GPUs that CUDA would show, the memory that may be had, what cannot work."""
+
+from __future__ import annotations
+
+import ctypes.util
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder import machine
+from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.errors import UsageError
+from ladder.machine import CPU_RANKS, Gpu, Machine, check_nvme_path, detect_machine, operators_of, unsupported_reason
+from ladder.units import GIB
+
+GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "visible_gpus", lambda: list(GPUS))
+    monkeypatch.setattr(machine, "_require_free", lambda gpu, needed: None)
+
+
+@pytest.fixture
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "visible_gpus", list)
+
+
+def detected(**wishes: Any) -> Machine:
+    return detect_machine(**{"gpus": None, "gpu_memory": None, "host_memory": None, "nvme_path": None} | wishes)
+
+
+def a_machine(device: str = "cuda", **changes: Any) -> Machine:
+    settings = {"device": device, "world_size": 4, "memory_limit": GIB, "host_memory": GIB, "num_cores": 8}
+    return Machine(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("2", [2]),
+        ("1,0", [1, 0]),
+        (" 3 , 1 ", [3, 1]),
+        ("-1", []),
+        ("0,-1,1", [0]),
+        ("0,9,1", [0]),
+        ("NoDevFiles", []),
+        ("GPU-cccc,GPU-a", [2, 0]),
+        ("GPU-ffff,0", []),
+        ("0,,1", [0]),
+    ],
+)
+def test_cuda_visible_devices_chooses_orders_and_ends_at_the_first_unknown_name(
+    visible: str | None, indices: list[int]
+) -> None:
+    assert machine._as_cuda_sees(GPUS, visible) == [GPUS[index] for index in indices]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_all_visible_gpus_are_used_unless_fewer_are_asked_for() -> None:
+    assert detected().world_size == 4
+    assert detected(gpus=2).gpus == tuple(GPUS[:2])
+    assert detected().memory_limit == 140 * GIB
+    assert detected(gpu_memory=40 * GIB).memory_limit == 40 * GIB
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_more_than_there_is_cannot_be_asked_for() -> None:
+    with pytest.raises(UsageError, match=r"more GPUs than the 4 visible.*--gpus 4"):
+        detected(gpus=5)
+    with pytest.raises(UsageError, match=r"--gpu-memory 200\.00 GiB is more than"):
+        detected(gpu_memory=200 * GIB)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_the_cpu_can_be_asked_for_beside_gpus() -> None:
+    found = detected(gpus=0)
+    assert (found.device, found.world_size, found.gpus, found.gpu_name) == ("cpu", CPU_RANKS, (), None)
+
+
+@pytest.mark.usefixtures("no_gpus")
+def test_without_gpus_ranks_are_cpu_ranks_that_share_the_host_memory() -> None:
+    found = detected(host_memory=10 * GIB)
+    assert (found.device, found.world_size, found.memory_limit) == ("cpu", 2, 4 * GIB)
+
+
+@pytest.mark.usefixtures("no_gpus")
+def test_gpus_that_are_not_there_are_refused_with_the_way_to_the_cpu() -> None:
+    with pytest.raises(UsageError, match=r"0 visible here.*--gpus 0 \(CPU\)"):
+        detected(gpus=3)
+
+
+def test_the_smallest_card_sets_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "visible_gpus", lambda: [GPUS[0], Gpu("GPU-small", "NVIDIA A100", 40 * GIB)])
+    monkeypatch.setattr(machine, "_require_free", lambda gpu, needed: None)
+    assert detected().memory_limit == 40 * GIB
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["max\n", f"{8 * GIB}\n"], 8 * GIB),
+        ([f"{8 * GIB}\n", f"{6 * GIB}\n"], 6 * GIB),
+        (["9223372036854771712\n"], None),  # what version 1 writes where there is no limit
+        (["max\n"], None),
+        ([], None),
+        (["nonsense"], None),
+    ],
+)
+def test_host_memory_is_the_tightest_cgroup_limit_or_all_there_is(
+    texts: list[str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"{index}" for index in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    monkeypatch.setattr(machine, "_cgroup_limit_files", lambda: [*files, tmp_path / "missing"])
+    assert machine._host_memory() == (expected or machine.psutil.virtual_memory().total)
+
+
+def test_limits_are_looked_for_in_every_parent_of_the_cgroup() -> None:
+    root = Path("/sys/fs/cgroup")
+    assert machine._upwards(root / "a" / "b", root) == [root / "a" / "b", root / "a", root]
+    assert machine._upwards(root, root) == [root]
+
+
+def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:
+    assert a_machine(num_cores=8, world_size=2).host_threads == 4
+    assert a_machine(num_cores=1, world_size=4).host_threads == 1
+
+
+def test_an_nvme_path_has_to_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "missing"):
+        with pytest.raises(UsageError, match=r"is not a folder; create it"):
+            check_nvme_path(path)
+
+
+def test_an_nvme_path_without_direct_io_is_refused_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
+        assert flags & os.O_DIRECT
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(machine.os, "open", refuse)
+    with pytest.raises(UsageError, match=r"O_DIRECT \(Invalid argument\); choose"):
+        check_nvme_path(tmp_path)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_nvme_path_with_direct_io_is_accepted_and_left_as_it_was(tmp_path: Path) -> None:
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    (tmp_path / "probe").unlink()
+    check_nvme_path(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def well_equipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+@pytest.mark.usefixtures("well_equipped")
+def test_everything_works_on_a_gpu_machine_with_a_compiler_libaio_and_a_drive() -> None:
+    assert [unsupported_reason(rung, a_machine(nvme_path=Path("/nvme"))) for rung in RUNGS] == [None] * len(RUNGS)
+
+
+@pytest.mark.usefixtures("well_equipped")
+def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
+    reasons = {rung.name: unsupported_reason(rung, a_machine("cpu", nvme_path=Path("/nvme"))) for rung in RUNGS}
+    assert {name for name, reason in reasons.items() if reason} == {name for name in reasons if "-cpu" in name}
+    assert "in host memory already" in (reasons["zero2+opt-cpu"] or "")
+
+
+@pytest.mark.usefixtures("well_equipped")
+def test_without_a_path_the_nvme_rungs_are_unsupported() -> None:
+    for rung in RUNGS:
+        reason = unsupported_reason(rung, a_machine())
+        assert (reason is not None) == ("nvme" in rung.name)
+        assert reason is None or "--nvme-path" in reason
+
+
+@pytest.mark.usefixtures("well_equipped")
+def test_without_libaio_the_nvme_rungs_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    reason = unsupported_reason(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme")))
+    assert reason is not None
+    assert "libaio-dev" in reason
+
+
+@pytest.mark.usefixtures("well_equipped")
+def test_without_a_compiler_only_rungs_that_need_an_operator_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    reasons = {rung.name: unsupported_reason(rung, a_machine()) for rung in RUNGS}
+    assert reasons["zero3"] is None
+    assert "g++" in (reasons["zero2+opt-cpu"] or "")
+
+
+def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() -> None:
+    for name, adam, sgd in (
+        ("zero3", (), ()),
+        ("zero3+param-cpu", (), ()),
+        ("zero2+opt-cpu", ("cpu_adam",), ()),
+        ("zero3+opt-nvme", ("async_io", "cpu_adam"), ("async_io",)),
+    ):
+        assert operators_of(RUNGS_BY_NAME[name], a_machine(), "adamw") == adam
+        assert operators_of(RUNGS_BY_NAME[name], a_machine(), "sgd") == sgd

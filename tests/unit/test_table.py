@@ -1,0 +1,123 @@
+"""The tables say of every candidate what became of it, and why it lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from helpers import make_candidate, make_measurement, make_record
+from rich.console import Console
+
+from ladder.candidates import Candidate
+from ladder.outcome import Record
+from ladder.report.table import frame, rows, terminal_table
+from ladder.search.ledger import Entry, Status
+from ladder.units import GIB
+
+
+def entry(
+    candidate: Candidate, status: Status = "measured", record: Record | None = None, why: str = "fits", **changes: Any
+) -> Entry:
+    found = Entry(
+        rung=candidate.engine.key,
+        candidate_key=candidate.key,
+        gradient_checkpointing=candidate.gradient_checkpointing,
+        micro_batch=candidate.micro_batch,
+        accumulation=candidate.accumulation,
+        status=status,
+        record=record,
+        why=why,
+    )
+    return replace(found, **changes)
+
+
+def unsupported(rung: str = "zero2+opt-cpu", why: str = "no compiler") -> Entry:
+    return Entry(
+        rung=rung,
+        candidate_key=None,
+        gradient_checkpointing=None,
+        micro_batch=None,
+        accumulation=None,
+        status="unsupported",
+        record=None,
+        why=why,
+    )
+
+
+FAST, SLOW, LARGE = (make_candidate(micro_batch=size) for size in (4, 1, 8))
+ENTRIES = [
+    unsupported(),
+    entry(LARGE, "pruned", why="ckpt=on mb=4 already ended in gpu_oom (trial 0001)"),
+    entry(make_candidate("zero0"), record=make_record(make_candidate("zero0"), "gpu_oom"), why="rank 1 ran out"),
+    entry(SLOW, record=make_record(SLOW, tokens_per_second=1000.0), why="50% slower than the answer"),
+    entry(FAST, "answer", make_record(FAST, tokens_per_second=2000.04), "the fastest that fits"),
+]
+
+
+def shown(*entries: Entry) -> list[str]:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(terminal_table(entries))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_a_row_is_in_gib_seconds_and_tokens_per_second() -> None:
+    measurement = make_measurement(watts=500.0, peak_device=3 * GIB // 2)
+    record = make_record(FAST, measurement=measurement, tokens_per_second=2000.04, warnings=("one", "two"))
+    (row,) = rows([entry(FAST, record=record)], {"0001": {"model": 1.5, "measure": 2.25}, "0002": {"model": 9.0}})
+    assert row["peak_device_gib"] == 1.5
+    assert row["tokens_per_second"] == 2000.0
+    assert row["boundary_seconds"] == 2.0
+    assert row["joules_per_token"] == pytest.approx(0.25, rel=1e-4)
+    assert row["trial_seconds"] == 3.75
+    assert row["warnings"] == "one; two"
+    assert (row["outcome"], row["trial"], row["why"]) == ("fits", "0001", "fits")
+
+
+def test_what_was_not_measured_has_empty_figures_and_its_status_for_an_outcome() -> None:
+    for row, outcome in zip(rows(ENTRIES[:3], {}), ("unsupported", "pruned", "gpu_oom"), strict=True):
+        assert row["outcome"] == outcome
+        assert row["tokens_per_second"] is None
+        assert row["peak_device_gib"] is None
+
+
+def test_the_frame_has_every_entry_and_survives_csv(tmp_path: Any) -> None:
+    table = frame(ENTRIES, {})
+    assert len(table) == len(ENTRIES)
+    table.to_csv(tmp_path / "trials.csv", index=False)
+    again = pd.read_csv(tmp_path / "trials.csv")
+    assert list(again["rung"]) == [item.rung for item in ENTRIES]
+    assert list(again["why"]) == [item.why for item in ENTRIES]
+
+
+def test_the_terminal_shows_the_answer_first_then_what_fits_then_failures_then_the_rest() -> None:
+    lines = shown(*ENTRIES)
+    assert [line.split()[0] for line in lines[1:]] == ["zero2", "zero2", "zero0", "zero2", "zero2+opt-cpu"]
+    assert "2,000" in lines[1]
+    assert "answer" in lines[1]
+    assert "50% slower" in lines[2]
+    assert "gpu_oom" in lines[3]
+    assert "no compiler" in lines[5]
+
+
+def test_faster_ones_come_before_slower_ones() -> None:
+    speeds = (10.0, 30.0, 20.0)
+    entries = [
+        entry(FAST, record=make_record(FAST, tokens_per_second=speed), why=f"at {speed:.0f}") for speed in speeds
+    ]
+    assert [line.split()[-1] for line in shown(*entries)[1:]] == ["30", "20", "10"]
+
+
+def test_pruned_candidates_with_one_reason_are_one_line_on_the_terminal() -> None:
+    same = [entry(make_candidate(micro_batch=size), "pruned", why="too large") for size in (2, 4, 8)]
+    other = entry(make_candidate(micro_batch=16), "pruned", why="for another reason")
+    elsewhere = entry(make_candidate("zero3"), "pruned", why="too large")
+    assert len(shown(*same, other, elsewhere)) == 1 + 3
+    assert len(rows([*same, other, elsewhere], {})) == 5
+
+
+def test_a_reason_in_brackets_is_shown_as_it_is() -> None:
+    line = shown(entry(FAST, why="failed: [bold]torch[/bold] said [/] and [1]"))[1]
+    assert "[bold]torch[/bold] said [/] and [1]" in line

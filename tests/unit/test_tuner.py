@@ -1,0 +1,263 @@
+"""What a tune begins with, its loop over a launcher that only pretends, and how it ends when nothing fits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record
+
+from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
+from ladder.history import History
+from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
+from ladder.machine import Gpu, Machine
+from ladder.outcome import Outcome, Record
+from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.search.policy import exhaustive, walk
+from ladder.tuner import Tuner, TuneResult, make_space, micro_batches_of, require_answer, run_fingerprint
+from ladder.units import GIB
+
+WORKLOAD = bundled_workload()
+MACHINE = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_memory=8 * GIB, num_cores=2)
+SEQUENCES_PER_STEP = 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "world_size", "wanted", "expected"),
+    [
+        (8, 2, None, (1, 2, 4)),
+        (8, 2, [], (1, 2, 4)),
+        (8, 2, [4, 1, 4], (1, 4)),
+        (12, 3, None, (1, 2, 4)),
+        (2, 2, None, (1,)),
+    ],
+)
+def test_micro_batches_are_the_divisors_of_a_ranks_sequences_or_the_wanted_ones(
+    batch: int, world_size: int, wanted: list[int] | None, expected: tuple[int, ...]
+) -> None:
+    assert micro_batches_of(bundled_workload(global_batch_size=batch), world_size, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "world_size", "remedy"), [(7, 2, "6 or 8"), (130, 8, "128 or 136"), (3, 8, "--global-batch-size 8,")]
+)
+def test_a_global_batch_that_does_not_divide_over_the_ranks_is_refused_with_its_neighbours(
+    batch: int, world_size: int, remedy: str
+) -> None:
+    with pytest.raises(UsageError, match=remedy) as refusal:
+        micro_batches_of(bundled_workload(global_batch_size=batch), world_size, None)
+    assert f"{batch} sequences" in str(refusal.value)
+
+
+@pytest.mark.parametrize("wanted", [3, 8, 0])
+def test_a_micro_batch_that_does_not_divide_a_ranks_sequences_is_refused_with_the_possible_ones(wanted: int) -> None:
+    with pytest.raises(UsageError, match=rf"--micro-batch {wanted} does not divide the 4 .* possible are 1, 2, 4\."):
+        micro_batches_of(WORKLOAD, 2, [1, wanted])
+
+
+def test_the_space_has_the_supported_rungs_in_the_documented_order_and_the_others_with_their_reason() -> None:
+    machine = Machine(**{**vars(MACHINE), "unsupported": {"zero3": "no luck", "zero1": "not asked for"}})
+    wanted = [RUNGS_BY_NAME[name] for name in ("zero3", "zero2", "zero0")]
+    space, unsupported = make_space(WORKLOAD, machine, wanted, (1, 2, 4))
+    assert [engine.key for engine in space.engines] == ["zero0", "zero2"]
+    assert unsupported == {RUNGS_BY_NAME["zero3"]: "no luck"}
+    assert len(space.candidates) == 2 * 2 * 3
+    assert all(candidate.micro_batch * candidate.accumulation * WORLD_SIZE == 8 for candidate in space.candidates)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory_limit": 2 * GIB},
+        {"world_size": 4},
+        {"device": "cuda", "gpus": (Gpu("GPU-a", "NVIDIA H200", GIB),)},
+    ],
+)
+def test_a_history_is_good_for_one_machine_only(changes: dict[str, Any]) -> None:
+    other = Machine(**vars(MACHINE) | changes)
+    versions = {"torch": "2.13", "python": "3.11"}
+    assert run_fingerprint(WORKLOAD, other, versions)[0] != run_fingerprint(WORKLOAD, MACHINE, versions)[0]
+
+
+def test_a_history_is_good_for_one_set_of_versions_and_any_python() -> None:
+    def digest(**versions: str) -> str:
+        return run_fingerprint(WORKLOAD, MACHINE, versions)[0]
+
+    assert digest(torch="2.13", python="3.11") == digest(torch="2.13", python="3.12")
+    assert digest(torch="2.13") != digest(torch="2.14")
+
+
+class Pretender(Launcher):
+    """A launcher without processes: what becomes of each candidate is the function's to say."""
+
+    def __init__(self, seconds: Callable[[TrialSpec, CandidateSpec], float | None]) -> None:
+        self._seconds = seconds
+        self.specs: list[TrialSpec] = []
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        Path(spec.folder).mkdir(parents=True)
+        self.specs.append(spec)
+        events: list[Event] = []
+        for candidate in spec.candidates:
+            seconds = self._seconds(spec, candidate)
+            if seconds is None:
+                oom = FailedEvent(t=1, candidate=candidate.key, outcome="gpu_oom", moment="forward", message="OOM")
+                return TrialRun(spec=spec, events=[[*events, oom], events])
+            events.append(measured_in(candidate, seconds))
+        return TrialRun(spec=spec, events=[[*events, DoneEvent(t=2)]] * spec.world_size)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def measured_in(candidate: CandidateSpec, seconds: float) -> MeasuredEvent:
+    """Measured so that one optimizer step takes `seconds` in all."""
+    return MeasuredEvent(
+        t=1,
+        candidate=candidate.key,
+        began=0,
+        accumulate_seconds=[seconds / candidate.accumulation],
+        boundary_seconds=[seconds / candidate.accumulation],
+        skipped_steps=0,
+        peak_allocated=1,
+        peak_reserved=1,
+        peak_device=1,
+        outside_torch=0,
+        peak_host=1,
+        alloc_retries=0,
+        losses=[],
+    )
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def note(self, text: str) -> None: ...
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
+    def event(self, rank: int, event: Event) -> None: ...
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None: ...
+
+
+def tune(folder: Path, launcher: Launcher, *, strategy: Any = exhaustive, **options: Any) -> TuneResult:
+    space, unsupported = make_space(WORKLOAD, MACHINE, [RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero2"]], (1, 2, 4))
+    with History(folder, "abc", {}) as history:
+        return Tuner(
+            workload=WORKLOAD,
+            machine=MACHINE,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=launcher,
+            view=Silent(),
+            **options,
+        ).tune(strategy)
+
+
+def larger_is_faster(spec: TrialSpec, candidate: CandidateSpec) -> float | None:
+    """zero1 holds micro-batch 2 at most; zero2 is slower and holds everything."""
+    if candidate.key.startswith("zero1"):
+        return None if candidate.micro_batch > 2 else 10.0 / candidate.micro_batch
+    return 12.0 / candidate.micro_batch
+
+
+def test_the_answer_is_the_fastest_that_fits_and_not_the_first(tmp_path: Path) -> None:
+    launcher = Pretender(larger_is_faster)
+    result = tune(tmp_path / "run", launcher)
+    assert result.answer is not None
+    assert result.answer.candidate_key.startswith("zero2")
+    assert result.answer.candidate_key.endswith("mb=4")
+    assert result.answer.purpose == "proof"
+    assert [spec.trial for spec in launcher.specs] == [f"{index + 1:04d}" for index in range(len(launcher.specs))]
+    proofs = [spec for spec in launcher.specs if spec.proof]
+    assert [len(spec.candidates) for spec in proofs] == [1] * len(proofs)
+    assert not result.cancelled
+
+
+def test_an_engines_candidates_share_a_trial_and_the_global_batch_stays_as_asked(tmp_path: Path) -> None:
+    launcher = Pretender(larger_is_faster)
+    tune(tmp_path / "run", launcher)
+    assert len(launcher.specs[0].candidates) > 1
+    for candidate in itertools.chain.from_iterable(spec.candidates for spec in launcher.specs):
+        assert candidate.micro_batch * candidate.accumulation * WORLD_SIZE == SEQUENCES_PER_STEP
+
+
+def test_a_winner_whose_proof_fails_makes_way_for_the_next(tmp_path: Path) -> None:
+    def fails_its_proof(spec: TrialSpec, candidate: CandidateSpec) -> float | None:
+        return None if spec.proof and candidate.micro_batch == 4 else larger_is_faster(spec, candidate)
+
+    result = tune(tmp_path / "run", Pretender(fails_its_proof))
+    assert result.answer is not None
+    assert result.answer.candidate_key.startswith("zero1")
+    assert result.answer.candidate_key.endswith("mb=2")
+
+
+def test_a_finished_tune_started_again_runs_no_trial(tmp_path: Path) -> None:
+    first = tune(tmp_path / "run", Pretender(larger_is_faster))
+    launcher = Pretender(larger_is_faster)
+    assert tune(tmp_path / "run", launcher).answer == first.answer
+    assert launcher.specs == []
+
+
+def test_the_walk_stops_at_the_first_step_that_fits(tmp_path: Path) -> None:
+    result = tune(tmp_path / "run", Pretender(larger_is_faster), strategy=walk)
+    assert result.answer is not None
+    assert result.answer.candidate_key == "zero1 ckpt=off mb=1"
+
+
+def test_an_interrupted_tune_proves_nothing_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    launcher = Pretender(larger_is_faster)
+    result = tune(tmp_path / "run", launcher, cancelled=lambda: len(launcher.specs) >= 1)
+    assert result.cancelled
+    assert result.answer is None
+    assert result.best_so_far is not None
+    again = Pretender(larger_is_faster)
+    tried = {candidate.key for candidate in launcher.specs[0].candidates}
+    assert tune(tmp_path / "run", again).answer is not None
+    measured_again = {candidate.key for spec in again.specs if not spec.proof for candidate in spec.candidates}
+    assert not tried & measured_again
+
+
+def test_a_spent_time_budget_ends_the_search_and_the_best_is_proven_all_the_same(tmp_path: Path) -> None:
+    tune(tmp_path / "run", Pretender(larger_is_faster), cancelled=iter([False, True, True, True, True]).__next__)
+    result = tune(tmp_path / "run", launcher := Pretender(larger_is_faster), time_budget=0.0)
+    assert "time budget" in result.stopped
+    assert [spec.proof for spec in launcher.specs] == [True] * len(launcher.specs)
+    assert result.answer is not None
+
+
+class Dying(Pretender):
+    """Its trial server dies in every trial."""
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        run = super().run(spec, deadlines, listener)
+        run.events = [[], []]
+        run.stop = Stop(kind="lost_server", sentence="the trial server died")
+        return run
+
+
+def test_a_server_that_dies_again_and_again_ends_the_tune_and_blames_no_candidate(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFaultError, match="died 3 times"):
+        tune(tmp_path / "run", Dying(larger_is_faster))
+    with History(tmp_path / "run", "abc", {}) as history:
+        assert history.records == []
+
+
+def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -> None:
+    space, _ = make_space(WORKLOAD, MACHINE, RUNGS[:1], (1,))
+    oom = Outcome(kind="gpu_oom", sentence="rank 1 ran out of GPU memory", moment="engine")
+    result = TuneResult(
+        space=space,
+        unsupported={},
+        records=[make_record(make_candidate("zero0"), "gpu_oom", outcome=oom)],
+        answer=None,
+        best_so_far=None,
+        stopped="",
+        cancelled=False,
+        seconds=1.0,
+    )
+    with pytest.raises(NothingFitsError, match=r"Nothing fits in 1\.00 GiB per GPU.*rank 1 ran out of GPU memory\."):
+        require_answer(result, "1.00 GiB")
