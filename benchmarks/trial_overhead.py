@@ -1,10 +1,11 @@
-"""How long a trial takes before and after its real work: warm (forked from the trial server) against cold, side by side.
+"""How long a trial takes before and after its real work: warm (forked from the trial server) against cold.
 
     python benchmarks/trial_overhead.py [--device cuda] [--ranks 4] [--repeats 5]
 
 Prints a table and a last line `warm_over_cold=… overhead_seconds=…`:
 
-- warm_over_cold: seconds from the request of a trial until all its ranks are ready to build a model, warm over cold (medians);
+- warm_over_cold: seconds from the request of a trial until all ranks are ready to build a model, warm over cold
+  (medians);
 - overhead_seconds: the median seconds of a warm trial outside model construction, engine initialisation and steps.
 """
 
@@ -49,7 +50,9 @@ def make_spec(name: str, folder: Path, machine: Machine, workload: Workload) -> 
         optimizer=workload.optimizer,
         dtype=workload.dtype,
         deepspeed=config,
-        candidates=(CandidateSpec(key="zero2 ckpt=on mb=1", gradient_checkpointing=True, micro_batch=1, accumulation=1),),
+        candidates=(
+            CandidateSpec(key="zero2 ckpt=on mb=1", gradient_checkpointing=True, micro_batch=1, accumulation=1),
+        ),
         memory_limit=machine.memory_limit,
         steps=StepPolicy(minimum=2, maximum=2),
     )
@@ -58,18 +61,17 @@ def make_spec(name: str, folder: Path, machine: Machine, workload: Workload) -> 
 def ready_seconds(run: TrialRun) -> float:
     """From the request until the last rank begins to build its model."""
     begins = [
-        event.t
-        for events in run.events
-        for event in events
-        if isinstance(event, PhaseEvent) and event.phase == "model"
+        event.t for events in run.events for event in events if isinstance(event, PhaseEvent) and event.phase == "model"
     ]
     if len(begins) < run.spec.world_size:
         raise RuntimeError(f"trial {run.spec.trial} did not start: see {run.spec.folder}")
     return max(begins) - run.requested
 
 
-def measure(machine: Machine, workload: Workload, folder: Path, repeats: int, *, cold: bool) -> tuple[list[float], list[float]]:
-    """Seconds to ready, and seconds of overhead, of `repeats` trials. A warm server's own start is not counted: it is paid once."""
+def measure(
+    machine: Machine, workload: Workload, folder: Path, repeats: int, *, cold: bool
+) -> tuple[list[float], list[float]]:
+    """Seconds to ready, and of overhead, of `repeats` trials. A warm server's start is paid once and not counted."""
     kind = "cold" if cold else "warm"
     operators = ["shm_comm"] if machine.device == "cpu" else []
     launcher = LocalLauncher(

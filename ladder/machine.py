@@ -130,8 +130,8 @@ def _require_free(gpu: Gpu, needed: int) -> None:
     info = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
     if info.used > _BUSY_FRACTION * info.total or info.free < min(needed, int(0.9 * info.total)):
         raise EnvironmentFaultError(
-            f"GPU {gpu.uuid} ({gpu.name}) already holds {format_bytes(info.used)} of {format_bytes(info.total)}; end what "
-            "uses it (nvidia-smi shows it) or choose other GPUs with CUDA_VISIBLE_DEVICES."
+            f"GPU {gpu.uuid} ({gpu.name}) already holds {format_bytes(info.used)} of {format_bytes(info.total)}; end "
+            "what uses it (nvidia-smi shows it) or choose other GPUs with CUDA_VISIBLE_DEVICES."
         )
 
 

@@ -50,7 +50,11 @@ class TuneOptions:
     host_memory: int | None = None
     nvme_path: Path | None = None
     time_budget: float | None = None
-    strategy: str = "exhaustive"
+    strategy: str = "auto"
+    tolerance: float = 0.02
+    """How much faster than the answer a candidate left untried may be."""
+    audit: float = 0.0
+    """The share of the pruned candidates that is measured anyway."""
     rungs: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     run_dir: Path | None = None
@@ -85,7 +89,9 @@ def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = l
         environment = rank_environment(machine)
         rungs = [rung for rung in RUNGS if not options.rungs or rung.name in options.rungs]
         machine, operators = _with_operators(machine, rungs, workload, environment, view)
-        space, unsupported = make_space(workload, machine, rungs, micro_batches)
+        space, unsupported = make_space(
+            workload, machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
+        )
         job = {"model_config": dict(workload.model.config), "task": workload.task, "operators": operators}
         launcher = LocalLauncher(
             marker=marker,

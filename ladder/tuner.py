@@ -143,8 +143,8 @@ class Tuner:
         self._lost_servers = self._lost_servers + 1 if lost else 0
         if self._lost_servers == _MAX_LOST_SERVERS:
             raise EnvironmentFaultError(
-                f"The trial server died {_MAX_LOST_SERVERS} times in a row; see {self._history.folder / 'server.log'} and "
-                "the kernel's log, then start the same command again."
+                f"The trial server died {_MAX_LOST_SERVERS} times in a row; see {self._history.folder / 'server.log'} "
+                "and the kernel's log, then start the same command again."
             )
 
     def _spec(
@@ -228,7 +228,13 @@ def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] 
 
 
 def make_space(
-    workload: Workload, machine: Machine, rungs: Sequence[Rung], micro_batches: Sequence[int]
+    workload: Workload,
+    machine: Machine,
+    rungs: Sequence[Rung],
+    micro_batches: Sequence[int],
+    *,
+    tolerance: float = 0.02,
+    audit: float = 0.0,
 ) -> tuple[Space, dict[Rung, str]]:
     """The space of the supported rungs among `rungs`, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
@@ -240,6 +246,10 @@ def make_space(
         host_memory=machine.host_memory,
         engines=tuple(Engine(rung) for rung in RUNGS if rung in rungs and rung not in unsupported),
         micro_batches=tuple(micro_batches),
+        gpu_name=machine.gpu_name,
+        num_cores=machine.num_cores,
+        tolerance=tolerance,
+        audit=audit,
     )
     return space, unsupported
 

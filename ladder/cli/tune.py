@@ -35,6 +35,7 @@ class OptimizerChoice(str, Enum):
 
 
 class StrategyName(str, Enum):
+    auto = "auto"
     exhaustive = "exhaustive"
     walk = "walk"
     reverse = "reverse"
@@ -87,7 +88,10 @@ def tune(
     time_budget: Annotated[
         float | None, typer.Option(parser=_minutes, metavar="TIME", help="Start no new trial after this, e.g. 15m.")
     ] = None,
-    strategy: Annotated[StrategyName, typer.Option(help="How to search.")] = StrategyName.exhaustive,
+    strategy: Annotated[StrategyName, typer.Option(help="How to search.")] = StrategyName.auto,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="auto: how much faster than the answer an untried one may be.")
+    ] = 0.02,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")
@@ -131,6 +135,7 @@ def tune(
         nvme_path=nvme_path,
         time_budget=time_budget,
         strategy=strategy.value,
+        tolerance=tolerance,
         rungs=check_rungs(rung or ()),
         micro_batches=tuple(micro_batch or ()),
         run_dir=run_dir,
@@ -153,7 +158,6 @@ def _print(done: TuneOutput) -> None:
     from rich.console import Console
 
     from ladder.report.table import frame, terminal_table
-    from ladder.report.times import total_line
     from ladder.search.ledger import ledger
 
     result = done.result

@@ -1,7 +1,7 @@
 """The search that pays for a trial only where it can change the answer.
 
-Two questions are kept apart. *Does it fit?* is answered by a probability from the memory model; *how fast is it?* by the
-speed model, for the user's own accumulation. An engine is tried where its expected gain over the best so far, by
+Two questions are kept apart. *Does it fit?* is answered by a probability from the memory model, *how fast is it?* by
+the speed model, for the user's own accumulation. An engine is tried where its expected gain over the best so far, by
 second of the trial, is the largest; within a trial, only candidates that may be the engine's best are measured. The
 search ends when no candidate left is believed, with 95 %, to be faster than the best by more than the tolerance.
 """

@@ -19,8 +19,8 @@ _STEP_SECONDS = 4.0
 def start_seconds(rung: Rung, num_parameters: int) -> float:
     """Seconds from the request of a trial to its first step, and of its end.
 
-    Measured on four H200 with 0.7 to 6.7 billion parameters: model and engine take 2.4 to 5.3 s without offload, 5 s and
-    2.2 to 2.8 s a billion with the optimizer on the host, 7 s and 6 s a billion with everything on NVMe.
+    Measured on four H200 with 0.7 to 6.7 billion parameters: model and engine take 2.4 to 5.3 s without offload, 5 s
+    and 2.2 to 2.8 s a billion with the optimizer on the host, 7 s and 6 s a billion with everything on NVMe.
     """
     billions = num_parameters / 1e9
     seconds = _PROCESSES + 2.2 + 0.4 * billions

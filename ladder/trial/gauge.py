@@ -79,7 +79,9 @@ class CudaGauge:
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         room = self._limit - outside
         if room <= 0:
-            raise OverLimitError(f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}")
+            raise OverLimitError(
+                f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}"
+            )
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
 
     def reset(self) -> None:

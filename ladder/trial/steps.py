@@ -72,7 +72,9 @@ class Stepper:
             timings.boundary.append(boundary)
             if self.agree(_enough(timings, candidate, policy, time.perf_counter() - began)):
                 return timings
-        raise RuntimeError(f"fp16 overflow skipped all but {len(timings.boundary)} of {2 * policy.maximum} optimizer steps")
+        raise RuntimeError(
+            f"fp16 overflow skipped all but {len(timings.boundary)} of {2 * policy.maximum} optimizer steps"
+        )
 
     def evaluate(self, micro_batch: int) -> None:
         """One evaluation pass at the candidate's micro-batch."""

@@ -215,7 +215,7 @@ def test_an_interrupted_tune_proves_nothing_and_goes_on_where_it_was(tmp_path: P
     assert result.answer is None
     assert result.best_so_far is not None
     again = Pretender(larger_is_faster)
-    tried = {candidate.key for candidate in launcher.specs[0].candidates}
+    tried = {record.candidate_key for record in result.records}
     assert tune(tmp_path / "run", again).answer is not None
     measured_again = {candidate.key for spec in again.specs if not spec.proof for candidate in spec.candidates}
     assert not tried & measured_again

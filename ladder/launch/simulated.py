@@ -1,0 +1,296 @@
+"""Trials on a machine that exists on paper only: no process, no waiting, the same events as from real ranks.
+
+Time is simulated: it begins where CLOCK_MONOTONIC stands when the launcher is made, and `now` moves as trials are run.
+A rank gives one sign of progress for each candidate, not one for each micro-step.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+from ladder.candidates import Candidate
+from ladder.launch.base import Deadlines, DeviceUse, Launcher, Listener, Stop, TrialRun
+from ladder.launch.simulated_machine import SimulatedMachine
+from ladder.launch.simulated_physics import Physics, Truth
+from ladder.outcome import OutcomeKind
+from ladder.protocol import (
+    CandidateSpec,
+    DoneEvent,
+    Event,
+    FailedEvent,
+    MeasuredEvent,
+    PhaseEvent,
+    StepEvent,
+    TrialSpec,
+)
+from ladder.shapes import shape_from_config
+from ladder.units import GIB, MIB
+from ladder.workload import Workload
+
+_SIGKILL, _SIGSEGV = -9, -11
+_HOPELESS_MARGIN = 0.75  # as ranks do it (trial/steps.py)
+
+
+class SimulatedLauncher(Launcher):
+    """Runs trials on paper. What a machine does with a workload is the same however often it is asked."""
+
+    def __init__(self, machine: SimulatedMachine, *, cancelled: Callable[[], bool] = lambda: False) -> None:
+        self._machine, self._cancelled = machine, cancelled
+        self._clock = time.monotonic()
+        self._physics: dict[tuple[str, int, int], Physics] = {}
+
+    def now(self) -> float:
+        """Seconds on the simulated clock."""
+        return self._clock
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        trial = _Trial(self._machine, self._physics_of(spec), spec, deadlines, listener, self._clock)
+        trial.play(self._cancelled)
+        self._clock = trial.run.ended
+        return trial.run
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _physics_of(self, spec: TrialSpec) -> Physics:
+        key = (repr(sorted(spec.model_config_json.items(), key=str)), spec.seq_len, spec.world_size)
+        if key not in self._physics:
+            self._physics[key] = Physics(self._machine, _workload(spec), spec.world_size)
+        return self._physics[key]
+
+
+class _Trial:
+    """One trial as it is played."""
+
+    def __init__(
+        self,
+        machine: SimulatedMachine,
+        physics: Physics,
+        spec: TrialSpec,
+        deadlines: Deadlines,
+        listener: Listener,
+        clock: float,
+    ) -> None:
+        self._machine, self._physics, self._spec = machine, physics, spec
+        self._deadlines, self._listener, self._t = deadlines, listener, clock
+        self._dice = random.Random(f"{machine.seed} {machine.name} {spec.trial}")
+        self._engine = physics.engine_of(spec.deepspeed)
+        self.run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=clock)
+
+    def play(self, cancelled: Callable[[], bool]) -> None:
+        """From the request to the end of the last rank."""
+        self._pass(0.3 + 0.002 * self._spec.world_size)
+        self.run.started = self._t
+        if self._begin():
+            for number, candidate in enumerate(self._spec.candidates):
+                if self._spec.stop_at is not None and self._t > self._spec.stop_at:
+                    break
+                if not self._candidate(candidate, first=number == 0, cancelled=cancelled):
+                    break
+            else:
+                if self._spec.proof:
+                    self._prove()
+        if len(self.run.exits) < self._spec.world_size:
+            self._leave()
+        self._pass(0.5)
+        self.run.ended = self._t
+
+    def _begin(self) -> bool:
+        """Process group, model and engine; False if the trial ended there."""
+        first = self._named(self._spec.candidates[0])
+        truth = self._physics.truth(first)
+        model, engine = self._physics.start_seconds(first)
+        for phase, seconds in (("process_group", 0.6), ("model", model), ("engine", engine)):
+            self._tell_all(lambda t, phase=phase: PhaseEvent(t=t, phase=phase))  # type: ignore[misc]
+            self._pass(seconds)
+        nodes = -(-self._spec.world_size // self._machine.num_gpus)
+        shortages: list[tuple[OutcomeKind, int, int]] = [
+            ("host_oom", truth.host, self._machine.host_memory * nodes),
+            ("disk_full", truth.disk, self._machine.nvme_space * nodes),
+            ("gpu_oom", truth.at_start, self._spec.memory_limit),
+        ]
+        for kind, needed, there in shortages:
+            if needed > there:
+                self._fail(kind, None, "engine", asked=max(2 * MIB, needed // 8), short=needed - there)
+                return False
+        return True
+
+    def _candidate(self, spec: CandidateSpec, *, first: bool, cancelled: Callable[[], bool]) -> bool:
+        """Warm up and time one candidate; False if the trial ended with it."""
+        candidate = self._named(spec)
+        truth = self._physics.truth(candidate)
+        factor = self._physics.limit_factor(truth, self._spec.memory_limit)
+        self._tell_all(lambda t: PhaseEvent(t=t, phase="warmup", candidate=spec.key))
+        if truth.device > self._spec.memory_limit:
+            self._pass(truth.accumulate_seconds / 2)
+            short = truth.device - self._spec.memory_limit
+            self._fail("gpu_oom", spec.key, truth.moment, asked=max(2 * MIB, int(0.02 * truth.device)), short=short)
+            return False
+        if self._breaks_down(spec):
+            return False
+        began = self._t
+        accumulate, boundary = self._timed(truth, factor, spec, first)
+        self._tell_all(lambda t: StepEvent(t=t, candidate=spec.key, seconds=boundary[-1]))
+        if cancelled():
+            self.run.stop = Stop(kind="cancelled", sentence="the tune was interrupted")
+            self._kill()
+            return False
+        self._measured(spec, truth, began, accumulate, boundary)
+        return True
+
+    def _timed(self, truth: Truth, factor: float, spec: CandidateSpec, first: bool) -> tuple[list[float], list[float]]:
+        """Seconds of the timed micro-steps; the clock moves for all steps, those of the warm-up included."""
+        policy, accumulates = self._spec.steps, self._spec.deepspeed["gradient_accumulation_steps"] > 1
+        seconds = (truth.accumulate_seconds * factor, truth.boundary_seconds * factor)
+
+        def step(slower: float = 1.0) -> tuple[float, float]:
+            pair = (self._noisy(seconds[0] * slower), self._noisy(seconds[1] * slower))
+            self._pass(pair[1] + (pair[0] if accumulates else 0.0))
+            return pair
+
+        def loses(pair: tuple[float, float], margin: float) -> bool:
+            whole = pair[1] + (spec.accumulation - 1) * pair[0]
+            return spec.beat_step_seconds is not None and whole * (1 - margin) > spec.beat_step_seconds
+
+        for _ in range(policy.warmup + first):
+            if loses(step(1.3), _HOPELESS_MARGIN):
+                break
+        self._tell_all(lambda t: PhaseEvent(t=t, phase="measure", candidate=spec.key))
+        timed: list[tuple[float, float]] = []
+        began = self._t
+        while len(timed) < min(policy.maximum, 1000):
+            timed.append(step())
+            if loses((min(pair[0] for pair in timed), min(pair[1] for pair in timed)), policy.loser_margin):
+                break
+            known = len(timed) >= max(2, policy.minimum)
+            if known and (_spread(timed) < policy.target_spread or self._t - began > policy.seconds):
+                break
+        return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
+
+    def _noisy(self, seconds: float) -> float:
+        """A step's time: scatter, and now and then one that is disturbed."""
+        late = 1.2 if self._dice.random() < 0.02 else 1.0
+        return float(seconds * late * (1 + abs(self._dice.gauss(0, 1)) * self._machine.noise))
+
+    def _measured(
+        self, spec: CandidateSpec, truth: Truth, began: float, accumulate: list[float], boundary: list[float]
+    ) -> None:
+        less = 1 - self._machine.rank_spread if self._spec.world_size > 1 else 1.0
+        host = truth.host // self._spec.world_size
+        losses = [10.0 + 0.1 * self._dice.random() for _ in range(2)]
+        for rank in range(self._spec.world_size):
+            share = 1.0 if rank == 0 else less
+            reserved = int(truth.reserved * share)
+            self._tell(
+                rank,
+                MeasuredEvent(
+                    t=self._t,
+                    candidate=spec.key,
+                    began=began,
+                    accumulate_seconds=accumulate,
+                    boundary_seconds=boundary,
+                    skipped_steps=0,
+                    peak_allocated=int(truth.allocated * share),
+                    peak_reserved=reserved,
+                    peak_device=reserved + truth.outside,
+                    outside_torch=truth.outside,
+                    peak_host=host,
+                    alloc_retries=int(truth.device > 0.97 * self._spec.memory_limit),
+                    losses=losses,
+                ),
+            )
+        self.run.device_use[spec.key] = DeviceUse(utilisation=None, watts=None, sm_clock_mhz=None, peak_bytes=None)
+
+    def _breaks_down(self, spec: CandidateSpec) -> bool:
+        """The machine's own failures: a rank that dies without a word, or ranks that wait for ever."""
+        if self._dice.random() < self._machine.crash_rate:
+            victim = self._dice.randrange(self._spec.world_size)
+            self._pass(1.0)
+            self.run.exits[victim] = _SIGSEGV
+            self._kill()
+            return True
+        if self._dice.random() < self._machine.hang_rate:
+            waited = self._deadlines.first_step
+            self._pass(waited)
+            sentence = f"no rank took a step for {waited:.0f} s in {spec.key}"
+            self.run.stop = Stop(kind="hang", sentence=sentence, rank=0)
+            self._kill()
+            return True
+        return False
+
+    def _fail(self, kind: OutcomeKind, candidate: str | None, moment: str, *, asked: int, short: int) -> None:
+        """Rank 0, the fullest, runs out; the others see a lost connection."""
+        free = max(0, asked - short)
+        self._tell(
+            0,
+            FailedEvent(
+                t=self._t,
+                candidate=candidate,
+                outcome=kind,
+                moment=moment,
+                message=f"simulated {kind}: tried to allocate {asked / GIB:.2f} GiB",
+                bytes_asked=asked + max(0, short - asked),
+                bytes_free=free,
+            ),
+        )
+        self._pass(0.1)
+        for rank in range(1, self._spec.world_size):
+            lost = "connection closed by peer"
+            event = FailedEvent(
+                t=self._t, candidate=candidate, outcome="crash", moment=moment, message=lost, consequence=True
+            )
+            self._tell(rank, event)
+        self.run.exits = dict.fromkeys(range(self._spec.world_size), 1)
+
+    def _prove(self) -> None:
+        truth = self._physics.truth(self._named(self._spec.candidates[0]))
+        for phase, seconds in (("evaluation", truth.accumulate_seconds / 2), ("gather", 0.2 + truth.allocated / 20e9)):
+            self._tell_all(lambda t, phase=phase: PhaseEvent(t=t, phase=phase))  # type: ignore[misc]
+            self._pass(seconds)
+
+    def _leave(self) -> None:
+        self._tell_all(lambda t: PhaseEvent(t=t, phase="teardown"))
+        self._pass(0.4)
+        self._tell_all(lambda t: DoneEvent(t=t))
+        self.run.exits = dict.fromkeys(range(self._spec.world_size), 0)
+
+    def _kill(self) -> None:
+        self.run.killed = frozenset(range(self._spec.world_size)) - self.run.exits.keys()
+        self.run.exits |= dict.fromkeys(self.run.killed, _SIGKILL)
+
+    def _named(self, spec: CandidateSpec) -> Candidate:
+        return Candidate(self._engine, spec.gradient_checkpointing, spec.micro_batch, spec.accumulation)
+
+    def _pass(self, seconds: float) -> None:
+        self._t += seconds
+
+    def _tell_all(self, make: Callable[[float], Event]) -> None:
+        event = make(self._t)
+        for rank in range(self._spec.world_size):
+            self._tell(rank, event)
+
+    def _tell(self, rank: int, event: Event) -> None:
+        self.run.events[rank].append(event)
+        self._listener(rank, event)
+
+
+def _spread(timed: list[tuple[float, float]]) -> float:
+    boundary = [pair[1] for pair in timed]
+    quartiles = statistics.quantiles(boundary, n=4, method="inclusive")
+    return float((quartiles[2] - quartiles[0]) / 2 / statistics.median(boundary) / len(boundary) ** 0.5)
+
+
+def _workload(spec: TrialSpec) -> Workload:
+    """The training that `spec` stands for; the global batch is that of its first candidate."""
+    first = spec.candidates[0]
+    return Workload(
+        model=shape_from_config(spec.model_config_json, name="simulated", source="file"),
+        task=spec.task,
+        seq_len=spec.seq_len,
+        global_batch_size=first.micro_batch * first.accumulation * spec.world_size,
+        dtype=spec.dtype,
+        optimizer=spec.optimizer,
+    )

@@ -1,0 +1,126 @@
+"""A machine that exists on paper only: read from configs/machines/NAME.yaml, for `plan` and the simulated launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ladder.errors import UsageError
+from ladder.machine import Gpu, Machine
+from ladder.units import parse_bytes
+
+
+class SimulatedMachine(BaseModel):
+    """One node, and how many there may be of it. Speeds are of one GPU, in bytes or operations a second."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    gpu_name: str
+    """As the driver gives it."""
+    gpu_memory: int
+    """Bytes of one GPU."""
+    num_gpus: int = Field(ge=1)
+    """In a node."""
+    flops: float = Field(gt=0)
+    """Dense 16-bit operations, as the vendor states them."""
+    device_bytes: float = Field(gt=0)
+    """The GPU's own memory."""
+    link_bytes: float = Field(gt=0)
+    """Between the GPUs of a node."""
+    network_bytes: float = Field(default=25e9, gt=0)
+    """Between nodes."""
+    pcie_bytes: float = Field(gt=0)
+    """Between a GPU and the host, pinned."""
+    host_memory: int
+    """Bytes of a node."""
+    num_cores: int = Field(ge=1)
+    """Of a node."""
+    nvme_bytes: float = Field(default=3e9, gt=0)
+    """The node's disk."""
+    nvme_space: int = 0
+    """Free bytes of the disk; none: no NVMe rungs."""
+    noise: float = Field(default=0.01, ge=0, le=0.5)
+    """Relative scatter of a step's time."""
+    rank_spread: float = Field(default=0.01, ge=0, le=0.5)
+    """How much more memory the fullest rank needs than the others."""
+    crash_rate: float = Field(default=0.0, ge=0, le=1)
+    """The probability that a candidate kills a rank without a word."""
+    hang_rate: float = Field(default=0.0, ge=0, le=1)
+    """The probability that a candidate makes the ranks wait for each other for ever."""
+    surprise: float = Field(default=1.0, ge=0, le=3)
+    """How far the machine strays from the textbook; 0 is a machine that does what its data sheet says."""
+    seed: int = 0
+    """Two machines that differ in nothing else stray in different ways."""
+
+    @field_validator("gpu_memory", "host_memory", "nvme_space", mode="before")
+    @classmethod
+    def _size(cls, value: Any) -> Any:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    def machine(
+        self,
+        num_gpus: int | None = None,
+        *,
+        gpu_memory: int | None = None,
+        host_memory: int | None = None,
+        nvme_path: Path | None = None,
+    ) -> Machine:
+        """This machine as a tune sees it, with `num_gpus` in as many nodes as that takes; sizes in bytes."""
+        world_size = num_gpus or self.num_gpus
+        nodes = -(-world_size // self.num_gpus)
+        memory = gpu_memory or self.gpu_memory
+        if memory > self.gpu_memory:
+            raise UsageError(f"--gpu-memory is more than the {self.gpu_memory / 2**30:.0f} GiB that {self.name} has.")
+        return Machine(
+            device="cuda",
+            world_size=world_size,
+            gpus=tuple(Gpu(f"GPU-simulated-{rank}", self.gpu_name, self.gpu_memory) for rank in range(world_size)),
+            memory_limit=memory,
+            host_memory=host_memory or self.host_memory * nodes,
+            num_cores=self.num_cores * nodes,
+            nvme_path=(nvme_path or Path("/simulated-nvme")) if self.nvme_space else None,
+        )
+
+
+def machine_files() -> dict[str, Path]:
+    """The bundled machines by name, sorted."""
+    package = Path(__file__).resolve().parent.parent
+    # A wheel carries configs/ inside the package; in a checkout it lies beside it.
+    folders = (package / "configs" / "machines", package.parent / "configs" / "machines")
+    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def read_machine(text: str) -> SimulatedMachine:
+    """The machine of a bundled name or of a YAML file. UsageError for one that is unknown or says nonsense."""
+    path = machine_files().get(text.lower()) or Path(text)
+    if not path.is_file():
+        raise UsageError(
+            f"--machine {text} is neither a file nor a bundled machine; there are {', '.join(machine_files())}."
+        )
+    try:
+        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"The machine file {path} cannot be read: {str(error).splitlines()[0]}.") from None
+    if not isinstance(facts, dict):
+        raise UsageError(f"The machine file {path} is no list of keys and values.")
+    try:
+        return SimulatedMachine(**{"name": path.stem, **facts})
+    except (ValidationError, TypeError) as error:
+        raise UsageError(f"The machine file {path} cannot be used: {_problem(error)}.") from None
+
+
+def _problem(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return "its keys must be words"
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"the key {key!r} is unknown"
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    return f"{key}: {first['msg']}"
