@@ -106,8 +106,10 @@ def candidates_of(engine: Engine, sequences_per_rank: int, micro_batches: Sequen
 def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
     """Our starting values of DeepSpeed's `zero_optimization` settings for `rung`, in elements.
 
-    Buckets follow the model's size, so that a small model does not pay for buffers made for a large one. The stage-3
-    values follow what the HF Trainer fills in for "auto": 0.9·hidden² to prefetch, 10·hidden to keep resident.
+    Buckets follow the model's size, so that a small model does not pay for buffers made for a large one. Parameters up
+    to 10·hidden stay resident, as where the HF Trainer reads "auto"; its 0.9·hidden² to prefetch is less than a layer,
+    so DeepSpeed's own default bounds it from below. The optimizer steps through sub-groups a fifth of the default size:
+    its temporary fp32 gradients are the peak of stage 3 at small micro-batches.
     """
     model = workload.model
     if rung.stage == 0:
@@ -124,11 +126,11 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
         knobs["round_robin_gradients"] = rung.offload_optimizer == "cpu"
         return knobs
     return knobs | {
-        "stage3_prefetch_bucket_size": int(0.9 * model.hidden_size**2),
+        "stage3_prefetch_bucket_size": max(int(0.9 * model.hidden_size**2), min(50_000_000, bucket)),
         "stage3_param_persistence_threshold": 10 * model.hidden_size,
         "stage3_max_live_parameters": 1_000_000_000,
         "stage3_max_reuse_distance": 1_000_000_000,
-        "sub_group_size": 1_000_000_000,
+        "sub_group_size": 200_000_000,
         "stage3_gather_16bit_weights_on_model_save": True,
     }
 

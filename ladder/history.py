@@ -29,6 +29,15 @@ _RECORD = TypeAdapter(Record)
 _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
 
+def _open_study(journal: Path) -> optuna.Study:
+    _drop_torn_tail(journal)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        return optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize", load_if_exists=True)
+
+
 class History:
     """An open run folder, locked against a second tune. `records` is everything measured so far, in order."""
 
@@ -41,17 +50,13 @@ class History:
         self.folder = folder
         self._make_folder()
         self._lock = self._take_lock()
-        self._journal = folder / "journal.log"
-        _drop_torn_tail(self._journal)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = JournalStorage(JournalFileBackend(str(self._journal)))
-            self._study = optuna.create_study(
-                study_name=_STUDY, storage=storage, direction="maximize", load_if_exists=True
-            )
-        self._check(fingerprint, facts)
-        self.records: list[Record] = self._load()
+        try:
+            self._study = _open_study(folder / "journal.log")
+            self._check(fingerprint, facts)
+            self.records: list[Record] = self._load()
+        except BaseException:
+            self.close()
+            raise
 
     def _make_folder(self) -> None:
         try:
@@ -69,7 +74,13 @@ class History:
         fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                os.close(fd)
+                raise EnvironmentFaultError(
+                    f"The run folder {self.folder} cannot be locked ({error.strerror}); choose one on a local disk with "
+                    "--run-dir."
+                ) from None
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise EnvironmentFaultError(
@@ -83,11 +94,10 @@ class History:
         return fd
 
     def _check(self, fingerprint: str, facts: dict[str, Any]) -> None:
-        known = self._study.user_attrs
-        if not known:
-            self._study.set_user_attr("schema_version", SCHEMA_VERSION)
-            self._study.set_user_attr("facts", facts)
-            self._study.set_user_attr("fingerprint", fingerprint)
+        known = self._study.user_attrs.get("run")
+        if known is None:  # one attribute, one write: a kill leaves all of it or nothing
+            run = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "facts": facts}
+            self._study.set_user_attr("run", run)
             return
         if known.get("schema_version", 0) > SCHEMA_VERSION:
             raise UsageError(f"{self.folder} was written by a newer ladder; upgrade, or choose another --run-dir.")

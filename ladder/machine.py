@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import mmap
 import os
+import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,12 +116,16 @@ def _as_cuda_sees(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
         return gpus
     chosen = []
     for name in (part.strip() for part in visible.split(",")):
-        if name.isdigit() and int(name) < len(gpus):
-            chosen.append(gpus[int(name)])
-        elif match := [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]:
-            chosen.append(match[0])
-        else:
+        if name.startswith("MIG-"):
+            raise UsageError("CUDA_VISIBLE_DEVICES names a MIG partition; ladder tunes whole GPUs, name those.")
+        match = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        if name.isascii() and name.isdecimal() and int(name) < len(gpus):
+            match = [gpus[int(name)]]
+        if not match:
             break
+        if match[0] in chosen:  # CUDA shows no device at all then
+            raise UsageError(f"CUDA_VISIBLE_DEVICES names GPU {name} twice; name each once.")
+        chosen.append(match[0])
     return chosen
 
 
@@ -177,9 +182,15 @@ def unsupported_reason(rung: Rung, machine: Machine) -> str | None:
             return "no --nvme-path was given"
         if ctypes.util.find_library("aio") is None:
             return "libaio is missing (Debian and Ubuntu: apt-get install libaio-dev)"
-    if operators_of(rung, machine, "adamw") and shutil.which(os.environ.get("CXX", "g++")) is None:
+    if operators_of(rung, machine, "adamw") and shutil.which(_compiler()) is None:
         return "no C++ compiler to build DeepSpeed's operators (Debian and Ubuntu: apt-get install g++)"
     return None
+
+
+def _compiler() -> str:
+    """The program CXX names, which may be a command with arguments."""
+    words = [word for word in shlex.split(os.environ.get("CXX", "")) if not word.startswith("-")]
+    return words[-1] if words else "g++"
 
 
 def operators_of(rung: Rung, machine: Machine, optimizer: OptimizerName) -> tuple[str, ...]:

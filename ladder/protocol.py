@@ -30,11 +30,12 @@ class StepPolicy(_Frozen):
     warmup: int = 1
     """Untimed optimizer steps before timing; an engine's first candidate takes one more, where Adam's state appears."""
     minimum: int = 2
+    """Timed steps, unless `seconds` pass before."""
     maximum: int = 12
     target_spread: float = 0.01
     """Timing stops once the median is known to this fraction."""
     seconds: float = 4.0
-    """No further timed step starts after this long, once the minimum is reached."""
+    """No further timed step starts after this long: long steps vary little, and the finalists are timed again."""
     loser_margin: float = 0.10
     """A candidate whose step, made faster by this fraction, still loses to the best so far is timed once and left."""
 

@@ -24,6 +24,7 @@ from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
 
 _MAX_LOST_SERVERS = 3
+_PROOF_STEPS = {"minimum": 3, "seconds": 30.0}
 
 
 class View(Protocol):
@@ -191,7 +192,7 @@ class Tuner:
                 for candidate in candidates
             ),
             memory_limit=machine.memory_limit,
-            steps=self._steps.model_copy(update={"minimum": max(3, self._steps.minimum)}) if proving else self._steps,
+            steps=self._steps.model_copy(update=_PROOF_STEPS) if proving else self._steps,
             proof=proving,
             stop_at=None if proving or self._budget is None else self._began + self._budget,
             save_folder=str(self._save_folder) if proving and self._save_folder else None,

@@ -16,10 +16,10 @@ def parse_bytes(text: str) -> int:
     unit = match.group(2).upper() if match else ""
     if match is None or unit not in _FACTORS:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB or 700MiB")
-    size = int(float(match.group(1)) * _FACTORS[unit])
-    if size <= 0:
-        raise ValueError(f"{text!r} is not a size above zero")
-    return size
+    size = float(match.group(1)) * _FACTORS[unit]
+    if not 1 <= size < 1 << 62:
+        raise ValueError(f"{text[:40]!r} is not a size that memory can have")
+    return int(size)
 
 
 def format_bytes(num_bytes: float | None) -> str:

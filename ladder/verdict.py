@@ -152,11 +152,18 @@ def _silent_death(run: TrialRun) -> Outcome | None:
             return Outcome(
                 kind="host_oom", rank=rank, moment=moment, sentence=f"rank {rank} ran out of /dev/shm in {moment}"
             )
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with status {status}"
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"left with status {status}"
         return Outcome(
             kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report"
         )
     return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _last_phase(run: TrialRun, rank: int | None) -> str:

@@ -74,6 +74,11 @@ def make_record(
     return Record(**settings | changes)
 
 
+def as_a_rank_sees(candidate: Candidate) -> CandidateSpec:
+    names = ("key", "gradient_checkpointing", "micro_batch", "accumulation")
+    return CandidateSpec(**{name: getattr(candidate, name) for name in names})
+
+
 def tiny_trial(
     folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any
 ) -> TrialSpec:
@@ -105,15 +110,7 @@ def tiny_trial(
         optimizer="adamw",
         dtype="bf16",
         deepspeed=config,
-        candidates=tuple(
-            CandidateSpec(
-                key=candidate.key,
-                gradient_checkpointing=candidate.gradient_checkpointing,
-                micro_batch=candidate.micro_batch,
-                accumulation=candidate.accumulation,
-            )
-            for candidate in candidates
-        ),
+        candidates=tuple(map(as_a_rank_sees, candidates)),
         memory_limit=memory_limit,
         **{"steps": StepPolicy(maximum=3, seconds=0.2)} | changes,
     )

@@ -158,6 +158,7 @@ def _print(done: TuneOutput) -> None:
     from rich.console import Console
 
     from ladder.report.table import frame, terminal_table
+    from ladder.report.times import total_line
     from ladder.search.ledger import ledger
 
     result = done.result
@@ -168,6 +169,7 @@ def _print(done: TuneOutput) -> None:
     console.print(
         f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: {done.run_dir / 'trials.csv'}"
     )
+    console.print(total_line(done.trial_seconds))
     if done.answer is not None:
         answer = done.answer
         console.print(

@@ -13,7 +13,8 @@ import pynvml
 
 from ladder.launch.base import DeviceUse
 
-_PERIOD_SECONDS = 0.05
+# Every query takes the driver's locks, which the ranks' launches need too: no more of them than the figures need.
+_PERIOD_SECONDS = 0.25
 
 
 class NvmlError(Exception):

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ladder.errors import EnvironmentFaultError
 from ladder.protocol import RUN_MARKER
 
 _START_SECONDS = 180.0
+_END_SECONDS = 5.0
 
 
 class TrialServer:
@@ -38,6 +40,8 @@ class TrialServer:
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._buffer = b""
+        self._ready = False
+        self._ranks: list[psutil.Process] = []
 
     @property
     def pid(self) -> int:
@@ -47,6 +51,7 @@ class TrialServer:
         """Wait until everything is imported. EnvironmentFaultError says why it cannot be."""
         for event in self._events_within(_START_SECONDS):
             if event["event"] == "ready":
+                self._ready = True
                 return
             if event["event"] == "unable":
                 self.close()
@@ -68,7 +73,11 @@ class TrialServer:
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if event["event"] == "started":
+                self._ranks = [process for pid in event["pids"] if (process := _process(pid)) is not None]
+        return events
 
     def close(self) -> None:
         """End the server and all it started; returns when none of them is left."""
@@ -76,23 +85,31 @@ class TrialServer:
             if pipe is not None and not pipe.closed:
                 pipe.close()  # the end of its stdin is the server's order to kill its ranks and end
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=_END_SECONDS if self._ready else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._process.kill()  # still importing: it has nothing to put in order
             self._process.wait()
+        # A rank that is being killed has no environment left to be found by, but is not gone yet.
+        psutil.wait_procs(self._ranks, timeout=_END_SECONDS)
         kill_marked(self.marker)
 
     def _events_within(self, seconds: float) -> Any:
-        while (events := self.poll(seconds)) is not None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and (events := self.poll(left)) is not None:
             yield from events
-            if not events:
-                return
 
     def _send(self, **request: str) -> None:
         try:
             os.write(self._stdin, json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             return  # `poll` will say that the server is gone
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def kill_marked(marker: str) -> int:

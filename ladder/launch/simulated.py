@@ -172,7 +172,7 @@ class _Trial:
 
     def _noisy(self, seconds: float) -> float:
         """A step's time: scatter, and now and then one that is disturbed."""
-        late = 1.2 if self._dice.random() < 0.02 else 1.0
+        late = 1.1 if self._dice.random() < 0.01 else 1.0
         return float(seconds * late * (1 + abs(self._dice.gauss(0, 1)) * self._machine.noise))
 
     def _measured(

@@ -25,7 +25,7 @@ _SLIM = 0.03
 """A candidate less likely to fit than this is not tried."""
 _LIKELY = 0.9
 """A trial begins with a candidate at least this likely to fit, so that it yields something."""
-_MOST = 5
+_MOST = 3
 """Candidates of one request: what they teach decides about the others."""
 _NO_BEST = 0.7
 """While nothing is measured, gains count from this share of the highest expected speed."""

@@ -21,7 +21,7 @@ Factor = tuple[tuple[str, float], ...]
 """Unknowns and their standard deviations, as logarithms: together they scale one term of a formula."""
 
 _STEP = 1e-3
-_ITERATIONS = 12
+_ITERATIONS = 10
 _LIMIT = 4.0
 """No unknown is believed to be further out: a freak measurement must not bend everything else."""
 _FREEDOM = 6.0
@@ -110,23 +110,30 @@ def fit(data: Sequence[Datum]) -> Fit:
         return Fit()
     index = {name: position for position, name in enumerate(names)}
     values = dict.fromkeys(names, 0.0)
-    for iteration in range(_ITERATIONS):
-        precision, pull = _normal_equations(data, index, values, robust=iteration > 1)
-        solution = _solve(_cholesky(precision), pull)
-        moved = 0.0
-        for name, wanted in zip(names, solution, strict=True):
-            # Half steps late on: a maximum over moments makes the formula kink, and full steps would hop across.
-            stride = (wanted - values[name]) * (1.0 if iteration < _ITERATIONS // 2 else 0.5)
-            value = max(-_LIMIT, min(_LIMIT, values[name] + max(-1.5, min(1.5, stride))))
-            moved = max(moved, abs(value - values[name]))
-            values[name] = value
-        if iteration > 2 and moved < 0.01:
-            break
+    # Plain least squares first: far from the solution, every measurement looks like a freak.
+    for robust in (False, True):
+        _descend(data, index, values, robust=robust)
     precision, _ = _normal_equations(data, index, values, robust=True)
     factor = _cholesky(precision)
     columns = [_solve(factor, [float(i == j) for i in range(len(names))]) for j in range(len(names))]
     covariance = {name: dict(zip(names, column, strict=True)) for name, column in zip(names, columns, strict=True)}
     return Fit(values=values, covariance=covariance)
+
+
+def _descend(data: Sequence[Datum], index: Mapping[str, int], values: dict[str, float], *, robust: bool) -> None:
+    """Gauss-Newton on `values`, in place."""
+    for iteration in range(_ITERATIONS):
+        precision, pull = _normal_equations(data, index, values, robust=robust)
+        solution = _solve(_cholesky(precision), pull)
+        moved = 0.0
+        for name, wanted in zip(index, solution, strict=True):
+            # Half steps late on: a maximum over moments makes the formula kink, and full steps would hop across.
+            stride = (wanted - values[name]) * (1.0 if iteration < _ITERATIONS // 2 else 0.5)
+            value = max(-_LIMIT, min(_LIMIT, values[name] + max(-1.5, min(1.5, stride))))
+            moved = max(moved, abs(value - values[name]))
+            values[name] = value
+        if moved < 0.01:
+            break
 
 
 def _slopes(formula: Formula, names: Sequence[str], values: Unknowns, at: float) -> list[float]:

@@ -20,6 +20,8 @@ from ladder.workload import Workload
 _QUANTILE_95 = 1.645  # two-sided: 90 %
 _NOISE = 0.015
 """Relative: the step times of one candidate from trial to trial, and what the formula's shape misses."""
+_RAMP_TOKENS = 200.0
+"""Tokens whose compute the start and the end of kernels cost, on a GPU of 1e15 operations a second (estimate)."""
 _LAUNCH_SECONDS = 0.0015
 """A block's kernels, forward and backward, started one by one from Python (estimate)."""
 
@@ -78,6 +80,8 @@ class _Terms:
     """Seconds of a candidate's parts by the machine's prior, before any correction."""
 
     compute: float
+    ramp: float
+    """What compute takes more because kernels of a finite batch do not fill the GPU: the same for any micro-batch."""
     launch: float
     """Host work to start the kernels: the least a micro-step takes, however small its batch."""
     reduce: float
@@ -99,20 +103,34 @@ class _Steps:
         self._terms = _terms(workload, candidate, world_size, machine)
         doubt = machine.doubt
         self._compute: Factor = (("compute", 0.35 * doubt), (f"compute:{kind}", 0.08), (f"compute:{key}", 0.06))
+        self._ramp: Factor = (("ramp", 0.8),)
         self._launch: Factor = (("launch", 0.4 * doubt),)
         reduce: Factor = ((f"reduce:{rung.stage}", 0.4 * doubt), (f"reduce:{key}", 0.4))
         self._reduce: Factor = reduce if self._terms.reduce else ()
-        gather: Factor = (("gather", 0.4 * doubt), (f"gather:{key}", 0.3), (f"gather:{key}:{kind}", 0.1))
+        gather: Factor = (
+            ("gather", 0.4 * doubt),
+            (f"gather:{key}", 0.3),
+            (f"gather:{kind}", 0.2),
+            (f"gather:{key}:{kind}", 0.1),
+        )
         self._gather: Factor = gather if self._terms.gather else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), (f"update:{key}", 0.4))
-        # What the shape of the formula misses: a factor of the engine's own, and one that drifts with the micro-batch.
-        self._whole: Factor = ((f"all:{key}", 0.15), (f"batch:{key}", 0.03 * math.log2(candidate.micro_batch)))
-        self.names = names_of(self._compute, self._launch, self._reduce, self._gather, self._update, self._whole)
+        # What the shape of the formula misses: a factor of the stage's and of the engine's own, and one that drifts with
+        # the micro-batch.
+        self._whole: Factor = (
+            (f"all:{rung.stage}", 0.1),
+            (f"all:{key}", 0.1),
+            (f"batch:{key}", 0.03 * math.log2(candidate.micro_batch)),
+        )
+        self.names = names_of(
+            self._compute, self._ramp, self._launch, self._reduce, self._gather, self._update, self._whole
+        )
 
     def seconds(self, unknowns: Unknowns) -> tuple[float, float]:
         """Seconds of an accumulating and of a boundary micro-step."""
         terms, whole = self._terms, scale(self._whole, unknowns)
-        compute, reduce = terms.compute * scale(self._compute, unknowns), terms.reduce * scale(self._reduce, unknowns)
+        compute = (terms.compute + terms.ramp * scale(self._ramp, unknowns)) * scale(self._compute, unknowns)
+        reduce = terms.reduce * scale(self._reduce, unknowns)
         busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
         gather, launch = terms.gather * scale(self._gather, unknowns), terms.launch * scale(self._launch, unknowns)
         micro = whole * _soft_maximum(busy, gather, launch)
@@ -203,13 +221,16 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
         reduce += 4 * share / machine.pcie_bytes
     if rung.stage == 3:
         reduce = 2 * transfer
-        passes = 1.0 if candidate.gradient_checkpointing else 0.8
-        gather = max(2 * transfer, passes * machine.host_seconds * model.num_layers)
+        # With checkpointing, the second forward pass gathers again what has not stayed live.
+        transfers, hooks = (2.5, 1.0) if candidate.gradient_checkpointing else (2.0, 0.8)
+        gather = max(transfers * transfer, hooks * machine.host_seconds * model.num_layers)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * share * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
+    token_seconds = computing / (machine.flops * machine.achievable)
     return _Terms(
-        compute=tokens * computing / (machine.flops * machine.achievable),
+        compute=tokens * token_seconds,
+        ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds,
         launch=_LAUNCH_SECONDS * model.num_layers * (4 / 3 if candidate.gradient_checkpointing else 1.0),
         reduce=reduce,
         gather=gather,

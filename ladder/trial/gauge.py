@@ -35,8 +35,14 @@ class Gauge(Protocol):
     def reset(self) -> None:
         """Forget the peaks."""
 
-    def settle(self) -> None:
-        """Take in what libraries claimed outside torch since the start. OverLimitError if that alone is too much."""
+    def settle(self) -> bool:
+        """Take in what libraries claimed outside torch since the start; True if that left torch less room than before.
+
+        Raises OverLimitError if that alone is too much.
+        """
+
+    def lift(self) -> None:
+        """End the limit, so that a rank that ran into it can still report."""
 
     def read(self) -> Reading: ...
 
@@ -59,6 +65,7 @@ class CudaGauge:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
         self._before = self._used()
         self._limit = 0
+        self._room = 0
         self._retries = 0
 
     def _used(self) -> int:
@@ -73,7 +80,7 @@ class CudaGauge:
         get_accelerator().available_memory = lambda device_index=None: self.free()
         self.settle()
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         torch.cuda.synchronize()
         outside = self._outside()
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -83,6 +90,11 @@ class CudaGauge:
                 f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}"
             )
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
+        before, self._room = self._room, room
+        return room < before
+
+    def lift(self) -> None:
+        """Torch's limit is on its allocator only: reporting needs none of it."""
 
     def reset(self) -> None:
         torch.cuda.empty_cache()
@@ -135,8 +147,12 @@ class CpuGauge:
         while not tick.wait(self._PERIOD_SECONDS):
             self._peak = max(self._peak, _data_bytes())
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Nothing lies outside: the limit is on the whole process already."""
+        return False
+
+    def lift(self) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def reset(self) -> None:
         self._peak = 0

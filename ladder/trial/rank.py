@@ -21,6 +21,7 @@ from ladder.trial.steps import Stepper
 
 # The controller ends a silent trial long before; this only keeps torch from ending a slow one.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
+_FIRST_ELEMENTS = 4 << 20
 
 
 def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:
@@ -34,7 +35,10 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> in
         gauge.start(spec.memory_limit)
         _measure_all(spec, reporter, gauge)
     except BaseException as error:
-        reporter.send(_failure(error, spec, reporter, gauge))
+        free = _quietly(gauge.free) if gauge else None
+        if gauge:
+            gauge.lift()
+        reporter.send(_failure(error, spec, reporter, free))
         traceback.print_exc()
         return 1
     reporter.send(DoneEvent(t=now()))
@@ -51,19 +55,49 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
-    if spec.device == "cuda":
-        torch.cuda.set_device(rank)
+    backend, device = ("nccl", torch.device("cuda", rank)) if spec.device == "cuda" else ("gloo", None)
+    clock = _Clock()
+    if device is not None:
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+        clock.lap("context")
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without declaring so
         "127.0.0.1", port, spec.world_size, rank == 0, datetime.timedelta(seconds=60), master_listen_fd=listen_fd
     )
-    backend = "nccl" if spec.device == "cuda" else "gloo"
-    device_id = torch.device("cuda", rank) if spec.device == "cuda" else None
+    clock.lap("store")
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=spec.world_size, timeout=_COLLECTIVE_TIMEOUT, device_id=device_id
+        backend, store=store, rank=rank, world_size=spec.world_size, timeout=_COLLECTIVE_TIMEOUT, device_id=device
     )
+    clock.lap("init_process_group")
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    # The first collective makes the communicator claim its memory before the limit is set.
-    dist.all_reduce(torch.zeros(1, device=spec.device))
+    clock.lap("init_distributed")
+    _claim_buffers(spec)
+    clock.lap("first collectives")
+
+
+def _claim_buffers(spec: TrialSpec) -> None:
+    """One of each collective that ZeRO uses: the communicator claims its memory now, before the limit is set."""
+    shard = torch.zeros(_FIRST_ELEMENTS // spec.world_size, device=spec.device)
+    whole = torch.zeros(shard.numel() * spec.world_size, device=spec.device)
+    dist.all_reduce(whole)
+    if spec.device == "cuda":
+        dist.all_gather_into_tensor(whole, shard)
+        dist.reduce_scatter_tensor(shard, whole)
+        torch.cuda.synchronize()
+        del shard, whole
+        torch.cuda.empty_cache()
+
+
+class _Clock:
+    """Writes to the rank's log how long each part of joining took."""
+
+    def __init__(self) -> None:
+        self._last = now()
+
+    def lap(self, what: str) -> None:
+        time_now = now()
+        print(f"ladder: {what} {time_now - self._last:.3f} s", flush=True)
+        self._last = time_now
 
 
 def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
@@ -88,7 +122,8 @@ def _measure(
     reporter.phase("warmup")
     gauge.reset()
     losses = stepper.warm_up(candidate, spec.steps.warmup + first)
-    gauge.settle()
+    if gauge.settle():
+        gauge.reset()  # what was reserved under the wider limit does not count against the narrower one
     reporter.phase("measure")
     began = now()
     timings = stepper.time(candidate, spec.steps)
@@ -120,7 +155,7 @@ def _prove(spec: TrialSpec, candidate: CandidateSpec, stepper: Stepper, reporter
     stepper.gather(spec.save_folder)
 
 
-def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, gauge: Gauge | None) -> FailedEvent:
+def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, free: int | None) -> FailedEvent:
     outcome, consequence = classify(error, spec.device)
     return FailedEvent(
         t=now(),
@@ -129,7 +164,7 @@ def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, gauge: G
         moment=reporter.moment,
         message=f"{type(error).__name__}: {error}"[:2000],
         bytes_asked=bytes_asked(error),
-        bytes_free=_quietly(gauge.free) if gauge else None,
+        bytes_free=free,
         consequence=consequence,
         traceback="".join(traceback.format_exception(error))[-6000:],
     )

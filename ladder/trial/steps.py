@@ -145,7 +145,7 @@ def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elap
         return True
     if _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin):
         return True
-    return num_steps >= policy.minimum and (timings.spread() < policy.target_spread or elapsed > policy.seconds)
+    return elapsed > policy.seconds or (num_steps >= policy.minimum and timings.spread() < policy.target_spread)
 
 
 def _loses(candidate: CandidateSpec, accumulate: float, boundary: float, margin: float) -> bool:

@@ -22,20 +22,8 @@ from helpers import TINY_CONFIG, processes_with
 from ladder.emit import load_best_config
 from ladder.protocol import RUN_MARKER
 
-TUNE = [
-    "tune",
-    "tiny-llama",
-    "--gpus",
-    "0",
-    "--rung",
-    "zero0",
-    "--rung",
-    "zero2",
-    "--micro-batch",
-    "1",
-    "--micro-batch",
-    "4",
-]
+TUNE = ["tune", "tiny-llama", "--gpus", "0", "--strategy", "exhaustive", "--run-dir", "run"]
+TUNE += ["--rung", "zero0", "--rung", "zero2", "--micro-batch", "1", "--micro-batch", "4"]
 CANDIDATES = {(rung, on, size) for rung in ("zero0", "zero2") for on in (True, False) for size in (1, 4)}
 TEST_MARKER = "LADDER_TEST_MARKER"
 
@@ -67,7 +55,7 @@ def ladder(*arguments: str, folder: Path) -> Finished:
     num_marked = 0
     while process.poll() is None:
         num_marked = max(num_marked, len(with_run_marker(processes_with(TEST_MARKER, test_marker))))
-        time.sleep(0.3)
+        time.sleep(1)
     left = processes_with(TEST_MARKER, test_marker)
     for survivor in left:
         survivor.kill()
@@ -91,7 +79,7 @@ def trials_of(run_dir: Path) -> list[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """One real tune, in a folder with an awkward name."""
     folder = tmp_path_factory.mktemp('it\'s a "smoke" tune é')
-    return folder, ladder(*TUNE, "--run-dir", "run", folder=folder)
+    return folder, ladder(*TUNE, folder=folder)
 
 
 def test_the_tune_finds_an_answer_and_leaves_no_process(tuned: tuple[Path, Finished]) -> None:
@@ -155,7 +143,7 @@ def test_best_config_is_the_proven_answer_and_loads(tuned: tuple[Path, Finished]
 def test_the_same_command_again_starts_no_trial_and_gives_the_same_answer(tuned: tuple[Path, Finished]) -> None:
     folder, _ = tuned
     before, trials = (folder / "best_config.json").read_text(), trials_of(folder / "run")
-    again = ladder(*TUNE, "--run-dir", "run", folder=folder)
+    again = ladder(*TUNE, folder=folder)
     assert again.status == 0
     assert trials_of(folder / "run") == trials
     assert (folder / "best_config.json").read_text() == before
@@ -166,7 +154,7 @@ def test_the_same_command_again_starts_no_trial_and_gives_the_same_answer(tuned:
 def test_another_strategy_on_the_same_run_folder_uses_what_is_known(tuned: tuple[Path, Finished]) -> None:
     folder, _ = tuned
     trials = trials_of(folder / "run")
-    walked = ladder(*TUNE, "--run-dir", "run", "--strategy", "walk", "--output", "walked.json", folder=folder)
+    walked = ladder(*TUNE, "--strategy", "walk", "--output", "walked.json", folder=folder)
     assert walked.status == 0
     assert load_best_config(folder / "walked.json")["ladder"]["rung"] == "zero2"
     # The walk's own steps may be new (zero0 without checkpointing was pruned); what was measured is not tried again.
@@ -183,7 +171,7 @@ def test_another_strategy_on_the_same_run_folder_uses_what_is_known(tuned: tuple
 
 def test_another_workload_in_the_same_run_folder_is_refused(tuned: tuple[Path, Finished]) -> None:
     folder, _ = tuned
-    other = ladder(*TUNE, "--run-dir", "run", "--seq-len", "32", folder=folder)
+    other = ladder(*TUNE, "--seq-len", "32", folder=folder)
     assert other.status == 2
     assert "workload" in other.errors
     assert "--run-dir" in other.errors

@@ -34,16 +34,8 @@ def entry(
 
 
 def unsupported(rung: str = "zero2+opt-cpu", why: str = "no compiler") -> Entry:
-    return Entry(
-        rung=rung,
-        candidate_key=None,
-        gradient_checkpointing=None,
-        micro_batch=None,
-        accumulation=None,
-        status="unsupported",
-        record=None,
-        why=why,
-    )
+    unknown = dict.fromkeys(("candidate_key", "gradient_checkpointing", "micro_batch", "accumulation"))
+    return entry(make_candidate(rung), "unsupported", why=why, **unknown)
 
 
 FAST, SLOW, LARGE = (make_candidate(micro_batch=size) for size in (4, 1, 8))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import WORLD_SIZE, bundled_workload, make_candidate, tiny_trial
+from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate, tiny_trial
 
 from ladder.launch.base import DeviceUse, Stop, TrialRun
 from ladder.outcome import OutcomeKind, Record
-from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, Phase, PhaseEvent, TrialSpec
+from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, Phase, PhaseEvent, TrialSpec
 from ladder.units import GIB, MIB
 from ladder.verdict import judge, trial_seconds
 
@@ -23,15 +23,7 @@ LIMIT = 10 * GIB
 
 
 def spec(world_size: int = WORLD_SIZE, **changes: Any) -> TrialSpec:
-    candidates = tuple(
-        CandidateSpec(
-            key=candidate.key,
-            gradient_checkpointing=True,
-            micro_batch=candidate.micro_batch,
-            accumulation=candidate.accumulation,
-        )
-        for candidate in (FIRST, SECOND)
-    )
+    candidates = (as_a_rank_sees(FIRST), as_a_rank_sees(SECOND))
     base = tiny_trial(Path("/run/trials/0007"), 1, memory_limit=LIMIT)
     return base.model_copy(update={"world_size": world_size, "candidates": candidates, **changes})
 

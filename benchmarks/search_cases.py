@@ -1,0 +1,145 @@
+"""The cases of benchmarks/search.py: simulated machines with workloads, and what is true of each candidate on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import RUNGS, Candidate, Rung
+from ladder.launch.base import TrialRun
+from ladder.launch.simulated import SimulatedLauncher
+from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
+from ladder.launch.simulated_physics import Physics, Truth
+from ladder.machine import Machine
+from ladder.model_source import resolve_model
+from ladder.outcome import Record
+from ladder.protocol import Event, TrialSpec
+from ladder.search.decisions import Strategy
+from ladder.search.space import Space
+from ladder.shapes import default_task
+from ladder.tuner import Tuner, make_space, micro_batches_of
+from ladder.workload import Workload
+
+ACCUMULATIONS = (1, 4, 16)
+_MODELS = ("opt-125m", "llama-3.2-1b", "opt-1.3b", "llama-2-7b", "mistral-7b", "llama-3.1-8b", "qwen2.5-7b", "llama-2-13b")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tune: a workload on a simulated machine, of which the search sees only `machine`."""
+
+    name: str
+    simulated: SimulatedMachine
+    machine: Machine
+    workload: Workload
+    rungs: tuple[Rung, ...]
+
+    def space(self) -> Space:
+        """What the search sees."""
+        micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
+        space, _ = make_space(self.workload, self.machine, self.rungs, micro_batches)
+        return replace(space, gpu_name=self.machine.gpu_name, num_cores=self.machine.num_cores)
+
+
+class MemoryHistory:
+    """A run folder that is forgotten: what the tuner writes, kept in memory."""
+
+    folder = Path("/nowhere")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.seconds: dict[str, float] = {}
+
+    def next_trial(self) -> tuple[str, Path]:
+        name = f"{len(self.seconds) + 1:04d}"
+        self.seconds[name] = 0.0
+        return name, self.folder / name
+
+    def add(self, records: list[Record], _candidates: dict[str, Candidate], seconds: dict[str, float]) -> None:
+        self.records += records
+        self.seconds[max(self.seconds)] = sum(seconds.values())
+
+    def search_seconds(self) -> float:
+        """Of all trials but the proofs, which every strategy owes alike."""
+        proofs = {record.trial for record in self.records if record.purpose == "proof"}
+        return sum(seconds for trial, seconds in self.seconds.items() if trial not in proofs)
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def note(self, text: str) -> None: ...
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
+    def event(self, rank: int, event: Event) -> None: ...
+    def trial_ends(self, run: TrialRun, records: Any) -> None: ...
+
+
+def search(case: Case, space: Space, strategy: Strategy) -> MemoryHistory:
+    """A whole tune of `case`, through the tuner and the simulated launcher."""
+    history = MemoryHistory()
+    tuner = Tuner(
+        workload=case.workload,
+        machine=case.machine,
+        space=space,
+        unsupported={},
+        history=history,  # type: ignore[arg-type]
+        launcher=SimulatedLauncher(case.simulated),
+        view=Silent(),
+    )
+    tuner.tune(strategy)
+    return history
+
+
+def truths(case: Case, space: Space) -> dict[str, Truth]:
+    """What is true of every candidate."""
+    physics = Physics(case.simulated, case.workload, case.machine.world_size)
+    return {candidate.key: physics.truth(candidate) for candidate in space.candidates}
+
+
+def true_speeds(case: Case, space: Space, known: dict[str, Truth]) -> dict[str, float]:
+    """True tokens/s of the candidates that fit."""
+    physics = Physics(case.simulated, case.workload, case.machine.world_size)
+    nodes = -(-case.machine.world_size // case.simulated.num_gpus)
+    speeds = {}
+    for key, truth in known.items():
+        candidate = space.by_key[key]
+        on_host = truth.host <= case.simulated.host_memory * nodes and truth.disk <= case.simulated.nvme_space * nodes
+        if max(truth.device, truth.at_start) <= space.memory_limit and on_host:
+            seconds = truth.step_seconds(candidate.accumulation) * physics.limit_factor(truth, space.memory_limit)
+            speeds[key] = case.workload.global_batch_size * case.workload.seq_len / seconds
+    return speeds
+
+
+def simulated_cases(number: int) -> Iterator[list[Case]]:
+    """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive."""
+    names = list(machine_files())
+    for seed in range(number):
+        dice = random.Random(f"case {seed}")
+        simulated = read_machine(names[seed % len(names)])
+        simulated = simulated.model_copy(update={"seed": seed, "noise": dice.uniform(0.005, 0.03)})
+        world_size = dice.choice([size for size in (1, 2, 4, 8, 16) if size <= 2 * simulated.num_gpus])
+        memory = int(simulated.gpu_memory * dice.choice((0.4, 0.6, 0.8, 1.0)))
+        machine = simulated.machine(world_size, gpu_memory=memory)
+        with_nvme = seed % 4 == 3
+        rungs = tuple(rung for rung in RUNGS if with_nvme or "nvme" not in rung.devices)
+        model = resolve_model(dice.choice(_MODELS))
+        longest = model.max_positions or 4096
+        seq_len = dice.choice([length for length in (512, 1024, 2048, 4096) if length <= longest])
+        sequences = dice.choice((2, 4, 6, 8))
+        cases = []
+        for accumulation in ACCUMULATIONS:
+            workload = Workload(
+                model=model,
+                task=default_task(model.model_type, model.config),
+                seq_len=seq_len,
+                global_batch_size=sequences * accumulation * world_size,
+                dtype="fp16" if "V100" in simulated.gpu_name else "bf16",
+            )
+            name = f"{seed}: {model.name} on {world_size} x {simulated.name}, {memory / 2**30:.0f} GiB, A {accumulation}"
+            cases.append(Case(name, simulated, machine, workload, rungs))
+        yield cases
+
+
