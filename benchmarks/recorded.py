@@ -1,2 +1,213 @@
-def recorded_cases():
-    return []
+"""Recorded sweeps: what every candidate did on real GPUs, played back to the search under any cap and any global batch.
+
+A sweep is a JSON file under benchmarks/results/sweeps/ with
+
+- `workload`: `model` (a bundled shape or a config.json's content), `task`, `seq_len`, `dtype`, `optimizer`;
+- `machine`: `gpu_name`, `world_size`, `memory_limit_gib`, `host_memory_gib`, `num_cores`;
+- `sequences_per_rank`: of a rank's optimizer step before accumulation; `caps_gib`: the caps to play back;
+- `knobs`: by rung, DeepSpeed settings that were not ours, if any;
+- `rows`: as in trials.csv (rung, gradient_checkpointing, micro_batch, outcome, accumulate_seconds, boundary_seconds,
+  peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib).
+
+What fits under a cap follows from the peaks: allocated memory, 4 % for fragmentation, and what lies outside PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
+from ladder.machine import Gpu, Machine
+from ladder.model_source import resolve_model
+from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.search.cost import start_seconds
+from ladder.search.space import Space
+from ladder.shapes import shape_from_config
+from ladder.units import GIB, MIB
+from ladder.workload import Workload
+
+SWEEPS = Path(__file__).resolve().parent / "results" / "sweeps"
+_FRAGMENTS = 1.04
+_STEPS = 4
+
+
+@dataclass(frozen=True)
+class RecordedSpace(Space):
+    """The candidates that were recorded, and no others."""
+
+    only: frozenset[str] = frozenset()
+
+    def _in_order(self, engine: Engine) -> list[Candidate]:
+        return [candidate for candidate in super()._in_order(engine) if candidate.key in self.only]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One file, at one cap and one global batch."""
+
+    name: str
+    facts: Mapping[str, Any]
+    cap: int
+    accumulation: int
+
+    @cached_property
+    def workload(self) -> Workload:
+        facts = dict(self.facts["workload"])
+        model = facts.pop("model")
+        known = isinstance(model, str)
+        shape = resolve_model(model) if known else shape_from_config(model, name="recorded", source="file")
+        batch = self.facts["sequences_per_rank"] * self.accumulation * self.facts["machine"]["world_size"]
+        return Workload(model=shape, global_batch_size=batch, **facts)
+
+    @cached_property
+    def machine(self) -> Machine:
+        facts = self.facts["machine"]
+        gpus = tuple(Gpu(f"GPU-{rank}", facts["gpu_name"], self.cap) for rank in range(facts["world_size"]))
+        return Machine(
+            device="cuda",
+            world_size=facts["world_size"],
+            gpus=gpus,
+            memory_limit=self.cap,
+            host_memory=int(facts["host_memory_gib"] * GIB),
+            num_cores=facts["num_cores"],
+            nvme_path=Path("/recorded"),
+        )
+
+    @cached_property
+    def rows(self) -> dict[str, Mapping[str, Any]]:
+        """By candidate key: all that were tried, whatever came of it."""
+        tried = [row for row in self.facts["rows"] if row["outcome"] in ("fits", "gpu_oom", "host_oom")]
+        return {self._candidate(row).key: row for row in tried}
+
+    def _candidate(self, row: Mapping[str, Any]) -> Candidate:
+        knobs = self.facts.get("knobs", {}).get(row["rung"], {})
+        engine = Engine(RUNGS_BY_NAME[row["rung"]], tuple(sorted(knobs.items())))
+        accumulation = self.facts["sequences_per_rank"] * self.accumulation // row["micro_batch"]
+        return Candidate(engine, row["gradient_checkpointing"], row["micro_batch"], accumulation)
+
+    def space(self) -> RecordedSpace:
+        candidates = [self._candidate(row) for row in self.rows.values()]
+        engines = {candidate.engine: None for candidate in candidates}
+        return RecordedSpace(
+            workload=self.workload,
+            world_size=self.machine.world_size,
+            device="cuda",
+            memory_limit=self.cap,
+            host_memory=self.machine.host_memory,
+            engines=tuple(sorted(engines, key=lambda engine: list(RUNGS_BY_NAME).index(engine.rung.name))),
+            micro_batches=tuple(sorted({candidate.micro_batch for candidate in candidates})),
+            gpu_name=self.machine.gpu_name,
+            num_cores=self.machine.num_cores,
+            only=frozenset(self.rows),
+        )
+
+    def launcher(self) -> Launcher:
+        return PlaybackLauncher(self)
+
+    def device_bytes(self) -> dict[str, int]:
+        """What every candidate takes of a device; of those that ran out, more than any cap."""
+        return {key: self.needs(key) or 1 << 60 for key in self.rows}
+
+    def needs(self, key: str) -> int | None:
+        """Bytes of a device; None where it ran out without a cap of ours."""
+        row = self.rows[key]
+        if row["outcome"] != "fits":
+            return None
+        outside = (row["peak_device_gib"] - row["peak_reserved_gib"]) * GIB
+        return int(min(row["peak_device_gib"] * GIB, row["peak_allocated_gib"] * _FRAGMENTS * GIB + outside))
+
+    def speeds(self) -> dict[str, float]:
+        """Tokens/s of what fits under the cap."""
+        space, speeds = self.space(), {}
+        for key, row in self.rows.items():
+            needed = self.needs(key)
+            if needed is not None and needed <= self.cap:
+                accumulation = space.by_key[key].accumulation
+                accumulating = (accumulation - 1) * row["accumulate_seconds"] if accumulation > 1 else 0.0
+                tokens = self.workload.global_batch_size * self.workload.seq_len
+                speeds[key] = tokens / (accumulating + row["boundary_seconds"])
+        return speeds
+
+
+class PlaybackLauncher(Launcher):
+    """Plays a sweep's rows back as trials."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep, self._clock = sweep, time.monotonic()
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=self._clock)
+        run.started = self._clock
+        rung = RUNGS_BY_NAME[spec.candidates[0].key.split(" ")[0].split("[")[0]]
+        for events in run.events:
+            events.append(PhaseEvent(t=self._clock, phase="engine"))
+        self._clock += start_seconds(rung, self._sweep.workload.model.num_parameters)
+        for candidate in spec.candidates:
+            if not self._play(run, candidate.key, first=candidate is spec.candidates[0]):
+                break
+        else:
+            for events in run.events:
+                events.append(DoneEvent(t=self._clock))
+        run.exits = dict.fromkeys(range(spec.world_size), 0)
+        run.ended = self._clock
+        return run
+
+    def _play(self, run: TrialRun, key: str, *, first: bool) -> bool:
+        row, needed, began = self._sweep.rows[key], self._sweep.needs(key), self._clock
+        for events in run.events:
+            events.append(PhaseEvent(t=began, phase="warmup", candidate=key))
+        if needed is None or needed > run.spec.memory_limit:
+            short = 0 if needed is None else needed - run.spec.memory_limit
+            failure = FailedEvent(
+                t=began,
+                candidate=key,
+                outcome="gpu_oom",
+                moment="backward",
+                message="recorded",
+                bytes_asked=short + 2 * MIB,
+                bytes_free=2 * MIB,
+            )
+            run.events[0].append(failure)
+            return False
+        self._clock += (_STEPS + first) * (row["boundary_seconds"] + (row["accumulate_seconds"] or 0.0))
+        gib = {name: int((row.get(f"{name}_gib") or 0.0) * GIB) for name in ("peak_allocated", "peak_reserved")}
+        outside = int(row["peak_device_gib"] * GIB) - gib["peak_reserved"]
+        reserved = needed - outside
+        accumulates = run.spec.deepspeed["gradient_accumulation_steps"] > 1
+        event = MeasuredEvent(
+            t=self._clock,
+            candidate=key,
+            began=began,
+            accumulate_seconds=[row["accumulate_seconds"]] * 2 if accumulates else [],
+            boundary_seconds=[row["boundary_seconds"]] * 2,
+            skipped_steps=0,
+            peak_allocated=gib["peak_allocated"],
+            peak_reserved=reserved,
+            peak_device=needed,
+            outside_torch=outside,
+            peak_host=int((row.get("host_gib") or 0.0) * GIB / run.spec.world_size),
+            alloc_retries=0,
+            losses=[],
+        )
+        for events in run.events:
+            events.append(event)
+        return True
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def recorded_sweeps(accumulations: tuple[int, ...]) -> Iterator[Sweep]:
+    """Every file at every one of its caps and every accumulation."""
+    for path in sorted(SWEEPS.glob("*.json")):
+        facts = json.loads(path.read_text())
+        for cap in facts["caps_gib"]:
+            for accumulation in accumulations:
+                yield Sweep(f"{path.stem}, {cap} GiB, A {accumulation}", facts, int(cap * GIB), accumulation)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ladder.candidates import RUNGS, Candidate, Rung
-from ladder.launch.base import TrialRun
+from ladder.launch.base import Launcher, TrialRun
 from ladder.launch.simulated import SimulatedLauncher
 from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
-from ladder.launch.simulated_physics import Physics, Truth
+from ladder.launch.simulated_physics import Physics
 from ladder.machine import Machine
 from ladder.model_source import resolve_model
 from ladder.outcome import Record
@@ -24,7 +25,16 @@ from ladder.tuner import Tuner, make_space, micro_batches_of
 from ladder.workload import Workload
 
 ACCUMULATIONS = (1, 4, 16)
-_MODELS = ("opt-125m", "llama-3.2-1b", "opt-1.3b", "llama-2-7b", "mistral-7b", "llama-3.1-8b", "qwen2.5-7b", "llama-2-13b")
+_MODELS = (
+    "opt-125m",
+    "llama-3.2-1b",
+    "opt-1.3b",
+    "llama-2-7b",
+    "mistral-7b",
+    "llama-3.1-8b",
+    "qwen2.5-7b",
+    "llama-2-13b",
+)
 
 
 @dataclass(frozen=True)
@@ -37,11 +47,52 @@ class Case:
     workload: Workload
     rungs: tuple[Rung, ...]
 
+    def launcher(self) -> Launcher:
+        return SimulatedLauncher(self.simulated)
+
+    @cached_property
+    def physics(self) -> Physics:
+        return Physics(self.simulated, self.workload, self.machine.world_size)
+
+    def device_bytes(self) -> dict[str, int]:
+        """What every candidate truly takes of the fullest device."""
+        return {candidate.key: self.physics.truth(candidate).device for candidate in self.space().candidates}
+
+    def speeds(self) -> dict[str, float]:
+        """True tokens/s of the candidates that fit."""
+        space, speeds = self.space(), {}
+        nodes = -(-self.machine.world_size // self.simulated.num_gpus)
+        for candidate in space.candidates:
+            truth = self.physics.truth(candidate)
+            fits = max(truth.device, truth.at_start) <= space.memory_limit
+            fits &= truth.host <= self.simulated.host_memory * nodes
+            fits &= truth.disk <= self.simulated.nvme_space * nodes
+            if fits:
+                seconds = truth.step_seconds(candidate.accumulation)
+                seconds *= self.physics.limit_factor(truth, space.memory_limit)
+                speeds[candidate.key] = self.workload.global_batch_size * self.workload.seq_len / seconds
+        return speeds
+
     def space(self) -> Space:
         """What the search sees."""
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
         space, _ = make_space(self.workload, self.machine, self.rungs, micro_batches)
         return replace(space, gpu_name=self.machine.gpu_name, num_cores=self.machine.num_cores)
+
+
+class Problem(Protocol):
+    """What a search is held against, simulated or recorded."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def workload(self) -> Workload: ...
+    def space(self) -> Space: ...
+    def launcher(self) -> Launcher: ...
+    def device_bytes(self) -> dict[str, int]: ...
+    def speeds(self) -> dict[str, float]: ...
 
 
 class MemoryHistory:
@@ -77,8 +128,8 @@ class Silent:
     def trial_ends(self, run: TrialRun, records: Any) -> None: ...
 
 
-def search(case: Case, space: Space, strategy: Strategy) -> MemoryHistory:
-    """A whole tune of `case`, through the tuner and the simulated launcher."""
+def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
+    """A whole tune of `case`, through the tuner."""
     history = MemoryHistory()
     tuner = Tuner(
         workload=case.workload,
@@ -86,31 +137,11 @@ def search(case: Case, space: Space, strategy: Strategy) -> MemoryHistory:
         space=space,
         unsupported={},
         history=history,  # type: ignore[arg-type]
-        launcher=SimulatedLauncher(case.simulated),
+        launcher=case.launcher(),
         view=Silent(),
     )
     tuner.tune(strategy)
     return history
-
-
-def truths(case: Case, space: Space) -> dict[str, Truth]:
-    """What is true of every candidate."""
-    physics = Physics(case.simulated, case.workload, case.machine.world_size)
-    return {candidate.key: physics.truth(candidate) for candidate in space.candidates}
-
-
-def true_speeds(case: Case, space: Space, known: dict[str, Truth]) -> dict[str, float]:
-    """True tokens/s of the candidates that fit."""
-    physics = Physics(case.simulated, case.workload, case.machine.world_size)
-    nodes = -(-case.machine.world_size // case.simulated.num_gpus)
-    speeds = {}
-    for key, truth in known.items():
-        candidate = space.by_key[key]
-        on_host = truth.host <= case.simulated.host_memory * nodes and truth.disk <= case.simulated.nvme_space * nodes
-        if max(truth.device, truth.at_start) <= space.memory_limit and on_host:
-            seconds = truth.step_seconds(candidate.accumulation) * physics.limit_factor(truth, space.memory_limit)
-            speeds[key] = case.workload.global_batch_size * case.workload.seq_len / seconds
-    return speeds
 
 
 def simulated_cases(number: int) -> Iterator[list[Case]]:
@@ -138,8 +169,7 @@ def simulated_cases(number: int) -> Iterator[list[Case]]:
                 global_batch_size=sequences * accumulation * world_size,
                 dtype="fp16" if "V100" in simulated.gpu_name else "bf16",
             )
-            name = f"{seed}: {model.name} on {world_size} x {simulated.name}, {memory / 2**30:.0f} GiB, A {accumulation}"
+            gpus = f"{world_size} x {simulated.name}, {memory / 2**30:.0f} GiB"
+            name = f"{seed}: {model.name} on {gpus}, A {accumulation}"
             cases.append(Case(name, simulated, machine, workload, rungs))
         yield cases
-
-

@@ -22,6 +22,9 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     records = []
     for key, events in _measured_by_all(run).items():
         measurement = _measurement(events, run.device_use.get(key))
+        if measurement.peak_device > run.spec.memory_limit:
+            records.append(_over_the_limit(key, measurement, run, purpose))
+            continue
         step_seconds = measurement.step_seconds(by_key[key].accumulation)
         records.append(
             Record(
@@ -41,6 +44,19 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
             return records
         records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=ending))
     return records
+
+
+def _over_the_limit(key: str, measurement: Measurement, run: TrialRun, purpose: Literal["measure", "proof"]) -> Record:
+    """It ran because the device is larger than the limit; a device of that size would not have had the memory."""
+    held, limit = format_bytes(measurement.peak_device), format_bytes(run.spec.memory_limit)
+    outcome = Outcome(
+        kind="gpu_oom",
+        moment="measure",
+        sentence=f"a rank held {held} in all, over the limit of {limit}",
+        bytes_asked=measurement.peak_device - run.spec.memory_limit,
+        bytes_free=0,
+    )
+    return Record(candidate_key=key, trial=run.spec.trial, purpose=purpose, outcome=outcome)
 
 
 def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
@@ -123,6 +139,8 @@ def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
             sentence += f": asked for {format_bytes(event.bytes_asked)}"
             sentence += f" with {format_bytes(event.bytes_free)} free" if event.bytes_free is not None else ""
             sentence += ", but not in one piece" if event.bytes_asked <= (event.bytes_free or 0) else ""
+        elif "OverLimitError" in event.message:
+            sentence += f": {event.message.partition(': ')[2]}"
     else:
         sentence = f"rank {rank} failed in {event.moment}: {event.message.splitlines()[0][:300]}"
     return Outcome(

@@ -3,7 +3,7 @@
 Two questions are kept apart. *Does it fit?* is answered by a probability from the memory model, *how fast is it?* by
 the speed model, for the user's own accumulation. An engine is tried where its expected gain over the best so far, by
 second of the trial, is the largest; within a trial, only candidates that may be the engine's best are measured. The
-search ends when no candidate left is believed, with 95 %, to be faster than the best by more than the tolerance.
+search ends when no candidate left is believed, with 90 %, to be faster than the best by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _MOST = 3
 _NO_BEST = 0.7
 """While nothing is measured, gains count from this share of the highest expected speed."""
 _QUANTILE = 1.645
+"""Within an engine nearly all doubt is shared, so more of what is left counts."""
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What can still be gained: a candidate left may be faster than the best by `faster`, believed with 95 %."""
+    """What can still be gained: a candidate left may be faster than the best by `faster`, believed with 90 %."""
 
     faster: float
     minutes: float

@@ -21,11 +21,19 @@ from ladder.search.memory import (
     predict_memory,
 )
 from ladder.search.space import Space, failed_in_setup, measured
-from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
+from ladder.search.speed import (
+    STEP_NOISE,
+    SpeedCalibration,
+    SpeedObservation,
+    SpeedPrediction,
+    calibrate_speed,
+    predict_speed,
+)
 
 _HOST_DEVIATION = 0.10
 """Relative error of predicted host memory; confirmed within 6 % on one machine."""
 _NORMAL = NormalDist()
+_QUANTILE_90 = 1.28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +50,8 @@ class Outlook:
 
     @property
     def optimistic(self) -> float:
-        """Tokens/s that it exceeds with 5 % only."""
-        return self.speed.tokens_per_second * self.speed.high
+        """Tokens/s that it exceeds with 10 % only."""
+        return self.speed.tokens_per_second * math.exp(_QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
 
 
 @dataclass(frozen=True, kw_only=True)

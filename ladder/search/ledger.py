@@ -8,10 +8,33 @@ from typing import Literal
 
 from ladder.candidates import Rung
 from ladder.outcome import Record
+from ladder.search.belief import Outlook, believe
 from ladder.search.policy import answer
-from ladder.search.space import Space, measured, ruled_out
+from ladder.search.space import Space, measured, ranking, ruled_out
+from ladder.units import format_bytes
 
-Status = Literal["answer", "measured", "pruned", "unsupported", "untried"]
+Status = Literal["answer", "measured", "predicted", "pruned", "unsupported", "untried"]
+_NOT_TRIED: Status = "untried"
+_LIKELY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What is believed of a candidate that was not tried, after everything that was measured."""
+
+    tokens_per_second: float
+    low: float
+    """It is slower than this with 10 %."""
+    high: float
+    """It is faster than this with 10 %."""
+    peak: int
+    """Bytes of one device."""
+    upper: int
+    """It needs more than this with 1 %."""
+    host: int
+    """Bytes of all ranks."""
+    fits: float
+    """The probability that it fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +49,26 @@ class Entry:
     status: Status
     record: Record | None
     why: str
+    predicted: Predicted | None = None
+    """For what was not tried."""
 
 
 def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, str]) -> list[Entry]:
     """Every candidate in the documented order, then the rungs that this machine does not support."""
     best = answer(records)
+    fastest = best or next(iter(ranking(records)), None)
     tried = measured(records)
+    belief = believe(space, records)
     entries = []
     for candidate in space.candidates:
-        record = tried.get(candidate.key)
-        status, why = _verdict(record, best, space, records) if record else ("untried", "the tune ended before it")
-        if record is None and (verdict := ruled_out(candidate, space, records)) is not None:
+        record, predicted = tried.get(candidate.key), None
+        if record is not None:
+            status, why = _verdict(record, best, space, records)
+        elif (verdict := ruled_out(candidate, space, records)) is not None:
             status, why = "pruned", f"{verdict.reason} (trial {verdict.record.trial})"
+        else:
+            predicted = _predicted(belief.outlook(candidate))
+            status, why = _NOT_TRIED, _why_not(predicted, fastest, space)
         entries.append(
             Entry(
                 rung=candidate.engine.key,
@@ -48,6 +79,7 @@ def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, s
                 status=status,
                 record=record,
                 why=why,
+                predicted=predicted,
             )
         )
     for rung, reason in unsupported.items():
@@ -64,6 +96,40 @@ def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, s
             )
         )
     return entries
+
+
+def _predicted(outlook: Outlook) -> Predicted:
+    speed = outlook.speed.tokens_per_second
+    return Predicted(
+        tokens_per_second=speed,
+        low=speed * speed / outlook.optimistic,
+        high=outlook.optimistic,
+        peak=outlook.memory.peak,
+        upper=outlook.memory.upper,
+        host=outlook.memory.host,
+        fits=outlook.fits,
+    )
+
+
+def _why_not(predicted: Predicted, fastest: Record | None, space: Space) -> str:
+    """Why a candidate was not tried, with the numbers that decided it."""
+    if predicted.fits < _LIKELY:
+        limit = space.memory_limit
+        if predicted.peak > limit:
+            return f"predicted to need {format_bytes(predicted.peak)} of {format_bytes(limit)}"
+        if predicted.host > space.host_memory:
+            return (
+                f"predicted to need {format_bytes(predicted.host)} of host memory, of {format_bytes(space.host_memory)}"
+            )
+    speed = f"predicted {predicted.tokens_per_second:,.0f} tokens/s ({predicted.low:,.0f} to {predicted.high:,.0f})"
+    if fastest is None or not fastest.tokens_per_second:
+        return f"{speed}; the tune ended before it"
+    ahead = predicted.high / fastest.tokens_per_second - 1
+    if ahead <= 0:
+        return f"{speed}; even the upper end is {-ahead:.0%} below the best"
+    if ahead <= space.tolerance:
+        return f"{speed}; at most {ahead:.1%} above the best, within the tolerance"
+    return f"{speed}; could be up to {ahead:.0%} above the best, but the tune ended before it"
 
 
 def _verdict(record: Record, best: Record | None, space: Space, records: Sequence[Record]) -> tuple[Status, str]:

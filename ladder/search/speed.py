@@ -18,7 +18,7 @@ from ladder.search.hardware import MachineSpeed, peak_flops
 from ladder.workload import Workload
 
 _QUANTILE_95 = 1.645  # two-sided: 90 %
-_NOISE = 0.015
+STEP_NOISE = 0.015
 """Relative: the step times of one candidate from trial to trial, and what the formula's shape misses."""
 _RAMP_TOKENS = 200.0
 """Tokens whose compute the start and the end of kernels cost, on a GPU of 1e15 operations a second (estimate)."""
@@ -110,13 +110,13 @@ class _Steps:
         gather: Factor = (
             ("gather", 0.4 * doubt),
             (f"gather:{key}", 0.3),
-            (f"gather:{kind}", 0.2),
+            (f"gather:{kind}", 0.1),
             (f"gather:{key}:{kind}", 0.1),
         )
         self._gather: Factor = gather if self._terms.gather else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), (f"update:{key}", 0.4))
-        # What the shape of the formula misses: a factor of the stage's and of the engine's own, and one that drifts with
-        # the micro-batch.
+        # What the shape of the formula misses: a factor of the stage's and of the engine's own, and one that drifts
+        # with the micro-batch.
         self._whole: Factor = (
             (f"all:{rung.stage}", 0.1),
             (f"all:{key}", 0.1),
@@ -147,7 +147,7 @@ class _Steps:
             formula=lambda unknowns: self.log_seconds(accumulation, unknowns),
             names=self.names,
             target=math.log(seconds),
-            noise=_NOISE,
+            noise=STEP_NOISE,
         )
 
 
@@ -165,7 +165,7 @@ def predict_speed(
     micro, boundary = steps.seconds(known.values)
     step = (candidate.accumulation - 1) * micro + boundary
     estimate = known.estimate(lambda z: steps.log_seconds(candidate.accumulation, z), steps.names)
-    factor = math.exp(_QUANTILE_95 * math.hypot(known.deviation(estimate), _NOISE))
+    factor = math.exp(_QUANTILE_95 * math.hypot(known.deviation(estimate), STEP_NOISE))
     tokens = candidate.micro_batch * candidate.accumulation * world_size * workload.seq_len
     return SpeedPrediction(
         accumulate_seconds=micro,

@@ -1,0 +1,57 @@
+"""What a run folder holds, read without locking it: a tune may be writing there."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from pydantic import TypeAdapter
+
+from ladder.candidates import RUNGS_BY_NAME, Rung
+from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.outcome import Record
+from ladder.search.snapshot import space_from_dict
+from ladder.search.space import Space
+
+_RECORD = TypeAdapter(Record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """A tune as far as it has come."""
+
+    space: Space
+    unsupported: dict[Rung, str]
+    records: list[Record]
+
+
+def read_run(folder: Path) -> StoredRun:
+    """The run in `folder`. UsageError where there is none, EnvironmentFaultError where it cannot be read."""
+    journal = folder / "journal.log"
+    if not journal.is_file():
+        raise UsageError(f"{folder} is no run folder: it has no journal.log.")
+    try:
+        study = _study(journal)
+        facts = study.user_attrs["space"]
+        space = space_from_dict(facts["space"])
+        unsupported = {RUNGS_BY_NAME[name]: reason for name, reason in facts["unsupported"].items()}
+        trials = study.get_trials(deepcopy=False)
+        records = [_RECORD.validate_python(t.user_attrs["record"]) for t in trials if "record" in t.user_attrs]
+    except OSError as error:
+        raise EnvironmentFaultError(f"{journal} cannot be read ({error.strerror}).") from None
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"{folder} does not say what was searched; it was written by another version of ladder, or no trial began."
+        ) from None
+    return StoredRun(space=space, unsupported=unsupported, records=records)
+
+
+def _study(journal: Path) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(journal))))

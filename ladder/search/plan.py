@@ -1,0 +1,104 @@
+"""What is to be expected of a workload on GPUs that nobody has touched yet: by rung, memory, speed and price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.candidates import Candidate, Engine, Rung
+from ladder.search.belief import Belief, Outlook, believe
+from ladder.search.cost import candidate_seconds, start_seconds
+from ladder.search.memory import predict_memory
+from ladder.search.space import Space
+
+_LIKELY = 0.5
+_SURE = 0.99
+_SLIM = 0.03
+_MOST_GPUS = 1024
+_CANDIDATES_OF_A_TRIAL = 3
+_TRIALS = 5
+"""What the search needs, all but a few times (benchmarks/search.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungPlan:
+    """One rung: the candidate to be expected there, and from how many GPUs on the rung fits at all."""
+
+    rung: Rung
+    outlook: Outlook
+    """Of the fastest candidate that is likely to fit, else of the most frugal one."""
+    fits: str
+    """yes, perhaps or no."""
+    smallest: int | None
+    """The fewest GPUs with which the most frugal candidate fits; None beyond 1,024."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All rungs, and how long a tune would take."""
+
+    rungs: tuple[RungPlan, ...]
+    least_seconds: float
+    """If the first two trials settle it, the proof included."""
+    most_seconds: float
+    """If the five most promising engines are tried."""
+
+
+def plan(space: Space, gpus_per_node: int | None = None) -> Plan:
+    """What is expected before anything is measured. `gpus_per_node`: host memory counts by node; None: no limit."""
+    belief = believe(space, ())
+    rows = [_rung_plan(engine, space, belief, gpus_per_node) for engine in space.engines]
+    return Plan(rungs=tuple(rows), **_price(space, rows))
+
+
+def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int | None) -> RungPlan:
+    outlooks = [belief.outlook(candidate) for candidate in space.of_engine(engine)]
+    likely = [outlook for outlook in outlooks if outlook.fits >= _LIKELY]
+    frugal = min(outlooks, key=lambda outlook: outlook.memory.peak)
+    best = max(likely, key=lambda outlook: outlook.speed.tokens_per_second) if likely else frugal
+    top = max(outlook.fits for outlook in outlooks)
+    return RungPlan(
+        rung=engine.rung,
+        outlook=best,
+        fits="yes" if top >= _SURE else "perhaps" if top > _SLIM else "no",
+        smallest=smallest_world(space, frugal.candidate, gpus_per_node),
+    )
+
+
+def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None = None) -> int | None:
+    """The fewest GPUs on which `candidate` is believed to fit with 99 %; None beyond 1,024."""
+    host_of_node = space.host_memory / _nodes(space.world_size, gpus_per_node)
+
+    def fits(world_size: int) -> bool:
+        memory = predict_memory(space.workload, candidate, world_size=world_size, device="cuda")
+        return memory.upper <= space.memory_limit and memory.host <= host_of_node * _nodes(world_size, gpus_per_node)
+
+    powers = [1 << exponent for exponent in range(_MOST_GPUS.bit_length())]
+    enough = next((world_size for world_size in powers if fits(world_size)), None)
+    if enough is None:
+        return None
+    return next(world_size for world_size in range(enough // 2 + 1, enough + 1) if fits(world_size))
+
+
+def _nodes(world_size: int, gpus_per_node: int | None) -> int:
+    return 1 if gpus_per_node is None else -(-world_size // gpus_per_node)
+
+
+def _price(space: Space, rows: Sequence[RungPlan]) -> dict[str, float]:
+    """Seconds of a tune: a trial for each engine that may be the fastest, and the proof."""
+    possible = [row for row in rows if row.fits != "no"]
+    if not possible:
+        return {"least_seconds": 0.0, "most_seconds": 0.0}
+    best = max((row.outlook.speed.tokens_per_second for row in possible), default=0.0)
+    rivals = sorted(
+        (row for row in possible if row.outlook.optimistic >= best),
+        key=lambda row: row.outlook.speed.tokens_per_second,
+        reverse=True,
+    )[:_TRIALS]
+    seconds = [_trial_seconds(space, row) for row in rivals]
+    return {"least_seconds": sum(seconds[:2]) + seconds[0], "most_seconds": sum(seconds) + max(seconds)}
+
+
+def _trial_seconds(space: Space, row: RungPlan) -> float:
+    one = candidate_seconds(row.outlook.speed, row.outlook.candidate.accumulation)
+    return start_seconds(row.rung, space.workload.model.num_parameters) + _CANDIDATES_OF_A_TRIAL * one

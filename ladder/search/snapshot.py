@@ -1,0 +1,37 @@
+"""A space as plain values and back, so that a run folder tells later what was searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.search.space import Space
+from ladder.workload import ModelShape, Workload
+
+
+def space_to_dict(space: Space) -> dict[str, Any]:
+    """`space` as JSON can hold it."""
+    facts = {field.name: getattr(space, field.name) for field in fields(space)}
+    facts["workload"] = asdict(space.workload)
+    facts["workload"]["model"]["config"] = dict(space.workload.model.config)
+    facts["engines"] = [[engine.rung.name, [list(knob) for knob in engine.knobs]] for engine in space.engines]
+    facts["micro_batches"] = list(space.micro_batches)
+    return facts
+
+
+def space_from_dict(facts: Mapping[str, Any]) -> Space:
+    """The space that `space_to_dict` was given. KeyError or TypeError for anything else."""
+    workload = dict(facts["workload"])
+    return Space(
+        **{
+            **facts,
+            "workload": Workload(**{**workload, "model": ModelShape(**workload["model"])}),
+            "engines": tuple(
+                Engine(RUNGS_BY_NAME[name], tuple((knob, value) for knob, value in knobs))
+                for name, knobs in facts["engines"]
+            ),
+            "micro_batches": tuple(facts["micro_batches"]),
+        }
+    )
