@@ -103,13 +103,14 @@ class Sampler:
     def between(self, began: float, ended: float) -> DeviceUse:
         """What was sampled from `began` to `ended` (CLOCK_MONOTONIC), widened to the neighbouring samples."""
         times = [sample.t for sample in self._samples]
-        first = max(0, bisect.bisect_left(times, began) - 1)
-        window = self._samples[first : bisect.bisect_right(times, ended) + 1]
+        first, last = bisect.bisect_left(times, began), bisect.bisect_right(times, ended)
+        inside, window = self._samples[first:last], self._samples[max(0, first - 1) : last + 1]
         return DeviceUse(
             utilisation=_mean([value for sample in window for value in sample.utilisation]),
             watts=_watts(window),
             sm_clock_mhz=_mean([value for sample in window for value in sample.clock_mhz]),
-            peak_bytes=max((max(sample.used) for sample in window), default=None),
+            # A neighbouring sample may be of the next candidate, which needs more.
+            peak_bytes=max((max(sample.used) for sample in inside), default=None),
         )
 
 

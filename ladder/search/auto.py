@@ -16,13 +16,12 @@ from statistics import NormalDist
 
 from ladder.candidates import Engine
 from ladder.outcome import Record
-from ladder.search.belief import Belief, Outlook, believe
+from ladder.search.audit import to_audit
+from ladder.search.belief import SLIM, Belief, Outlook, believe
 from ladder.search.cost import candidate_seconds, start_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space, measured, ranking, ruled_out
 
-_SLIM = 0.03
-"""A candidate less likely to fit than this is not tried."""
 _LIKELY = 0.9
 """A trial begins with a candidate at least this likely to fit, so that it yields something."""
 _MOST = 3
@@ -69,10 +68,12 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     left = _left(space, records, belief)
     best = next(iter(ranking(records)), None)
     speed = best.tokens_per_second if best is not None else None
-    if not left:
-        return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
     worth = [each for each in left if speed is None or each.optimistic > speed * (1 + space.tolerance)]
     if not worth:
+        if (audited := to_audit(space, records, belief)) is not None:
+            return Measure(audited.engine, (audited,), "an audit: it was ruled out without being measured")
+        if not left:
+            return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
         return Stop(_bound(belief, left, speed or math.inf).sentence())
     offer = _best_offer(belief, worth, speed)
     return Measure(offer.engine, tuple(each.candidate for each in offer.outlooks), _reason(offer, speed))
@@ -95,7 +96,7 @@ def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlo
         for candidate in space.candidates
         if candidate.key not in tried and ruled_out(candidate, space, records) is None
     ]
-    likely = [outlook for outlook in outlooks if outlook.fits >= _SLIM]
+    likely = [outlook for outlook in outlooks if outlook.fits >= SLIM]
     if likely or ranking(records):
         return likely
     # Nothing fits so far and nothing is believed to: the most frugal one left decides, if only by a hair.
