@@ -6,6 +6,7 @@ A rank gives one sign of progress for each candidate, not one for each micro-ste
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -56,9 +57,10 @@ class SimulatedLauncher(Launcher):
         """There is nothing to end."""
 
     def _physics_of(self, spec: TrialSpec) -> Physics:
-        key = (repr(sorted(spec.model_config_json.items(), key=str)), spec.seq_len, spec.world_size)
+        config = repr(sorted(spec.model_config_json.items(), key=str))
+        key = (config, spec.seq_len, spec.world_size)
         if key not in self._physics:
-            self._physics[key] = Physics(self._machine, _workload(spec), spec.world_size)
+            self._physics[key] = Physics(self._machine, _workload(spec), spec.world_size, spec.device)
         return self._physics[key]
 
 
@@ -77,6 +79,7 @@ class _Trial:
         self._machine, self._physics, self._spec = machine, physics, spec
         self._deadlines, self._listener, self._t = deadlines, listener, clock
         self._dice = random.Random(f"{machine.seed} {machine.name} {spec.trial}")
+        self._vocab_size = int(spec.model_config_json.get("vocab_size") or 32000)
         self._engine = physics.engine_of(spec.deepspeed)
         self.run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=clock)
 
@@ -132,12 +135,12 @@ class _Trial:
         if self._breaks_down(spec):
             return False
         began = self._t
-        accumulate, boundary = self._timed(truth, factor, spec, first)
-        self._tell_all(lambda t: StepEvent(t=t, candidate=spec.key, seconds=boundary[-1]))
+        self._tell_all(lambda t: StepEvent(t=t, candidate=spec.key, seconds=truth.boundary_seconds * factor))
         if cancelled():
             self.run.stop = Stop(kind="cancelled", sentence="the tune was interrupted")
             self._kill()
             return False
+        accumulate, boundary = self._timed(truth, factor, spec, first)
         self._measured(spec, truth, began, accumulate, boundary)
         return True
 
@@ -180,7 +183,8 @@ class _Trial:
     ) -> None:
         less = 1 - self._machine.rank_spread if self._spec.world_size > 1 else 1.0
         host = truth.host // self._spec.world_size
-        losses = [10.0 + 0.1 * self._dice.random() for _ in range(2)]
+        # An untrained model guesses: the loss is the logarithm of its vocabulary.
+        losses = [math.log(self._vocab_size) + 0.1 * self._dice.random() for _ in range(2)]
         for rank in range(self._spec.world_size):
             share = 1.0 if rank == 0 else less
             reserved = int(truth.reserved * share)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ladder.candidates import RUNGS, Candidate, Engine, engine_knobs
 from ladder.launch.simulated_machine import SimulatedMachine
-from ladder.search.moments import Moment, moments_of, offloaded
+from ladder.search.moments import Device, Moment, moments_of, offloaded
 from ladder.search.speed import flops_per_token
 from ladder.units import GIB, MIB
 from ladder.workload import Workload
@@ -79,7 +79,8 @@ class Truth:
 class Physics:
     """The laws of one machine for one workload on `world_size` ranks."""
 
-    def __init__(self, machine: SimulatedMachine, workload: Workload, world_size: int) -> None:
+    def __init__(self, machine: SimulatedMachine, workload: Workload, world_size: int, device: Device = "cuda") -> None:
+        self._device = device
         self._machine, self._workload, self._world_size = machine, workload, world_size
         within = min(1.0, machine.num_gpus / world_size)
         slowest_link = machine.link_bytes if within == 1.0 else min(machine.link_bytes, machine.network_bytes)
@@ -113,7 +114,9 @@ class Physics:
         fullest, allocated, at_start = self._memory(candidate)
         margin = random.Random(f"{self._machine.seed} fragments {candidate.key}").uniform(0.005, 0.05)
         reserved = int(allocated * (1 + margin * min(1.0, self._machine.surprise)))
-        outside = int((0.8 * GIB + (0.7 * GIB if self._world_size > 1 else 0)) * self._stray("outside"))
+        outside = 0
+        if self._device == "cuda":
+            outside = int((0.8 * GIB + (0.7 * GIB if self._world_size > 1 else 0)) * self._stray("outside"))
         accumulate, update = self._seconds(candidate)
         host, _ = offloaded(self._workload, candidate, self._world_size)
         host = (1.9 * GIB * self._world_size + host) * self._stray("host", candidate.engine.key)
@@ -157,7 +160,7 @@ class Physics:
     def _memory(self, candidate: Candidate) -> tuple[Moment, float, float]:
         """The fullest moment, its bytes on the fullest rank, and the bytes of the engine at rest."""
         key = candidate.engine.key
-        moments = moments_of(self._workload, candidate, self._world_size, "cuda")
+        moments = moments_of(self._workload, candidate, self._world_size, self._device)
         tokens = candidate.micro_batch * self._workload.seq_len
         # Attention and rotary embeddings keep scratch space that the textbook leaves out, more for larger batches.
         scratch = 40.0 * tokens * self._workload.model.hidden_size * (tokens / 8192) ** 0.1 / 10

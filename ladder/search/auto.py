@@ -26,6 +26,8 @@ _LIKELY = 0.9
 """A trial begins with a candidate at least this likely to fit, so that it yields something."""
 _MOST = 3
 """Candidates of one request: what they teach decides about the others."""
+_HOPELESS_ENGINES = 3
+"""So many engines may run out of memory against all hope before nothing is said to fit."""
 _NO_BEST = 0.7
 """While nothing is measured, gains count from this share of the highest expected speed."""
 _QUANTILE = 1.645
@@ -99,8 +101,10 @@ def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlo
     likely = [outlook for outlook in outlooks if outlook.fits >= SLIM]
     if likely or ranking(records):
         return likely
-    # Nothing fits so far and nothing is believed to: the most frugal one left decides, if only by a hair.
-    return sorted(outlooks, key=lambda outlook: outlook.memory.peak)[:1]
+    # Nothing fits so far and nothing is believed to. The belief may be wrong, so a few engines show it.
+    failed = {space.by_key[key].engine for key in tried if key in space.by_key}
+    hopeful = sorted(outlooks, key=lambda outlook: (-outlook.fits, outlook.memory.peak))
+    return hopeful[:1] if len(failed) < _HOPELESS_ENGINES else []
 
 
 def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
