@@ -6,14 +6,16 @@ A sweep is a JSON file under benchmarks/results/sweeps/ with
 - `machine`: `gpu_name`, `world_size`, `memory_limit_gib`, `host_memory_gib`, `num_cores`;
 - `sequences_per_rank`: of a rank's optimizer step before accumulation; `caps_gib`: the caps to play back;
 - `knobs`: by rung, DeepSpeed settings that were not ours, if any;
-- `rows`: as in trials.csv (rung, gradient_checkpointing, micro_batch, outcome, accumulate_seconds, boundary_seconds,
-  peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib).
+- `rows`, or `trials_csv`, a path from there: as in trials.csv (rung, gradient_checkpointing, micro_batch, outcome,
+  accumulate_seconds, boundary_seconds, peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib).
 
-What fits under a cap follows from the peaks: allocated memory, 4 % for fragmentation, and what lies outside PyTorch.
+Candidates that the recorded tune pruned count as out of memory. What fits under a cap follows from the peaks: allocated
+memory, 4 % for fragmentation, and what lies outside PyTorch.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -63,7 +65,7 @@ class Sweep:
         model = facts.pop("model")
         known = isinstance(model, str)
         shape = resolve_model(model) if known else shape_from_config(model, name="recorded", source="file")
-        batch = self.facts["sequences_per_rank"] * self.accumulation * self.facts["machine"]["world_size"]
+        batch = self._sequences * self.facts["machine"]["world_size"]
         return Workload(model=shape, global_batch_size=batch, **facts)
 
     @cached_property
@@ -83,13 +85,18 @@ class Sweep:
     @cached_property
     def rows(self) -> dict[str, Mapping[str, Any]]:
         """By candidate key: all that were tried, whatever came of it."""
-        tried = [row for row in self.facts["rows"] if row["outcome"] in ("fits", "gpu_oom", "host_oom")]
-        return {self._candidate(row).key: row for row in tried}
+        tried = [row for row in self.facts["rows"] if row["outcome"] in ("fits", "gpu_oom", "host_oom", "pruned")]
+        return {self._candidate(row).key: row for row in tried if self._sequences % row["micro_batch"] == 0}
+
+    @property
+    def _sequences(self) -> int:
+        """Of a rank's optimizer step."""
+        return int(self.facts["sequences_per_rank"] * self.accumulation)
 
     def _candidate(self, row: Mapping[str, Any]) -> Candidate:
         knobs = self.facts.get("knobs", {}).get(row["rung"], {})
         engine = Engine(RUNGS_BY_NAME[row["rung"]], tuple(sorted(knobs.items())))
-        accumulation = self.facts["sequences_per_rank"] * self.accumulation // row["micro_batch"]
+        accumulation = self._sequences // row["micro_batch"]
         return Candidate(engine, row["gradient_checkpointing"], row["micro_batch"], accumulation)
 
     def space(self) -> RecordedSpace:
@@ -204,10 +211,30 @@ class PlaybackLauncher(Launcher):
         """There is nothing to end."""
 
 
+def rows_of(text: str) -> Iterator[dict[str, Any]]:
+    """The candidates of a trials.csv; a rung that was not supported has none."""
+    for row in csv.DictReader(text.splitlines()):
+        if row["micro_batch"]:
+            numbers = {
+                name: float(row[name]) if row[name] else None
+                for name in row
+                if name.endswith(("_gib", "_seconds")) and name != "trial_seconds"
+            }
+            yield {
+                **numbers,
+                "rung": row["rung"],
+                "gradient_checkpointing": row["gradient_checkpointing"] == "True",
+                "micro_batch": int(float(row["micro_batch"])),
+                "outcome": row["outcome"],
+            }
+
+
 def recorded_sweeps(accumulations: tuple[int, ...]) -> Iterator[Sweep]:
     """Every file at every one of its caps and every accumulation."""
     for path in sorted(SWEEPS.glob("*.json")):
         facts = json.loads(path.read_text())
+        if "trials_csv" in facts:
+            facts["rows"] = list(rows_of((path.parent / facts["trials_csv"]).read_text()))
         for cap in facts["caps_gib"]:
             for accumulation in accumulations:
                 yield Sweep(f"{path.stem}, {cap} GiB, A {accumulation}", facts, int(cap * GIB), accumulation)

@@ -1,6 +1,6 @@
 """The search against the exhaustive sweep, Optuna's TPE and random search, on simulated machines and recorded sweeps.
 
-    python benchmarks/search.py [--quick] [--machines 200] [--jobs 2]
+    python benchmarks/search.py [--quick] [--machines 240] [--jobs 2] [--surprise 1]
 
 Every strategy runs through the same tuner and the same simulated launcher; what a candidate really does there is drawn
 from laws that the search does not see (ladder/launch/simulated_physics.py). The proof of fit, which all strategies owe
@@ -49,6 +49,7 @@ class Result:
     """One case, every strategy."""
 
     name: str
+    has_nvme: bool
     regret: float
     auto_seconds: float
     auto_trials: int
@@ -78,6 +79,7 @@ def run_case(case: Problem, seed: int) -> Result | None:
     said = [key for key, memory in outlooks.items() if memory.upper <= space.memory_limit]
     return Result(
         name=case.name,
+        has_nvme=any("nvme" in engine.rung.devices for engine in space.engines),
         regret=regret,
         auto_seconds=history.search_seconds(),
         auto_trials=len({record.trial for record in history.records if record.purpose == "measure"}),
@@ -173,19 +175,21 @@ def last_line(results: Sequence[Result]) -> str:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    for group in ("A 1", "A 4", "A 16", ""):
-        own = [result for result in results if result.name.endswith(group)]
+    groups = {group: [result for result in results if result.name.endswith(group)] for group in ("A 1", "A 4", "A 16")}
+    groups["no NVMe"] = [result for result in results if not result.has_nvme]
+    for group, own in {**groups, "all": list(results)}.items():
         if not own:
             continue
         ratios = sorted(result.auto_seconds / result.sweep_seconds for result in own)
         print(
-            f"{group or 'all':>5}: {len(own):4d} cases  "
+            f"{group:>7}: {len(own):4d} cases  "
             f"trials {statistics.mean(r.auto_trials for r in own):4.1f}  "
             f"seconds auto {statistics.mean(r.auto_seconds for r in own):6.0f}  "
             f"sweep {statistics.mean(r.sweep_seconds for r in own):6.0f}  "
             f"TPE {statistics.mean(r.tpe_seconds for r in own):6.0f}  "
             f"random {statistics.mean(r.random_seconds for r in own):6.0f}  "
-            f"auto/sweep median {statistics.median(ratios):.2f} p95 {percentile(ratios, 0.95):.2f}  "
+            f"auto/sweep {sum(r.auto_seconds for r in own) / sum(r.sweep_seconds for r in own):.2f}, "
+            f"median {statistics.median(ratios):.2f} p95 {percentile(ratios, 0.95):.2f}  "
             f"above 2 % regret {sum(r.regret > 0.02 for r in own)}, above 5 % {sum(r.regret > 0.05 for r in own)}  "
             f"deciding {statistics.mean(r.decision_seconds for r in own):.2f} s"
         )
@@ -207,7 +211,8 @@ def print_recorded(results: Sequence[Result]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="as many machines as 40 seconds allow")
-    parser.add_argument("--machines", type=int, default=200)
+    parser.add_argument("--machines", type=int, default=240)
+    parser.add_argument("--surprise", type=float, default=1.0, help="how far machines stray; 2 is twice as far")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     began = time.monotonic()
@@ -215,7 +220,10 @@ def main() -> None:
     results = run_machine(options.machines, list(recorded_sweeps(ACCUMULATIONS)))
     print_recorded(results)
     with multiprocessing.Pool(options.jobs) as pool:
-        pending = [pool.apply_async(run_machine, each) for each in enumerate(simulated_cases(options.machines))]
+        pending = [
+            pool.apply_async(run_machine, each)
+            for each in enumerate(simulated_cases(options.machines, options.surprise))
+        ]
         for each in pending:
             if options.quick and time.monotonic() - began > _QUICK_SECONDS:
                 break

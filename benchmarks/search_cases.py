@@ -144,13 +144,15 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
     return history
 
 
-def simulated_cases(number: int) -> Iterator[list[Case]]:
+def simulated_cases(number: int, surprise: float = 1.0) -> Iterator[list[Case]]:
     """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive."""
     names = list(machine_files())
     for seed in range(number):
         dice = random.Random(f"case {seed}")
         simulated = read_machine(names[seed % len(names)])
-        simulated = simulated.model_copy(update={"seed": seed, "noise": dice.uniform(0.005, 0.03)})
+        simulated = simulated.model_copy(
+            update={"seed": seed, "noise": dice.uniform(0.005, 0.03), "surprise": surprise}
+        )
         world_size = dice.choice([size for size in (1, 2, 4, 8, 16) if size <= 2 * simulated.num_gpus])
         memory = int(simulated.gpu_memory * dice.choice((0.4, 0.6, 0.8, 1.0)))
         machine = simulated.machine(world_size, gpu_memory=memory)

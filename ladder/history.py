@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
-import json
 import os
 import re
+import stat
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +17,14 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.journal import DamagedJournalError, Journal, keep_copy
 from ladder.outcome import Record
+from ladder.text import shown
 
 SCHEMA_VERSION = 1
 _STUDY = "ladder"
@@ -29,13 +32,10 @@ _RECORD = TypeAdapter(Record)
 _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
 
-def _open_study(journal: Path) -> optuna.Study:
-    _drop_torn_tail(journal)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = JournalStorage(JournalFileBackend(str(journal)))
-        return optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize", load_if_exists=True)
+# Disk space held back: with the disk full, the trial that has just been measured is still written down.
+_RESERVE_BYTES = 256 << 10
+# What a tune leaves in its folder if it is killed before its journal is there.
+_FIRST_FILES = frozenset({"trials", "lock", "reserve"})
 
 
 class History:
@@ -48,47 +48,93 @@ class History:
         that cannot be written or that another tune is using.
         """
         self.folder = folder
-        self._make_folder()
+        self._journal = folder / "journal.log"
+        _make_private(folder)
+        self._make_inside()
         self._lock = self._take_lock()
         try:
-            self._study = _open_study(folder / "journal.log")
+            self._reserve()
+            self._study = self._open_study()
             self._check(fingerprint, facts)
             self.records: list[Record] = self._load()
         except BaseException:
             self.close()
             raise
 
-    def _make_folder(self) -> None:
+    def _make_inside(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.folder / "trials").mkdir(exist_ok=True)
-            probe = self.folder / ".writable"
-            probe.touch()
-            probe.unlink()
+            os.close(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
+            raise self.unwritable(error) from None
+
+    def unwritable(self, error: OSError) -> EnvironmentFaultError:
+        """What to tell the user when the run folder cannot be written."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return EnvironmentFaultError(
+                f"The disk of the run folder {shown(self.folder)} is full; all that was measured is kept, so free "
+                "some space and start the same command again."
+            )
+        return _unusable(self.folder, f"cannot be written ({error.strerror})")
+
+    def _reserve(self) -> None:
+        try:
+            descriptor = os.open(self.folder / "reserve", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self.unwritable(error) from None
+
+    def _open_study(self) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                storage = JournalStorage(Journal(self._journal))
+            if storage.get_all_studies():
+                return optuna.load_study(study_name=_STUDY, storage=storage)
+            return optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize")
+        except DamagedJournalError as damage:
             raise EnvironmentFaultError(
-                f"The run folder {self.folder} cannot be written ({error.strerror}); choose another with --run-dir."
+                f"The history in {shown(self.folder)} is damaged (line {damage.line} of journal.log){self._kept()}; "
+                "nothing was changed: restore it from a backup, or choose another --run-dir."
             ) from None
+        except OSError as error:
+            raise self.unwritable(error) from None
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError):
+            raise self._of_another_version() from None
+
+    def _kept(self) -> str:
+        try:
+            return f", a copy is kept as {keep_copy(self._journal).name}"
+        except OSError as error:
+            return f", no copy could be made ({error.strerror})"
+
+    def _of_another_version(self) -> UsageError:
+        return UsageError(
+            f"The history in {shown(self.folder)} was written by another version of ladder; use that one, or choose "
+            "another --run-dir."
+        )
 
     def _take_lock(self) -> int:
-        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if not isinstance(error, BlockingIOError):
                 os.close(fd)
-                raise EnvironmentFaultError(
-                    f"The run folder {self.folder} cannot be locked ({error.strerror}); choose one on a local disk with "
-                    "--run-dir."
-                ) from None
+                raise _unusable(self.folder, f"cannot be locked ({error.strerror})") from None
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise EnvironmentFaultError(
-                f"Another tune (pid {holder or 'unknown'}) is using {self.folder}; "
+                f"Another tune (pid {holder or 'unknown'}) is using {shown(self.folder)}; "
                 "wait for it or choose another --run-dir."
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk is told elsewhere; the lock holds without a name on it
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         # Whoever held Optuna's own lock held ours too, so a lock file still there is a dead process's.
         (self.folder / "journal.log.lock").unlink(missing_ok=True)
         return fd
@@ -97,21 +143,29 @@ class History:
         known = self._study.user_attrs.get("run")
         if known is None:  # one attribute, one write: a kill leaves all of it or nothing
             run = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "facts": facts}
-            self._study.set_user_attr("run", run)
+            try:
+                self._study.set_user_attr("run", run)
+            except OSError as error:
+                raise self.unwritable(error) from None
             return
         if known.get("schema_version", 0) > SCHEMA_VERSION:
-            raise UsageError(f"{self.folder} was written by a newer ladder; upgrade, or choose another --run-dir.")
+            raise UsageError(
+                f"{shown(self.folder)} was written by a newer ladder; upgrade, or choose another --run-dir."
+            )
         if known.get("fingerprint") != fingerprint:
             before = known.get("facts", {})
             changed = [name for name in facts if before.get(name) != facts[name]] or ["something"]
             raise UsageError(
-                f"{self.folder} holds the history of another tune ({', '.join(changed)} differ); "
+                f"{shown(self.folder)} holds the history of another tune ({', '.join(changed)} differ); "
                 "choose another --run-dir."
             )
 
     def _load(self) -> list[Record]:
         trials = self._study.get_trials(deepcopy=False)
-        return [_RECORD.validate_python(trial.user_attrs["record"]) for trial in trials if "record" in trial.user_attrs]
+        try:
+            return [_RECORD.validate_python(t.user_attrs["record"]) for t in trials if "record" in t.user_attrs]
+        except ValueError:
+            raise self._of_another_version() from None
 
     def next_trial(self) -> tuple[str, Path]:
         """A name for the next trial and its folder, not yet made."""
@@ -120,28 +174,31 @@ class History:
         return name, self.folder / "trials" / name
 
     def add(self, records: Sequence[Record], candidates: dict[str, Candidate], seconds: dict[str, float]) -> None:
-        """Append the records of one trial, with where its time went."""
+        """Append the records of one trial, with where its time went.
+
+        Raises EnvironmentFaultError when the disk is full, and has written them all even so: the reserve is for that.
+        """
+        full: OSError | None = None
         for record in records:
+            trial = _as_trial(record, candidates[record.candidate_key], seconds)
+            try:
+                self._study.add_trial(trial)
+            except OSError as error:
+                full = error
+                (self.folder / "reserve").unlink(missing_ok=True)
+                self._add_or_say_what_is_lost(trial, record)
             self.records.append(record)
-            candidate = candidates[record.candidate_key]
-            fits = record.outcome.kind == "fits"
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    state=TrialState.COMPLETE if fits else TrialState.FAIL,
-                    values=[record.tokens_per_second or 0.0] if fits else None,
-                    params={
-                        "rung": candidate.engine.rung.name,
-                        "gradient_checkpointing": candidate.gradient_checkpointing,
-                        "micro_batch": candidate.micro_batch,
-                    },
-                    distributions=_distributions(),
-                    user_attrs={
-                        "record": _RECORD.dump_python(record, mode="json"),
-                        "outcome": record.outcome.kind,
-                        "trial_seconds": seconds,
-                    },
-                )
-            )
+        if full is not None:
+            raise self.unwritable(full)
+
+    def _add_or_say_what_is_lost(self, trial: optuna.trial.FrozenTrial, record: Record) -> None:
+        try:
+            self._study.add_trial(trial)
+        except OSError as error:
+            raise EnvironmentFaultError(
+                f"Trial {record.trial} could not be written to {shown(self.folder)} ({error.strerror}) and will be "
+                "run again; see to the disk, then start the same command again."
+            ) from None
 
     def trial_seconds(self) -> dict[str, dict[str, float]]:
         """Where each trial's time went, by trial and phase."""
@@ -152,6 +209,8 @@ class History:
         }
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / "reserve").unlink(missing_ok=True)
         os.close(self._lock)
 
     def __enter__(self) -> History:
@@ -171,23 +230,48 @@ def _distributions() -> dict[str, BaseDistribution]:
     }
 
 
-def _drop_torn_tail(journal: Path) -> None:
-    """A controller killed while it wrote leaves half a line; what is appended next must not be glued to it."""
-    try:
-        data = journal.read_bytes()
-    except FileNotFoundError:
-        return
-    whole = data.rfind(b"\n") + 1
-    last = data[data.rfind(b"\n", 0, max(0, whole - 1)) + 1 : whole]
-    if whole and not _is_json(last):
-        whole -= len(last)
-    if whole != len(data):
-        os.truncate(journal, whole)
+def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -> optuna.trial.FrozenTrial:
+    fits = record.outcome.kind == "fits"
+    return optuna.trial.create_trial(
+        state=TrialState.COMPLETE if fits else TrialState.FAIL,
+        values=[record.tokens_per_second or 0.0] if fits else None,
+        params={
+            "rung": candidate.engine.rung.name,
+            "gradient_checkpointing": candidate.gradient_checkpointing,
+            "micro_batch": candidate.micro_batch,
+        },
+        distributions=_distributions(),
+        user_attrs={
+            "record": _RECORD.dump_python(record, mode="json"),
+            "outcome": record.outcome.kind,
+            "trial_seconds": seconds,
+        },
+    )
 
 
-def _is_json(line: bytes) -> bool:
+def _make_private(folder: Path) -> None:
+    """Make `folder` for its owner alone, or take over one that is ours. What others could read or swap is refused."""
     try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            raise _unusable(folder, "is a symbolic link")
+        if not stat.S_ISDIR(found.st_mode):
+            raise _unusable(folder, "is not a folder")
+        if found.st_uid != os.geteuid():
+            raise _unusable(folder, f"belongs to another user (uid {found.st_uid})")
+        if found.st_mode & 0o077:
+            inside = {path.name for path in folder.iterdir()}
+            if "journal.log" not in inside and not inside <= _FIRST_FILES:
+                raise _unusable(folder, "holds other files and is open to other users")
+            folder.chmod(0o700)
+    except OSError as error:
+        raise _unusable(folder, f"cannot be written ({error.strerror})") from None
+
+
+def _unusable(folder: Path, problem: str) -> EnvironmentFaultError:
+    return EnvironmentFaultError(
+        f"The run folder {shown(folder)} {problem}; choose a new one on a local disk with --run-dir."
+    )

@@ -35,11 +35,13 @@ def resolve_model(text: str, *, task: Task | None = None) -> ModelShape:
     saying so. Raises ModelNotAccessibleError if there is no usable configuration, UsageError if `task` does not suit
     the model. Asks the network for Hub ids only, and for no longer than about ten seconds.
     """
-    if not text.strip() or not text.isprintable():
+    path_like = text.strip() and "\0" not in text
+    shape = _from_path(text) if path_like else None
+    if shape is None and not (path_like and text.isprintable()):
         raise ModelNotAccessibleError(
             f"{shorten(text)} is not a model; give a Hub id, a folder with a config.json, or a bundled name."
         )
-    shape = _from_path(text) or _from_bundled(text) or _from_hub(text)
+    shape = shape or _from_bundled(text) or _from_hub(text)
     if task is not None:
         check_task(shape.model_type, shape.config, task)
     return shape

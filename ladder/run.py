@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import os
 import platform
 import re
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ladder import __version__
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Rung
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate
 from ladder.emit import Answer, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
+from ladder.launch.lease import Leases
 from ladder.launch.local import LocalLauncher
-from ladder.launch.operators import build_operators
-from ladder.launch.server import kill_marked
-from ladder.machine import Machine, check_nvme_path, detect_machine, operators_of, unsupported_reason
+from ladder.machine import Machine, detect_machine
 from ladder.model_source import resolve_model, smoke_defaults
+from ladder.nvme import check_nvme_path
 from ladder.outcome import Record
+from ladder.preparation import rank_environment, with_operators
 from ladder.search.policy import STRATEGIES
 from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
+from ladder.sweep import Sweep
+from ladder.text import shown
 from ladder.tuner import Tuner, TuneResult, View, closing, make_space, micro_batches_of, run_fingerprint
 from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task, Workload
 
 DEFAULT_GLOBAL_BATCH = 128
+# The disk's, not ours; any other OSError in a tune is a bug.
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
 
 
@@ -61,6 +67,8 @@ class TuneOptions:
     output: Path = Path("best_config.json")
     save_weights: Path | None = None
     cold: bool = False
+    wait: bool = False
+    """Wait for GPUs that another tune or process uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +85,28 @@ class TuneOutput:
 
 def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
-    workload, machine = _workload_and_machine(options, view)
+    _require_text(options)
+    with Leases(wait=options.wait, note=view.note, cancelled=cancelled) as leases:
+        return _run_tune(options, view, cancelled, leases)
+
+
+def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], leases: Leases) -> TuneOutput:
+    workload, machine = _workload_and_machine(options, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     output = _writable_output(options.output)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
-    with History(run_dir, fingerprint, facts) as history:
-        marker = "ladder-" + hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
-        _sweep(marker, machine)
+    leases.name_run(run_dir)
+    with History(run_dir, fingerprint, facts) as history, _disk_faults(history):
+        marker = "ladder-" + hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+        sweep = Sweep(marker, run_dir)
+        if machine.nvme_path is not None:
+            sweep.remember(machine.nvme_path)
+        sweep()
         environment = rank_environment(machine)
         rungs = [rung for rung in RUNGS if not options.rungs or rung.name in options.rungs]
-        machine, operators = _with_operators(machine, rungs, workload, environment, view)
+        machine, operators = with_operators(machine, rungs, workload, environment, view)
         space, unsupported = make_space(
             workload, machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
         )
@@ -118,30 +136,60 @@ def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = l
                     save_folder=options.save_weights,
                 ).tune(STRATEGIES[options.strategy])
         finally:
-            _sweep(marker, machine)
+            sweep()
         seconds = history.trial_seconds()
     answer = _answer(result.answer, workload, machine, space.by_key, versions, run_dir) if result.answer else None
     files = emit_all(answer, output) if answer else []
     return TuneOutput(result=result, answer=answer, files=files, run_dir=run_dir, trial_seconds=seconds)
 
 
-def _workload_and_machine(options: TuneOptions, view: View) -> tuple[Workload, Machine]:
+@contextmanager
+def _disk_faults(history: History) -> Iterator[None]:
+    """A full or broken disk under the run folder is the environment's fault, whichever file it met."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise history.unwritable(error) from error
+
+
+def _require_text(options: TuneOptions) -> None:
+    """Paths go into JSON files, which hold text: bytes that are none are refused before anything is written."""
+    for value in (options.model, options.run_dir, options.output, options.nvme_path, options.save_weights):
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{shown(value)} is not valid UTF-8; rename it, or use a link with another name."
+            ) from None
+
+
+def _workload_and_machine(options: TuneOptions, view: View, leases: Leases) -> tuple[Workload, Machine]:
     model = resolve_model(options.model, task=options.task)
     if model.note:
         view.note(model.note)
     nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
-    if nvme_path is not None:
-        check_nvme_path(nvme_path)
+    nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
     machine = detect_machine(
-        gpus=options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory, nvme_path=nvme_path
+        gpus=options.gpus,
+        gpu_memory=options.gpu_memory,
+        host_memory=options.host_memory,
+        nvme_path=nvme_path,
+        choose=leases.choose,
     )
+    machine = replace(machine, nvme_write_speed=nvme_write_speed)
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
     if options.gpu_memory is None and "gpu_memory" in smoke:
         machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
-        view.note(f"{model.name} is the smoke model: each CPU rank is held to {smoke['gpu_memory']} (--gpu-memory).")
+        view.note(
+            f"{shown(model.name)} is the smoke model: each CPU rank is held to {smoke['gpu_memory']} (--gpu-memory)."
+        )
     seq_len = options.seq_len or smoke.get("seq_len") or default_seq_len(model)
     if model.max_positions is not None and seq_len > model.max_positions:
-        raise UsageError(f"--seq-len {seq_len} is more than the {model.max_positions} positions {model.name} has.")
+        raise UsageError(
+            f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
+        )
     batch = options.global_batch_size or smoke.get("global_batch_size") or _default_batch(machine.world_size)
     workload = Workload(
         model=model,
@@ -163,9 +211,10 @@ def _default_batch(world_size: int) -> int:
 
 def _introduction(workload: Workload, machine: Machine) -> str:
     ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
+    billions = f"{workload.model.num_parameters / 1e9:.3g} billion parameters"
     return (
-        f"{workload.model.name} ({workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}) on "
-        f"{ranks}, {format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
+        f"{shown(workload.model.name)} ({billions}, {workload.task}) on {ranks}, "
+        f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )
 
@@ -175,60 +224,11 @@ def _writable_output(output: Path) -> Path:
     folder = output.parent
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise EnvironmentFaultError(
-            f"--output {output} cannot be written; choose a file in a folder that exists and is yours."
+            f"--output {shown(output)} cannot be written; choose a file in a folder that exists and is yours."
         )
     if output.exists() and not os.access(output, os.W_OK):
-        raise EnvironmentFaultError(f"--output {output} exists and is read-only; choose another name.")
+        raise EnvironmentFaultError(f"--output {shown(output)} exists and is read-only; choose another name.")
     return output
-
-
-def _with_operators(
-    machine: Machine, rungs: Sequence[Rung], workload: Workload, environment: dict[str, str], view: View
-) -> tuple[Machine, list[str]]:
-    """The machine with the reasons for what it does not support, and the operators that are built and load."""
-    unsupported = {rung.name: reason for rung in rungs if (reason := unsupported_reason(rung, machine)) is not None}
-    needed = {rung: operators_of(rung, machine, workload.optimizer) for rung in rungs if rung.name not in unsupported}
-    names = sorted({name for operators in needed.values() for name in operators})
-    # DeepSpeed's CPU backend loads this one in every rank as it starts.
-    always = ["shm_comm"] if machine.device == "cpu" else []
-    if names or always:
-        view.note(f"Building DeepSpeed operators if need be: {', '.join(always + names)}.")
-    built = build_operators(always + names, environment)
-    for name in always:
-        if (reason := built[name]) is not None:
-            raise EnvironmentFaultError(
-                f"DeepSpeed's {name} operator cannot be built ({reason}); install a C++ compiler "
-                "(Debian and Ubuntu: apt-get install g++) and try again."
-            )
-    for rung, operators in needed.items():
-        for name in operators:
-            if (reason := built[name]) is not None:
-                unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
-    return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
-
-
-def rank_environment(machine: Machine) -> dict[str, str]:
-    """What the trial server and its ranks see beyond the user's own environment. Trials need no network, no token."""
-    environment = {
-        "DS_ACCELERATOR": machine.device,
-        "OMP_NUM_THREADS": str(machine.host_threads),
-        "HF_HUB_OFFLINE": "1",
-        "USE_HUB_KERNELS": "NO",  # transformers would fetch kernels from the Hub by itself
-        "OPENBLAS_NUM_THREADS": "1",  # numpy's pool would be threads in a process that forks
-        # Asks NVML and not CUDA whether there are GPUs: a process that has asked CUDA cannot be forked.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    }
-    if machine.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
-    return environment
-
-
-def _sweep(marker: str, machine: Machine) -> None:
-    """What an earlier tune of this run folder left when it was killed: its processes and its swap files."""
-    kill_marked(marker)
-    if machine.nvme_path is not None:
-        for leftover in machine.nvme_path.glob(f"{marker}-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _answer(
@@ -287,5 +287,5 @@ def check_rungs(names: Sequence[str]) -> tuple[str, ...]:
     """UsageError for a name that is no rung."""
     for name in names:
         if name not in RUNGS_BY_NAME:
-            raise UsageError(f"--rung {name} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
+            raise UsageError(f"--rung {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)

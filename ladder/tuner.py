@@ -18,6 +18,7 @@ from ladder.launch.base import Deadlines, Launcher, TrialRun
 from ladder.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import CandidateSpec, Event, StepPolicy, TrialSpec
+from ladder.refusal import refusals
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
 from ladder.verdict import judge, trial_seconds
@@ -115,8 +116,22 @@ class Tuner:
             self._run_proof(decision)
 
     def _measure(self, decision: Measure) -> None:
-        accumulation = 2 if any(candidate.accumulation > 1 for candidate in decision.candidates) else 1
-        self._run(decision.engine, decision.candidates, accumulation, decision.reason, proving=False)
+        refused = self._refuse(decision.candidates)
+        candidates = [candidate for candidate in decision.candidates if candidate.key not in refused]
+        if candidates:
+            accumulation = 2 if any(candidate.accumulation > 1 for candidate in candidates) else 1
+            self._run(decision.engine, candidates, accumulation, decision.reason, proving=False)
+
+    def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
+        """Record those that the host has no memory for, as a trial of their own that starts no process."""
+        name, folder = self._history.next_trial()
+        records = refusals(candidates, name, self._space, self._history.records)
+        if records:
+            folder.mkdir()  # takes the number
+            self._history.add(records, self._space.by_key, {})
+        for record in records:
+            self._view.note(f"trial {name}: {record.candidate_key} is {record.outcome.sentence}")
+        return {record.candidate_key for record in records}
 
     def _run_proof(self, decision: Prove) -> None:
         candidate = decision.candidate

@@ -11,7 +11,7 @@ from ladder.candidates import Candidate
 from ladder.launch.base import DeviceUse, TrialRun
 from ladder.outcome import Measurement, Outcome, Record
 from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent
-from ladder.units import format_bytes
+from ladder.units import format_bytes, printable
 from ladder.workload import Workload
 
 
@@ -142,10 +142,11 @@ def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
         elif "OverLimitError" in event.message:
             sentence += f": {event.message.partition(': ')[2]}"
     else:
-        sentence = f"rank {rank} failed in {event.moment}: {event.message.splitlines()[0][:300]}"
+        first_line = next(iter(event.message.splitlines()), "")
+        sentence = f"rank {rank} failed in {event.moment}: {first_line[:300]}"
     return Outcome(
         kind=event.outcome,
-        sentence=sentence,
+        sentence=printable(sentence),
         rank=rank,
         moment=event.moment,
         bytes_asked=event.bytes_asked,

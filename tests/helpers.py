@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +139,9 @@ class Bench:
     marker: str
     events: list[tuple[int, Event]] = field(default_factory=list)
 
-    def run(self, spec: TrialSpec, also: Listener = lambda rank, event: None) -> TrialRun:
+    def run(
+        self, spec: TrialSpec, also: Listener = lambda rank, event: None, deadlines: Deadlines | None = None
+    ) -> TrialRun:
         self.events.clear()
         self.cancellation.clear()
 
@@ -145,7 +149,7 @@ class Bench:
             self.events.append((rank, event))
             also(rank, event)
 
-        return self.launcher.run(spec, Deadlines(), listen)
+        return self.launcher.run(spec, deadlines or Deadlines(), listen)
 
     def cancel(self) -> None:
         self.cancellation.append(True)
@@ -157,3 +161,27 @@ class Bench:
     def ranks(self) -> list[psutil.Process]:
         """Those of them that belong to a trial: all but the server that a warm launcher keeps."""
         return [process for process in self.processes() if process.parent() != psutil.Process()]
+
+    def server(self) -> psutil.Process:
+        """The trial server of a local launcher."""
+        (server,) = [process for process in self.processes() if process.parent() == psutil.Process()]
+        return server
+
+    def rank(self, rank: int) -> psutil.Process:
+        """One rank of the trial that runs: they are forked in order."""
+        return sorted(self.server().children(), key=lambda process: (process.create_time(), process.pid))[rank]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie that init has not reaped yet is not: it holds nothing."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

@@ -104,6 +104,9 @@ def tune(
         Path | None, typer.Option(help="Let the proof also write the gathered weights here.")
     ] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Start every trial from nothing; slower.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for GPUs that another tune or somebody's process uses.")
+    ] = False,
 ) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
 
@@ -119,6 +122,7 @@ def tune(
     """
     from ladder.cli.plain import PlainView
     from ladder.interruption import interruptible
+    from ladder.launch.lease import InterruptedWaitError
     from ladder.run import TuneOptions, check_rungs, run_tune
 
     options = TuneOptions(
@@ -142,9 +146,13 @@ def tune(
         output=output,
         save_weights=save_weights,
         cold=cold,
+        wait=wait,
     )
     with interruptible() as interruption:
-        done = run_tune(options, PlainView(), interruption)
+        try:
+            done = run_tune(options, PlainView(), interruption)
+        except InterruptedWaitError:
+            return interruption.exit_code
         _print(done)
         if interruption():
             return interruption.exit_code
@@ -156,6 +164,7 @@ def tune(
 
 def _print(done: TuneOutput) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from ladder.report.table import frame, terminal_table
     from ladder.report.times import total_line
@@ -167,7 +176,8 @@ def _print(done: TuneOutput) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(terminal_table(entries))
     console.print(
-        f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: {done.run_dir / 'trials.csv'}"
+        f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: "
+        f"{escape(str(done.run_dir / 'trials.csv'))}"
     )
     console.print(total_line(done.trial_seconds))
     if done.answer is not None:
@@ -178,8 +188,9 @@ def _print(done: TuneOutput) -> None:
             f"({answer.headroom:.0%} headroom), proven in fresh processes."
         )
         for warning in answer.warnings:
-            console.print(f"[yellow]Warning:[/] {warning}.")
-        console.print(f"Wrote {', '.join(shlex.quote(str(path)) for path in done.files)}", soft_wrap=True)
+            console.print(f"[yellow]Warning:[/] {escape(warning)}.")
+        files = ", ".join(shlex.quote(str(path)) for path in done.files)
+        console.print(f"Wrote {files}", soft_wrap=True, markup=False)
     elif result.best_so_far is not None:
         best = result.best_so_far
         console.print(f"Best so far, not proven: {best.candidate_key}, {best.tokens_per_second:,.0f} tokens/s.")

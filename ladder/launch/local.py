@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ from typing import Any
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
 from ladder.launch.nvml import Gpus, Sampler
+from ladder.launch.oom_kills import OomKills
 from ladder.launch.server import TrialServer
-from ladder.launch.watch import Watch, cgroup_oom_kills, now
+from ladder.launch.watch import Watch, now
 from ladder.protocol import MeasuredEvent, TrialSpec
 
 _TICK_SECONDS = 0.02
 _RELEASE_SECONDS = 30.0
+# Ranks that got SIGKILL are gone in less; taking down gigabytes of pinned memory is what takes so long.
+_KILL_SECONDS = 20.0
 
 
 class LocalLauncher(Launcher):
@@ -33,11 +36,12 @@ class LocalLauncher(Launcher):
         gpu_uuids: tuple[str, ...] = (),
         cancelled: Callable[[], bool] = lambda: False,
         cold: bool = False,
+        kill_seconds: float = _KILL_SECONDS,
     ) -> None:
         self._make_server = partial(TrialServer, marker=marker, job=job, environment=environment, log=log)
         self._server: TrialServer | None = None if cold else self._make_server()
         self._ready = False
-        self._cold = cold
+        self._cold, self._kill_seconds = cold, kill_seconds
         self._cancelled = cancelled
         self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
 
@@ -46,22 +50,28 @@ class LocalLauncher(Launcher):
         folder.mkdir(parents=True, exist_ok=True)
         spec_file = folder / "spec.json"
         spec_file.write_text(spec.model_dump_json(indent=1))
-        run = TrialRun(spec=spec, events=[], requested=now())
+        run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=now())
         server = self._ready_server()
+        if server is None:
+            run.started = run.ended = now()
+            run.stop = self._cancellation()
+            return run
         sampler = Sampler(self._gpus) if self._gpus else None
         if self._gpus and sampler:
             self._gpus.mark()
             sampler.start()
-        oom_kills = cgroup_oom_kills()
+        oom_kills = OomKills(server.pid)
+        serves, left = False, []
         try:
-            self._follow(run, server, spec_file, deadlines, listener)
+            serves = self._follow(run, server, spec_file, deadlines, listener)
         finally:
             if sampler:
                 sampler.stop()
-            if self._cold or (run.stop is not None and run.stop.kind == "lost_server"):
-                self._drop_server()
+            if self._cold or not serves:
+                left = self._drop_server()
             self._remove_swap(spec)
-        run.oom_kills = cgroup_oom_kills() - oom_kills
+        _require_gone(left, spec)
+        run.oom_kills = oom_kills.since()
         self._await_release(spec)
         run.ended = now()
         if sampler:
@@ -80,50 +90,49 @@ class LocalLauncher(Launcher):
     def close(self) -> None:
         self._drop_server()
 
-    def _ready_server(self) -> TrialServer:
+    def _ready_server(self) -> TrialServer | None:
+        """The server once it can start trials; None if the tune is cancelled before that."""
         if self._server is None:
             self._server, self._ready = self._make_server(), False
         if not self._ready:
-            self._server.wait_ready()
-            self._ready = True
+            self._ready = self._server.wait_ready(self._cancelled)
+            if not self._ready:
+                self._server = None
         return self._server
 
-    def _drop_server(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    def _drop_server(self) -> list[int]:
+        """End the server, if there is one; returns the pids that do not end."""
+        left = self._server.close() if self._server is not None else []
         self._server, self._ready = None, False
+        return left
 
     def _follow(
         self, run: TrialRun, server: TrialServer, spec_file: Path, deadlines: Deadlines, listener: Listener
-    ) -> None:
-        """From the request until no process of the trial is left."""
+    ) -> bool:
+        """From the request until no process of the trial is left; False if the server is lost or no longer answers."""
         server.start(run.spec.trial, spec_file)
         watch = Watch(run.spec, deadlines, listener, now())
         run.events = [file.events for file in watch.files]
-        killed = False
+        killed_at: float | None = None
         while True:
             events = server.poll(_TICK_SECONDS)
             if events is None:
                 run.stop = run.stop or Stop(kind="lost_server", sentence="the trial server died")
                 watch.read()
-                return
+                return False
             watch.read()
-            for event in events:
-                if event["event"] == "started":
-                    run.started = now()
-                elif event["event"] == "exit":
-                    run.exits[event["rank"]] = event["status"]
-                    watch.note_exit(event["rank"])
-                elif event["event"] == "empty":
-                    return
-            if killed:
+            if _note(events, run, watch):
+                return True
+            if killed_at is not None:
+                if now() - killed_at > self._kill_seconds:
+                    return False
                 continue
             if run.stop is None:
-                run.stop = self._cancellation() or watch.overdue()
+                run.stop = self._cancellation() or watch.overdue(server.is_stopped)
             if run.stop is not None or watch.must_end():
                 run.killed = frozenset(range(run.spec.world_size)) - run.exits.keys()
                 server.kill_ranks()
-                killed = True
+                killed_at = now()
 
     def _cancellation(self) -> Stop | None:
         return Stop(kind="cancelled", sentence="the tune was interrupted") if self._cancelled() else None
@@ -142,3 +151,24 @@ class LocalLauncher(Launcher):
         ]
         for path in {offload["nvme_path"] for offload in offloads if "nvme_path" in offload}:
             threading.Thread(target=shutil.rmtree, args=(path,), kwargs={"ignore_errors": True}).start()
+
+
+def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> bool:
+    """Take in what the server says; True once no process of the trial is left."""
+    for event in events:
+        if event["event"] == "started":
+            run.started = now()
+        elif event["event"] == "exit":
+            run.exits[event["rank"]] = event["status"]
+            watch.note_exit(event["rank"])
+        elif event["event"] == "empty":
+            return True
+    return False
+
+
+def _require_gone(left: Sequence[int], spec: TrialSpec) -> None:
+    if left:
+        raise EnvironmentFaultError(
+            f"Trial {spec.trial} left process {', '.join(map(str, left))}, which not even SIGKILL ends "
+            "(a driver or a file system holds it); wait until it is gone or reboot, then start the same command again."
+        )

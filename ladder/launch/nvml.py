@@ -11,14 +11,19 @@ from typing import Any
 
 import pynvml
 
+from ladder.errors import EnvironmentFaultError
 from ladder.launch.base import DeviceUse
 
 # Every query takes the driver's locks, which the ranks' launches need too: no more of them than the figures need.
 _PERIOD_SECONDS = 0.25
 
 
-class NvmlError(Exception):
-    """NVML answered with an error that means the GPU is lost."""
+# Errors after which a GPU does not come back by itself. Others are asked again before they count.
+_LOST = frozenset(
+    {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
+)
+_ATTEMPTS = 3
+_RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,18 @@ class Gpus:
     """The GPUs of a trial, by UUID. What a device held at the last `mark` is not counted as ours."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        pynvml.nvmlInit()
-        self._handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        """Raises EnvironmentFaultError, as every method does, for a GPU that is lost: no configuration is to blame."""
+        self._handles: list[tuple[str, Any]] = []
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise _lost(", ".join(uuids), error) from None
+        for uuid in uuids:
+            self._handles.append((uuid, _ask(uuid, pynvml.nvmlDeviceGetHandleByUUID, uuid)))
         self._before = self._used()
 
     def _used(self) -> tuple[int, ...]:
-        return tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles)
+        return tuple(int(_ask(uuid, pynvml.nvmlDeviceGetMemoryInfo, handle).used) for uuid, handle in self._handles)
 
     def mark(self) -> None:
         """Take what the devices hold now as not ours."""
@@ -55,7 +66,7 @@ class Gpus:
         return True
 
     def sample(self) -> _Sample:
-        handles = self._handles
+        handles = [handle for _, handle in self._handles]
         return _Sample(
             t=time.clock_gettime(time.CLOCK_MONOTONIC),
             used=tuple(used - before for used, before in zip(self._used(), self._before, strict=True)),
@@ -63,6 +74,25 @@ class Gpus:
             joules=tuple(_try(lambda h: pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1000, h) for h in handles),
             clock_mhz=tuple(_try(lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, 1)), h) for h in handles),
         )
+
+
+def _ask(uuid: str, query: Any, *arguments: Any) -> Any:
+    """What no trial can do without. EnvironmentFaultError where the GPU does not answer."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return query(*arguments)
+        except pynvml.NVMLError as error:
+            if error.value in _LOST or attempt == _ATTEMPTS - 1:
+                raise _lost(uuid, error) from None
+        time.sleep(_RETRY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def _lost(uuid: str, error: Any) -> EnvironmentFaultError:
+    return EnvironmentFaultError(
+        f"GPU {uuid} does not answer any more ({error}); reset it or reboot, then start the same command again: "
+        "all that was measured is kept."
+    )
 
 
 def _try(query: Any, handle: Any) -> float | None:
@@ -81,9 +111,12 @@ class Sampler:
         self._samples: list[_Sample] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.fault: str | None = None
+        """Why a GPU cannot be sampled any more; None while all answer."""
 
     def start(self) -> None:
         self._samples.clear()
+        self.fault = None
         self._stop.clear()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
         self._thread.start()
@@ -92,7 +125,8 @@ class Sampler:
         while not self._stop.wait(_PERIOD_SECONDS):
             try:
                 self._samples.append(self._gpus.sample())
-            except pynvml.NVMLError:
+            except EnvironmentFaultError as error:
+                self.fault = str(error)
                 return
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,18 @@ import psutil
 
 from ladder.errors import EnvironmentFaultError
 from ladder.protocol import RUN_MARKER
+from ladder.units import printable
 
 _START_SECONDS = 180.0
 _END_SECONDS = 5.0
+_TICK_SECONDS = 0.1
 
 
 class TrialServer:
-    """One server process. `marker` is in the environment of all its descendants."""
+    """One server process. `marker` is in the environment of all its descendants.
+
+    The thread that makes it must live until it is ready: the kernel ends an importing server with that thread.
+    """
 
     def __init__(self, *, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], log: Path) -> None:
         self.marker = marker
@@ -41,22 +46,29 @@ class TrialServer:
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._buffer = b""
         self._ready = False
-        self._ranks: list[psutil.Process] = []
+        self._ranks: dict[int, psutil.Process] = {}
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_ready(self) -> None:
-        """Wait until everything is imported. EnvironmentFaultError says why it cannot be."""
-        for event in self._events_within(_START_SECONDS):
-            if event["event"] == "ready":
-                self._ready = True
-                return
-            if event["event"] == "unable":
+    def wait_ready(self, cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until everything is imported; False if `cancelled` came first.
+
+        Raises EnvironmentFaultError with the reason why it cannot be.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and not cancelled() and (events := self.poll(_TICK_SECONDS)) is not None:
+            for event in events:
+                if event["event"] == "ready":
+                    self._ready = True
+                    return True
                 self.close()
-                raise EnvironmentFaultError(f"Trials cannot start here: {event['reason']} (details in {self._log}).")
+                reason = printable(event["reason"])
+                raise EnvironmentFaultError(f"Trials cannot start here: {reason} (details in {self._log}).")
         self.close()
+        if cancelled():
+            return False
         raise EnvironmentFaultError(f"The trial server did not start; its last words are in {self._log}.")
 
     def start(self, trial: str, spec: Path) -> None:
@@ -76,11 +88,18 @@ class TrialServer:
         events = [json.loads(line) for line in lines]
         for event in events:
             if event["event"] == "started":
-                self._ranks = [process for pid in event["pids"] if (process := _process(pid)) is not None]
+                self._ranks = {rank: it for rank, pid in enumerate(event["pids"]) if (it := _process(pid)) is not None}
         return events
 
-    def close(self) -> None:
-        """End the server and all it started; returns when none of them is left."""
+    def is_stopped(self, rank: int) -> bool:
+        """Whether somebody stopped the rank's process (SIGSTOP, a debugger)."""
+        try:
+            return self._ranks[rank].status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except (psutil.Error, KeyError):
+            return False
+
+    def close(self) -> list[int]:
+        """End the server and all it started. Returns the pids that the kernel has not ended even so, mostly none."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None and not pipe.closed:
                 pipe.close()  # the end of its stdin is the server's order to kill its ranks and end
@@ -89,14 +108,9 @@ class TrialServer:
         except subprocess.TimeoutExpired:
             self._process.kill()  # still importing: it has nothing to put in order
             self._process.wait()
-        # A rank that is being killed has no environment left to be found by, but is not gone yet.
-        psutil.wait_procs(self._ranks, timeout=_END_SECONDS)
         kill_marked(self.marker)
-
-    def _events_within(self, seconds: float) -> Any:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0 and (events := self.poll(left)) is not None:
-            yield from events
+        # A rank that is being killed has no environment left to be found by, but is not gone yet.
+        return [rank.pid for rank in wait_gone(list(self._ranks.values()), _END_SECONDS)]
 
     def _send(self, **request: str) -> None:
         try:
@@ -124,8 +138,23 @@ def kill_marked(marker: str) -> int:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(victims, timeout=10)
+    wait_gone(victims, _END_SECONDS)
     return len(victims)
+
+
+def wait_gone(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Wait for the end of `processes`; returns those that are left. A zombie is gone: it holds nothing."""
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in processes if _is_there(process)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _is_there(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _carries(process: psutil.Process, marker: str) -> bool:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ladder.launch.base import Deadlines, Listener, Stop
 from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec, parse_event
+from ladder.units import MIB
 
 # After the first rank fails, its peers get this long to report a cause of their own; then they are killed.
 _GRACE_SECONDS = 0.3
+# A rank whose report is complete has nothing left to do but to end.
+_LINGER_SECONDS = 10.0
+_LOG_BYTES, _LOG_KEPT_BYTES = 16 * MIB, MIB
 
 
 def now() -> float:
@@ -56,12 +62,15 @@ class Watch:
     def __init__(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener, started: float) -> None:
         self._deadlines, self._listener, self._started = deadlines, listener, started
         self.files = [RankFile(Path(spec.folder) / f"rank{rank}.jsonl") for rank in range(spec.world_size)]
+        self._logs = [Path(spec.folder) / f"rank{rank}.log" for rank in range(spec.world_size)]
         self._heard = [started] * spec.world_size
         self._slowest_step = 0.0
         self._failed_at: float | None = None
 
     def read(self) -> None:
         """Take in what the ranks have written since."""
+        for log in self._logs:
+            _cap(log)
         for rank, file in enumerate(self.files):
             for event in file.read_new():
                 self._heard[rank] = now()
@@ -82,19 +91,30 @@ class Watch:
         return bool(events) and isinstance(events[-1], DoneEvent)
 
     def must_end(self) -> bool:
-        """A rank has failed and its peers had their moment to say why."""
-        return self._failed_at is not None and now() - self._failed_at > _GRACE_SECONDS
+        """A rank has failed and its peers had their moment to say why, or all are done and still here."""
+        if self._failed_at is not None:
+            return now() - self._failed_at > _GRACE_SECONDS
+        return all(map(self.is_done, range(len(self.files)))) and now() - max(self._heard) > _LINGER_SECONDS
 
-    def overdue(self) -> Stop | None:
-        """The rank that has been silent for longer than its phase allows."""
+    def overdue(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> Stop | None:
+        """The rank that has been silent for longer than its phase allows.
+
+        Its peers fall silent with it, waiting in a collective: a rank whose process `is_stopped` is the one to name.
+        """
         time_now = now()
         if time_now - self._started > self._deadlines.total:
             return Stop(kind="hang", sentence=f"the trial took longer than {self._deadlines.total:.0f} s")
-        for rank, heard in enumerate(self._heard):
-            phase, limit = self._phase_and_limit(rank)
-            if not self.is_done(rank) and time_now - heard > limit:
-                return Stop(kind="hang", rank=rank, sentence=f"rank {rank} was silent for {limit:.0f} s in {phase}")
-        return None
+        waiting = [rank for rank in range(len(self.files)) if not self.is_done(rank)]
+        silent = [rank for rank in waiting if time_now - self._heard[rank] > self._phase_and_limit(rank)[1]]
+        if not silent:
+            return None
+        phase, limit = self._phase_and_limit(silent[0])
+        for rank in waiting:
+            if is_stopped(rank):
+                sentence = f"rank {rank} is stopped (SIGSTOP) and the trial was silent for {limit:.0f} s in {phase}"
+                return Stop(kind="hang", rank=rank, sentence=sentence)
+        sentence = f"rank {silent[0]} was silent for {limit:.0f} s in {phase}"
+        return Stop(kind="hang", rank=silent[0], sentence=sentence)
 
     def _phase_and_limit(self, rank: int) -> tuple[str, float]:
         events = self.files[rank].events
@@ -108,30 +128,8 @@ class Watch:
         return phase, self._deadlines.first_step if first else step
 
 
-def cgroup_oom_kills() -> int:
-    """The kernel's count of OOM kills in this process's memory cgroup (v2 or v1); 0 where it cannot be read."""
-    for path in _memory_cgroup_files():
-        try:
-            for line in path.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        except (OSError, ValueError):
-            continue
-    return 0
-
-
-def _memory_cgroup_files() -> list[Path]:
-    root = Path(os.environ.get("LADDER_CGROUP_ROOT", "/sys/fs/cgroup"))
-    files = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        hierarchy, controllers, path = line.split(":", 2)
-        if hierarchy == "0":
-            files.append(root / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            files.append(root / "memory" / path.lstrip("/") / "memory.oom_control")
-    return files
+def _cap(log: Path) -> None:
+    """A rank that prints without end fills no disk: of a long log its beginning stays, and what came last."""
+    with suppress(OSError):  # there is none yet
+        if log.stat().st_size > _LOG_BYTES:
+            os.truncate(log, _LOG_KEPT_BYTES)  # the rank appends, so it goes on from there

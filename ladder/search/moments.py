@@ -195,6 +195,8 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
     at_least = model.largest_parameter + knobs["stage3_prefetch_bucket_size"]
     cap = max(knobs["stage3_max_live_parameters"], at_least)
     live = 2.0 * (p if p <= cap + model.largest_parameter else cap)  # the last one gathered may go beyond the cap
+    if world_size == 1 and rung.offload_param == "none":
+        live = 0.0  # nothing to gather: the parameter is its own only partition (measured on one H200)
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])

@@ -11,6 +11,7 @@ from ladder.outcome import MEMORY_OUTCOMES, Outcome, Record
 from ladder.search.memory import predict_memory
 from ladder.workload import Workload
 
+_BROKEN_AFTER = 2
 _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
 
 
@@ -87,8 +88,11 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
     """The failure that speaks for `candidate` too, if there is one.
 
     A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
-    those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing.
+    those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing. An
+    engine that crashed or hung twice, and of which nothing fits, is taken for broken.
     """
+    if (broken := _broken(candidate.engine, space, records)) is not None:
+        return broken
     for record in records:
         other = space.by_key.get(record.candidate_key)
         if other is None or other.engine != candidate.engine or record.outcome.kind == "fits" or other == candidate:
@@ -102,6 +106,14 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
                 record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
             )
     return None
+
+
+def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:
+    own = [r for r in records if r.candidate_key in space.by_key and space.by_key[r.candidate_key].engine == engine]
+    failures = [record for record in own if record.outcome.kind in ("crash", "hang")]
+    if len(failures) < _BROKEN_AFTER or any(record.outcome.kind == "fits" for record in own):
+        return None
+    return RuledOut(failures[-1], f"the engine failed {len(failures)} times ({failures[-1].outcome.kind})")
 
 
 def failed_in_setup(outcome: Outcome) -> bool:

@@ -162,12 +162,17 @@ def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, free: in
         candidate=reporter.candidate,
         outcome=outcome,
         moment=reporter.moment,
-        message=f"{type(error).__name__}: {error}"[:2000],
+        message=_writable(f"{type(error).__name__}: {error}"[:2000]),
         bytes_asked=bytes_asked(error),
         bytes_free=free,
         consequence=consequence,
-        traceback="".join(traceback.format_exception(error))[-6000:],
+        traceback=_writable("".join(traceback.format_exception(error))[-6000:]),
     )
+
+
+def _writable(text: str) -> str:
+    """A message may hold half characters (undecodable file names), which no JSON line can."""
+    return text.encode(errors="replace").decode()
 
 
 def _quietly(read: Any) -> int | None:

@@ -9,6 +9,7 @@ It reads requests from stdin and writes events to stdout, one JSON object a line
 
 The end of stdin means that the controller is gone: the server kills what it started and ends. It is a child subreaper,
 so that what a rank leaves behind becomes its child; ranks ask the kernel to be killed with it (PR_SET_PDEATHSIG).
+The job's `preload` names modules to import besides our own.
 The reasons not to use multiprocessing's forkserver: it would hide the exit status of orphans, swallow a failed preload,
 and re-import the caller's main module in each rank.
 """
@@ -23,6 +24,8 @@ import select
 import signal
 import socket
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +33,7 @@ import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_END_SECONDS = 3.0
 
 # Imported lazily by the first trial otherwise, in every rank again.
 _PRELOAD = (
@@ -45,9 +49,9 @@ _PRELOAD = (
 )
 
 
-def preload(model_config: dict[str, Any], task: str, operators: list[str]) -> None:
+def preload(model_config: dict[str, Any], task: str, operators: list[str], also: Sequence[str] = ()) -> None:
     """Import all that a rank needs. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
-    for module in _PRELOAD:
+    for module in (*_PRELOAD, *also):
         importlib.import_module(module)
     from ladder.trial.model import model_class
     from ladder.trial.operators import load
@@ -97,16 +101,18 @@ class Server:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Answer requests until stdin ends."""
-        self._send(event="ready", threads=len(os.listdir("/proc/self/task")))
-        while True:
-            readable, _, _ = select.select([self._requests, self._wake], [], [])
-            if self._wake in readable:
-                _drain(self._wake)
-                self._reap()
-            if self._requests in readable and not self._read_requests():
-                break
-        self._kill_all()
+        """Answer requests until stdin ends; however it ends, no process that it started is left."""
+        try:
+            self._send(event="ready", threads=len(os.listdir("/proc/self/task")))
+            while True:
+                readable, _, _ = select.select([self._requests, self._wake], [], [])
+                if self._wake in readable:
+                    _drain(self._wake)
+                    self._reap()
+                if self._requests in readable and not self._read_requests():
+                    break
+        finally:
+            self._end_all()
 
     def _read_requests(self) -> bool:
         data = os.read(self._requests, 65536)
@@ -144,6 +150,7 @@ class Server:
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _volunteer()
             for fd in (self._requests, self._events, self._wake, self._wake_write):
                 os.close(fd)
             log = os.open(Path(spec.folder) / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -183,8 +190,19 @@ class Server:
         for child in psutil.Process().children(recursive=True):
             _kill(child)
 
+    def _end_all(self) -> None:
+        """Kill until nothing is left: what a rank forked a moment ago becomes our child once the rank is dead."""
+        deadline = time.monotonic() + _END_SECONDS  # a process that the kernel cannot end must not keep us
+        while time.monotonic() < deadline and psutil.Process().children():
+            self._kill_all()
+            self._reap()
+            time.sleep(0.01)
+
     def _send(self, **event: Any) -> None:
-        os.write(self._events, json.dumps(event).encode() + b"\n")
+        try:
+            os.write(self._events, json.dumps(event).encode() + b"\n")
+        except BrokenPipeError:
+            return  # the controller is gone; the end of our stdin says so next
 
 
 def _kill(process: psutil.Process) -> None:
@@ -192,6 +210,14 @@ def _kill(process: psutil.Process) -> None:
         process.kill()  # psutil checks pid and start time before it signals
     except psutil.NoSuchProcess:
         return
+
+
+def _volunteer() -> None:
+    """When the host runs out of memory the kernel shall end this rank, and nothing that is not ours."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return  # a container may forbid it; the kernel then chooses by size
 
 
 def _drain(fd: int) -> None:
@@ -204,7 +230,8 @@ def _drain(fd: int) -> None:
 
 def main() -> int:
     """`python -m ladder.trial.server`, with the model and the operators to preload as one JSON argument."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)
+    # While it imports, a server does not read its stdin: the kernel ends it with the controller.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     requests, events = os.dup(0), os.dup(1)
@@ -212,10 +239,11 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     job = json.loads(sys.argv[1])
     try:
-        preload(job["model_config"], job["task"], job["operators"])
+        preload(job["model_config"], job["task"], job["operators"], job.get("preload", ()))
     except Exception as error:
         os.write(events, json.dumps({"event": "unable", "reason": f"{type(error).__name__}: {error}"}).encode() + b"\n")
         raise
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)  # from here on it ends in order, with its ranks before it
     Server(requests, events).serve()
     return 0
 

@@ -6,14 +6,13 @@ import os
 import secrets
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from helpers import WORLD_SIZE, Bench, processes_with, tiny_trial
+from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.server import TrialServer, kill_marked
@@ -38,21 +37,6 @@ def server(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[st
     yield server
     server.close()
     assert processes_with(RUN_MARKER, marker) == []
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """A zombie that init has not reaped yet is not: it holds nothing."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_server_killed_in_the_middle_of_a_trial_is_noticed_and_the_next_trial_works(

@@ -322,9 +322,9 @@ def test_checkpointing_that_is_off_is_said_so_without_settings() -> None:
     ("optimizer", "device", "expected"),
     [
         ("adamw", "cuda", {"optim": "adamw_torch_fused"}),
-        ("adamw", "cpu", {"optim": "adamw_torch"}),
+        ("adamw", "cpu", {"optim": "adamw_torch_fused"}),
         ("adam", "cuda", {"optim": "adamw_torch_fused", "weight_decay": 0.0}),
-        ("adam", "cpu", {"optim": "adamw_torch", "weight_decay": 0.0}),
+        ("adam", "cpu", {"optim": "adamw_torch_fused", "weight_decay": 0.0}),
         ("sgd", "cuda", {"optim": "sgd"}),
     ],
 )

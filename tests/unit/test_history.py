@@ -13,7 +13,8 @@ import pytest
 from helpers import make_candidate, make_measurement, make_record
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.history import SCHEMA_VERSION, History, _drop_torn_tail
+from ladder.history import SCHEMA_VERSION, History
+from ladder.journal import _CHECKSUM, _checksum
 from ladder.outcome import Outcome, Record
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}
@@ -58,13 +59,16 @@ def copied(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "run"))
 
 
-def change_attribute(folder: Path, name: str, value: Any) -> None:
-    """Rewrites a user attribute of the study as another version of ladder would have written it."""
+def change_run_attribute(folder: Path, name: str, value: Any) -> None:
+    """Rewrites what the study says of its run as another version of ladder would have written it."""
     journal = folder / "journal.log"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    changed = [line for line in lines if name in line.get("user_attr", {})]
-    assert len(changed) == 1
-    changed[0]["user_attr"][name] = value
+    (run,) = [line["user_attr"]["run"] for line in lines if "run" in line.get("user_attr", {})]
+    run[name] = value
+    last = 0
+    for line in lines:
+        del line[_CHECKSUM]
+        line[_CHECKSUM] = last = _checksum(line, last)
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -99,7 +103,7 @@ def test_another_fingerprint_is_refused_naming_what_differs(copied: Path) -> Non
 
 
 def test_a_newer_schema_is_refused(copied: Path) -> None:
-    change_attribute(copied, "schema_version", SCHEMA_VERSION + 1)
+    change_run_attribute(copied, "schema_version", SCHEMA_VERSION + 1)
     with pytest.raises(UsageError, match="newer ladder"):
         opened(copied)
 
@@ -116,19 +120,6 @@ def test_the_lock_of_a_dead_tune_locks_nobody_out(copied: Path) -> None:
     with opened(copied) as history:
         history.add(RECORDS[:1], BY_KEY, {})
     assert len(records_in(copied)) == len(RECORDS) + 1
-
-
-def test_a_torn_tail_is_dropped_at_every_byte_of_the_last_line(written: Path, tmp_path: Path) -> None:
-    whole = (written / "journal.log").read_bytes()
-    before_last = whole.rindex(b"\n", 0, len(whole) - 1) + 1
-    journal = tmp_path / "journal.log"
-    for length in range(before_last, len(whole)):
-        journal.write_bytes(whole[:length])
-        _drop_torn_tail(journal)
-        assert journal.read_bytes() == whole[:before_last]
-    journal.write_bytes(whole)
-    _drop_torn_tail(journal)
-    assert journal.read_bytes() == whole
 
 
 @pytest.mark.parametrize("cut", [1, 2, 300, 700])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ctypes.util
-import errno
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladder import machine
+from ladder import gpus as gpus_module
+from ladder import host, machine
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.errors import UsageError
-from ladder.machine import CPU_RANKS, Gpu, Machine, check_nvme_path, detect_machine, operators_of, unsupported_reason
+from ladder.gpus import Gpu
+from ladder.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
 from ladder.units import GIB
 
 GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
@@ -23,7 +23,7 @@ GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: list(GPUS))
-    monkeypatch.setattr(machine, "_require_free", lambda gpu, needed: None)
+    monkeypatch.setattr(machine, "obstacle", lambda gpu, needed: None)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def a_machine(device: str = "cuda", **changes: Any) -> Machine:
 def test_cuda_visible_devices_chooses_orders_and_ends_at_the_first_unknown_name(
     visible: str | None, indices: list[int]
 ) -> None:
-    assert machine._as_cuda_sees(GPUS, visible) == [GPUS[index] for index in indices]
+    assert gpus_module._as_cuda_sees(GPUS, visible) == [GPUS[index] for index in indices]
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -99,7 +99,7 @@ def test_gpus_that_are_not_there_are_refused_with_the_way_to_the_cpu() -> None:
 
 def test_the_smallest_card_sets_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "visible_gpus", lambda: [GPUS[0], Gpu("GPU-small", "NVIDIA A100", 40 * GIB)])
-    monkeypatch.setattr(machine, "_require_free", lambda gpu, needed: None)
+    monkeypatch.setattr(machine, "obstacle", lambda gpu, needed: None)
     assert detected().memory_limit == 40 * GIB
 
 
@@ -120,50 +120,19 @@ def test_host_memory_is_the_tightest_cgroup_limit_or_all_there_is(
     files = [tmp_path / f"{index}" for index in range(len(texts))]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
-    monkeypatch.setattr(machine, "_cgroup_limit_files", lambda: [*files, tmp_path / "missing"])
-    assert machine._host_memory() == (expected or machine.psutil.virtual_memory().total)
+    monkeypatch.setattr(host, "_cgroup_limit_files", lambda: [*files, tmp_path / "missing"])
+    assert host.host_memory() == (expected or host.psutil.virtual_memory().total)
 
 
 def test_limits_are_looked_for_in_every_parent_of_the_cgroup() -> None:
     root = Path("/sys/fs/cgroup")
-    assert machine._upwards(root / "a" / "b", root) == [root / "a" / "b", root / "a", root]
-    assert machine._upwards(root, root) == [root]
+    assert host._upwards(root / "a" / "b", root) == [root / "a" / "b", root / "a", root]
+    assert host._upwards(root, root) == [root]
 
 
 def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:
     assert a_machine(num_cores=8, world_size=2).host_threads == 4
     assert a_machine(num_cores=1, world_size=4).host_threads == 1
-
-
-def test_an_nvme_path_has_to_be_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "missing"):
-        with pytest.raises(UsageError, match=r"is not a folder; create it"):
-            check_nvme_path(path)
-
-
-def test_an_nvme_path_without_direct_io_is_refused_and_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
-        assert flags & os.O_DIRECT
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(machine.os, "open", refuse)
-    with pytest.raises(UsageError, match=r"O_DIRECT \(Invalid argument\); choose"):
-        check_nvme_path(tmp_path)
-    monkeypatch.undo()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_nvme_path_with_direct_io_is_accepted_and_left_as_it_was(tmp_path: Path) -> None:
-    try:
-        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
-    except OSError:
-        pytest.skip("this file system has no O_DIRECT")
-    (tmp_path / "probe").unlink()
-    check_nvme_path(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

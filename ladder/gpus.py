@@ -1,0 +1,160 @@
+"""The GPUs of this host as NVML shows them, and what is in the way of using one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pynvml
+
+from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.protocol import RUN_MARKER
+from ladder.units import format_bytes
+
+_BUSY_FRACTION = 0.10
+_NO_GPU_HERE = frozenset(
+    {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    name: str
+    total_bytes: int
+    fault: str = ""
+    """Why no tune can use it: a sentence that may go on."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What is in the way of using a GPU; `sentence` may go on. A passing one needs no one to end it."""
+
+    sentence: str
+    passing: bool = False
+    lasting: bool = False
+    """It does not go away while the tune waits."""
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that CUDA would show, in its order; empty without a driver.
+
+    EnvironmentFaultError where there is a driver that cannot be asked: a tune on the CPU instead would surprise.
+    """
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        if error.value in _NO_GPU_HERE:
+            return []
+        raise EnvironmentFaultError(
+            f"NVML cannot be used: {_explained(error)}, or tune on the CPU with --gpus 0."
+        ) from None
+    return _as_cuda_sees([_gpu(index) for index in range(count)], os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _explained(error: Any) -> str:
+    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return "the NVIDIA driver was updated and the old one is still loaded; reboot"
+    if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+        return "the NVIDIA driver is too old for the installed nvidia-ml-py; update the driver"
+    return f"{error}; see nvidia-smi"
+
+
+def _gpu(index: int) -> Gpu:
+    """The GPU at `index`, with its fault if it has one: others may still be in order."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return Gpu(
+            uuid=pynvml.nvmlDeviceGetUUID(handle),
+            name=pynvml.nvmlDeviceGetName(handle),
+            total_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            fault=_mig_fault(index, handle),
+        )
+    except pynvml.NVMLError as error:
+        return Gpu(f"index {index}", "unknown", 0, f"GPU {index} cannot be used: {error}; reset it or reboot")
+
+
+def _mig_fault(index: int, handle: Any) -> str:
+    try:
+        enabled = pynvml.nvmlDeviceGetMigMode(handle)[0] == 1
+    except pynvml.NVMLError:  # most GPUs know no MIG, and old drivers do not either
+        return ""
+    if not enabled:
+        return ""
+    return f"GPU {index} is split by MIG and ladder tunes whole GPUs; turn that off (nvidia-smi -i {index} -mig 0)"
+
+
+def _as_cuda_sees(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
+    """CUDA_VISIBLE_DEVICES names GPUs by index or by the start of the UUID; the first unknown one ends the list."""
+    if visible is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for name in (part.strip() for part in visible.split(",")):
+        if name.startswith("MIG-"):
+            raise UsageError("CUDA_VISIBLE_DEVICES names a MIG partition; ladder tunes whole GPUs, name those.")
+        match = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        if name.isascii() and name.isdecimal() and int(name) < len(gpus):
+            match = [gpus[int(name)]]
+        if not match:
+            break
+        if match[0] in chosen:  # CUDA shows no device at all then
+            raise UsageError(f"CUDA_VISIBLE_DEVICES names GPU {name} twice; name each once.")
+        chosen.append(match[0])
+    return chosen
+
+
+def obstacle(gpu: Gpu, needed: int | None) -> Obstacle | None:
+    """What is in the way of giving `needed` bytes (None: all it has) of `gpu` to a tune; None if nothing is."""
+    if gpu.fault:
+        return Obstacle(gpu.fault, lasting=True)
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        return Obstacle(f"GPU {gpu.uuid} ({gpu.name}) cannot be used: {error}; reset it or reboot", lasting=True)
+    pids = _users(handle)
+    strangers = [pid for pid in pids if not _is_ladders(pid)]
+    wanted = min(needed or gpu.total_bytes, int(0.9 * info.total))
+    if not pids and info.used <= _BUSY_FRACTION * info.total and info.free >= wanted:
+        return None
+    who = f"is used by {', '.join(map(_named, pids))} and" if pids else "already"
+    return Obstacle(
+        f"GPU {gpu.uuid} ({gpu.name}) {who} holds {format_bytes(info.used)} of {format_bytes(info.total)}; end what "
+        "uses it (nvidia-smi shows it), wait for it with --wait",
+        passing=not strangers,  # the driver takes seconds to release what a dead process held
+    )
+
+
+def _users(handle: Any) -> list[int]:
+    """The processes that compute on a GPU, as far as NVML shows them: inside a container it may show none."""
+    # By version: the plain name fails in a way of its own under a driver that lacks the newest.
+    for query in (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2):
+        with contextlib.suppress(pynvml.NVMLError):
+            return sorted({int(process.pid) for process in query(handle)})
+    return []
+
+
+def _named(pid: int) -> str:
+    try:
+        name = psutil.Process(pid).name()
+    except psutil.Error:
+        return f"pid {pid}"
+    return f"pid {pid} ({name})" if name.isprintable() else f"pid {pid}"
+
+
+def _is_ladders(pid: int) -> bool:
+    """Whether `pid` is a rank of some tune of this user: its lease says who holds it, and a dead tune's ranks end."""
+    try:
+        return RUN_MARKER in psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return False

@@ -1,0 +1,186 @@
+"""Leases: one tune to a GPU. A lease is a file lock, so it ends with its process, however that dies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ladder.errors import EnvironmentFaultError, LadderError
+from ladder.gpus import Gpu, Obstacle, obstacle
+
+# Shared by all users of the host: their tunes meet on the same GPUs. Not TMPDIR, which differs between sessions.
+_FOLDER = Path("/tmp/ladder-leases")
+_POLL_SECONDS = 0.5
+# A dead process's memory takes the driver seconds to release: nobody has to be asked to wait for that.
+_PASSING_SECONDS = 15.0
+_MOST_TEXT = 4096
+
+
+class InterruptedWaitError(LadderError):
+    """The user stopped waiting for GPUs; nothing had begun."""
+
+    exit_code = 130
+
+
+class Leases:
+    """The GPUs of one tune, held until `close` or the end of this process."""
+
+    def __init__(
+        self,
+        *,
+        wait: bool = False,
+        note: Callable[[str], None] = lambda text: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        folder: Path | None = None,
+    ) -> None:
+        self._wait, self._note, self._cancelled = wait, note, cancelled
+        self._folder = folder or Path(os.environ.get("LADDER_LEASES", _FOLDER))
+        self._held: dict[str, int] = {}
+
+    def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
+        """Lease the first `count` GPUs that have `needed` bytes free and are nobody's; see `ladder.machine.Choice`.
+
+        Where there are too few: waits, if the tune is to wait or what is in the way passes by itself; else raises
+        EnvironmentFaultError with who or what is in the way. No process but this one is touched.
+        """
+        passing_until = time.monotonic() + _PASSING_SECONDS
+        told = ""
+        while True:
+            chosen, in_the_way = self._try(visible, count, needed)
+            if len(chosen) == count:
+                return chosen
+            self.close()  # whoever waits holds nothing: two tunes cannot wait for each other
+            lasting = [found for found in in_the_way if found.lasting]
+            first = (lasting or in_the_way)[0]
+            hopeless = len(visible) - len(lasting) < count
+            passing = sum(not found.passing for found in in_the_way) <= len(visible) - count
+            patient = self._wait or (passing and time.monotonic() < passing_until)
+            if hopeless or not patient:
+                raise EnvironmentFaultError(f"{first.sentence}, or choose other GPUs with CUDA_VISIBLE_DEVICES.")
+            if self._wait and first.sentence != told:
+                told = first.sentence
+                self._note(f"Waiting: {told.split(';')[0]}.")
+            time.sleep(_POLL_SECONDS)
+            if self._cancelled():
+                raise InterruptedWaitError("interrupted while it waited for GPUs.")
+
+    def _try(self, visible: Sequence[Gpu], count: int, needed: int | None) -> tuple[list[Gpu], list[Obstacle]]:
+        chosen: list[Gpu] = []
+        in_the_way: list[Obstacle] = []
+        for gpu in visible:
+            if len(chosen) == count:
+                break
+            found = (obstacle(gpu, needed) if gpu.fault else self._lease(gpu)) or obstacle(gpu, needed)
+            if found is None:
+                chosen.append(gpu)
+                continue
+            self._release(gpu.uuid)
+            in_the_way.append(found)
+        return chosen, in_the_way
+
+    def name_run(self, run_folder: Path) -> None:
+        """Say on every lease which run it is for."""
+        for descriptor in self._held.values():
+            _write_holder(descriptor, run_folder)
+
+    def _lease(self, gpu: Gpu) -> Obstacle | None:
+        """Take the lease of `gpu`; who holds it if it is taken."""
+        path = self._folder / re.sub(r"[^\w-]", "_", gpu.uuid)
+        try:
+            _make_shared(self._folder)
+            descriptor = _open_shared(path)
+        except OSError as error:
+            raise EnvironmentFaultError(
+                f"The lease of GPU {gpu.uuid} cannot be taken ({path}: {error.strerror}); let every user write to "
+                f"{self._folder}, or set LADDER_LEASES to a folder that all tunes of this host share."
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            if error.errno != errno.EWOULDBLOCK:
+                raise EnvironmentFaultError(
+                    f"{self._folder} cannot hold leases ({error.strerror}); set LADDER_LEASES to a folder on a local "
+                    "disk."
+                ) from None
+            return Obstacle(f"GPU {gpu.uuid} ({gpu.name}) is held by another tune ({holder}); wait for it with --wait")
+        self._held[gpu.uuid] = descriptor
+        _write_holder(descriptor, None)
+        return None
+
+    def _release(self, uuid: str) -> None:
+        descriptor = self._held.pop(uuid, None)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Give all leases back."""
+        for uuid in list(self._held):
+            self._release(uuid)
+
+    def __enter__(self) -> Leases:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _make_shared(folder: Path) -> None:
+    """A folder like /tmp itself: every user may add a lease, none may remove another's."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+        return
+    folder.chmod(0o1777)
+
+
+def _open_shared(path: Path) -> int:
+    """The file for reading and writing by every user; a link or anything else that somebody put there is refused."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        # O_CREAT on an existing file of another user in such a folder is forbidden (fs.protected_regular).
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        try:
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(descriptor, 0o666)  # the umask took some of it away
+        except FileExistsError:
+            descriptor = os.open(path, flags)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "it is no file of ours", str(path))
+    return descriptor
+
+
+def _write_holder(descriptor: int, run_folder: Path | None) -> None:
+    text = json.dumps({"pid": os.getpid(), "run_folder": str(run_folder.resolve()) if run_folder else None})
+    with contextlib.suppress(OSError):  # the lock counts; a full disk only costs the next tune a name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text.encode(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    """Who the lease says it belongs to. Any user may write there, so it is shown and never acted upon."""
+    try:
+        holder = json.loads(os.pread(descriptor, _MOST_TEXT, 0))
+        pid, run_folder = int(holder["pid"]), holder["run_folder"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "pid unknown"
+    return f"pid {pid}" if run_folder is None else f"pid {pid}, run folder {str(run_folder)[:200]!r}"

@@ -1,0 +1,65 @@
+"""Before the first trial: the operators are built, what cannot work is known, the ranks' environment is settled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder.candidates import Rung
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.operators import build_operators
+from ladder.launch.secrets import blanked_secrets
+from ladder.machine import Machine, operators_of, unsupported_reason
+from ladder.nvme import nvme_shortage
+from ladder.tuner import View
+from ladder.workload import Workload
+
+
+def with_operators(
+    machine: Machine, rungs: Sequence[Rung], workload: Workload, environment: dict[str, str], view: View
+) -> tuple[Machine, list[str]]:
+    """The machine with the reasons for what it does not support, and the operators that are built and load."""
+    unsupported = {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
+    needed = {rung: operators_of(rung, machine, workload.optimizer) for rung in rungs if rung.name not in unsupported}
+    names = sorted({name for operators in needed.values() for name in operators})
+    # DeepSpeed's CPU backend loads this one in every rank as it starts.
+    always = ["shm_comm"] if machine.device == "cpu" else []
+    if names or always:
+        view.note(f"Building DeepSpeed operators if need be: {', '.join(always + names)}.")
+    built = build_operators(always + names, environment)
+    for name in always:
+        if (reason := built[name]) is not None:
+            raise EnvironmentFaultError(
+                f"DeepSpeed's {name} operator cannot be built ({reason}); install a C++ compiler "
+                "(Debian and Ubuntu: apt-get install g++) and try again."
+            )
+    for rung, operators in needed.items():
+        for name in operators:
+            if (reason := built[name]) is not None:
+                unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
+    return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
+
+
+def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
+    reason = unsupported_reason(rung, machine)
+    if reason is None and machine.nvme_path is not None and machine.nvme_write_speed is not None:
+        reason = nvme_shortage(rung, workload, machine.nvme_path, machine.nvme_write_speed)
+    return reason
+
+
+def rank_environment(machine: Machine) -> dict[str, str]:
+    """What the trial server and its ranks see beyond the user's own environment. Trials need no network, no token."""
+    environment = {
+        **blanked_secrets(os.environ),
+        "DS_ACCELERATOR": machine.device,
+        "OMP_NUM_THREADS": str(machine.host_threads),
+        "HF_HUB_OFFLINE": "1",
+        "USE_HUB_KERNELS": "NO",  # transformers would fetch kernels from the Hub by itself
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's pool would be threads in a process that forks
+        # Asks NVML and not CUDA whether there are GPUs: a process that has asked CUDA cannot be forked.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    if machine.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
+    return environment

@@ -1,0 +1,36 @@
+"""Candidates that are not tried because the host would run out of memory: there the kernel kills whom it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.candidates import Candidate
+from ladder.outcome import Outcome, Record
+from ladder.search.belief import Belief, believe
+from ladder.search.space import Space
+from ladder.units import format_bytes
+
+
+def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records: Sequence[Record]) -> list[Record]:
+    """A `host_oom` record, in the name of `trial`, for each of `candidates` believed to need more host memory than
+    there is. The belief is calibrated by `records`."""
+    belief = believe(space, records)
+    needs = {candidate: host_bytes(candidate, belief) for candidate in candidates}
+    return [
+        _refusal(candidate, needed, trial, space) for candidate, needed in needs.items() if needed > space.host_memory
+    ]
+
+
+def host_bytes(candidate: Candidate, belief: Belief) -> int:
+    """Host memory of all ranks together. Ranks on the CPU device hold everything there, up to their limit."""
+    memory, space = belief.outlook(candidate).memory, belief.space
+    return memory.host if space.device == "cuda" else min(memory.peak, space.memory_limit) * space.world_size
+
+
+def _refusal(candidate: Candidate, needed: int, trial: str, space: Space) -> Record:
+    sentence = (
+        f"refused before it was tried: the ranks would need {format_bytes(needed)} of host memory, and "
+        f"{format_bytes(space.host_memory)} is what they may use (--host-memory)"
+    )
+    outcome = Outcome(kind="host_oom", sentence=sentence, bytes_asked=needed, bytes_free=space.host_memory)
+    return Record(candidate_key=candidate.key, trial=trial, purpose="measure", outcome=outcome)

@@ -1,0 +1,104 @@
+"""The command line as a process that tests may interrupt and kill."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from helpers import TINY_CONFIG, processes_with
+
+from ladder.protocol import RUN_MARKER
+
+TUNE = ["tune", "./model", "--gpus", "0", "--seq-len", "64", "--global-batch-size", "4", "--gpu-memory", "1GiB"]
+TUNE += ["--micro-batch", "1", "--run-dir", "run", "--strategy", "reverse"]
+TUNE += ["--rung", "zero0", "--rung", "zero1", "--rung", "zero2", "--rung", "zero3"]
+
+
+@dataclass
+class Command:
+    """`ladder tune` on a tiny model in `folder`; every process of its run is known by the run's marker."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    terminal: int | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def marked(self) -> list[psutil.Process]:
+        """Server and ranks that are alive."""
+        marker = "ladder-" + hashlib.sha256(str(self.run_dir.resolve()).encode()).hexdigest()[:16]
+        return processes_with(RUN_MARKER, marker)
+
+    def output(self) -> str:
+        return (self.folder / "stdout.txt").read_text()
+
+    def errors(self) -> str:
+        return (self.folder / "stderr.txt").read_text()
+
+    def has_reached(self, phase: str) -> bool:
+        """Whether both ranks of a trial have come to `phase`."""
+        sought = f'"phase":"{phase}"'.encode()
+        files = (self.run_dir / "trials").glob("*/rank1.jsonl")
+        return any(sought in file.read_bytes() for file in files)
+
+    def trials(self) -> list[str]:
+        """The first candidate of each trial that was begun, in order."""
+        specs = sorted((self.run_dir / "trials").glob("*/spec.json"))
+        return [text["candidates"][0]["key"] for spec in specs if (text := _read(spec)) is not None]
+
+
+def _read(spec: Path) -> dict[str, list[dict[str, str]]] | None:
+    try:
+        content: dict[str, list[dict[str, str]]] = json.loads(spec.read_text())
+        return content
+    except ValueError:
+        return None  # the controller was killed while it wrote
+
+
+@contextmanager
+def started(folder: Path, *, terminal: bool = False, arguments: list[str] = TUNE) -> Iterator[Command]:
+    """Runs the command; with `terminal`, as the foreground job of a terminal of its own. Leaves nothing of it."""
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "config.json").write_text(json.dumps(TINY_CONFIG))
+    ours, theirs = os.openpty() if terminal else (None, None)
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("steady_ladder.py")), *arguments],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdin=theirs if terminal else subprocess.DEVNULL,
+        stdout=(folder / "stdout.txt").open("wb"),
+        stderr=(folder / "stderr.txt").open("wb"),
+        start_new_session=True,
+        preexec_fn=_take_terminal if terminal else None,
+    )
+    if theirs is not None:
+        os.close(theirs)
+    command = Command(process, folder, ours)
+    try:
+        yield command
+    finally:
+        process.kill()
+        process.wait()
+        for survivor in command.marked():
+            survivor.kill()
+        if command.terminal is not None:
+            os.close(command.terminal)
+
+
+def _take_terminal() -> None:
+    """In the child: its stdin becomes the terminal that sends it Ctrl-C and the hang-up."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,0 +1,65 @@
+"""Fixtures for real faults: benches whose ranks and server can be provoked, and checks of what is left after them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Bench
+from provocation import Provocation
+
+from ladder.launch.local import LocalLauncher
+
+
+@dataclass
+class FaultyBench(Bench):
+    """A bench whose processes do on request what no test can do to them from outside."""
+
+    provoke: Provocation = Provocation(Path())
+
+
+@pytest.fixture(scope="session")
+def faulty_bench(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> Callable[..., FaultyBench]:
+    """Makes faulty benches; whoever asked for one closes its launcher."""
+
+    def make(**options: Any) -> FaultyBench:
+        folder = tmp_path_factory.mktemp("server")
+        marker, cancellation = f"ladder-test-{secrets.token_hex(8)}", []
+        provoke = Provocation(folder / "fault")
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        launcher = LocalLauncher(
+            marker=marker,
+            job=trial_job | {"preload": ["inside"]},
+            environment=trial_environment | {"PYTHONPATH": path, "LADDER_TEST_FAULT": str(provoke.file)},
+            log=folder / "server.log",
+            cancelled=lambda: bool(cancellation),
+            **options,
+        )
+        return FaultyBench(launcher, cancellation, marker, provoke=provoke)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_bench(faulty_bench: Callable[..., FaultyBench]) -> Iterator[FaultyBench]:
+    """One warm server for all faults that leave it alive: its seven seconds of imports are paid once."""
+    bench = faulty_bench()
+    yield bench
+    bench.launcher.close()
+    assert bench.processes() == []
+
+
+@pytest.fixture
+def bench(shared_bench: FaultyBench) -> Iterator[FaultyBench]:
+    """The shared bench; whatever happens on it, nothing but its server may be left."""
+    shared_bench.provoke.happened_file.unlink(missing_ok=True)
+    yield shared_bench
+    assert shared_bench.ranks() == []
+    assert shared_bench.server().children(recursive=True) == []

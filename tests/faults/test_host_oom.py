@@ -1,0 +1,180 @@
+"""A SIGKILL is a host OOM only with the kernel's word for it, and what the host has no memory for is not even tried."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FaultyBench
+from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
+from test_ranks import ENDLESS, Once, a_step_of, outcome_of
+
+from ladder.candidates import RUNGS, Rung
+from ladder.history import History
+from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
+from ladder.machine import Gpu, Machine
+from ladder.protocol import FailedEvent, TrialSpec
+from ladder.search.policy import STRATEGIES
+from ladder.search.space import ranking
+from ladder.tuner import Tuner, TuneResult, make_space
+from ladder.units import GIB, MIB
+
+CGROUPS = Path("/sys/fs/cgroup")
+LIMIT_BYTES = 256 * MIB
+
+
+def own_group(controllers: str) -> str:
+    """The path of our own cgroup in the hierarchy of `controllers`, without the leading slash."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if names == controllers:
+            return path.lstrip("/")
+    return ""
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory cgroup (v1) below our own that holds little; removed afterwards."""
+    group = CGROUPS / "memory" / own_group("memory") / f"ladder-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs the right to make a memory cgroup (v1)")
+    (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    yield group
+    for pid in (group / "cgroup.procs").read_text().split():  # the shared server goes back to where it was
+        (group.parent / "cgroup.procs").write_text(pid)
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_a_host_oom(
+    bench: FaultyBench, tmp_path: Path, small_group: Path
+) -> None:
+    bench.run(tiny_trial(tmp_path / "0001", 1))  # the server is up
+    (small_group / "cgroup.procs").write_text(str(bench.server().pid))
+    run = bench.run(tiny_trial(tmp_path / "0002", 256, memory_limit=1 << 40))
+    assert "oom_kill 0" not in (small_group / "memory.oom_control").read_text()
+    assert bench.server().is_running()  # the kernel chose a rank
+    killed = {rank for rank, status in run.exits.items() if status == -signal.SIGKILL and rank not in run.killed}
+    assert killed
+    assert run.oom_kills >= 1
+    outcome = outcome_of(run)
+    assert outcome.kind == "host_oom"
+    assert outcome.rank in killed
+    assert "for want of host memory" in outcome.sentence
+
+
+@pytest.fixture
+def fake_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files like the kernel's, v1 and v2, where our own processes are told to look."""
+    root = tmp_path / "cgroup"
+    monkeypatch.setenv("LADDER_CGROUP_ROOT", str(root))
+    unified = root / own_group("") / "memory.events"
+    classic = root / "memory" / own_group("memory") / "memory.oom_control"
+    for file in (unified, classic):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    unified.write_text("low 0\nhigh 0\nmax 12\noom 3\noom_kill 7\noom_group_kill 0\n")
+    classic.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
+    return [unified, classic]
+
+
+@pytest.mark.parametrize(("counts", "kind"), [(True, "host_oom"), (False, "crash")])
+def test_the_same_sigkill_is_a_host_oom_only_if_the_kernels_count_moved(
+    bench: FaultyBench, tmp_path: Path, fake_groups: list[Path], counts: bool, kind: str
+) -> None:
+    def kill() -> None:
+        for file in fake_groups if counts else ():
+            file.write_text(file.read_text().replace("oom_kill 7", "oom_kill 8"))
+        bench.rank(1).kill()
+
+    happen = Once(bench, a_step_of(1), kill)
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), happen)
+    assert run.exits[1] == -signal.SIGKILL
+    assert run.oom_kills == int(counts)
+    outcome = outcome_of(run)
+    assert (outcome.kind, outcome.rank) == (kind, 1)
+    assert ("memory" in outcome.sentence) == counts
+    assert not any(map(is_alive, happen.processes))
+
+
+class NeverAskedTo(Launcher):
+    """A GPU machine on which only rungs without offloading may be tried; each of their candidates runs out."""
+
+    def __init__(self) -> None:
+        self.tried: set[str] = set()
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        Path(spec.folder).mkdir(parents=True)
+        self.tried |= {candidate.key for candidate in spec.candidates}
+        key = spec.candidates[0].key
+        oom = FailedEvent(t=1, candidate=key, outcome="gpu_oom", moment="forward", message="CUDA out of memory")
+        return TrialRun(spec=spec, events=[[oom]] * WORLD_SIZE)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Notes:
+    """A view that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def trial_begins(self, *_: Any) -> None: ...
+    def event(self, *_: Any) -> None: ...
+    def trial_ends(self, *_: Any) -> None: ...
+
+
+def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[TuneResult, NeverAskedTo, Notes]:
+    workload = bundled_workload("meta-llama/Llama-2-7b-hf", seq_len=2048)
+    gpus = tuple(Gpu(f"GPU-{index}", "NVIDIA H200", 140 * GIB) for index in range(WORLD_SIZE))
+    machine = Machine(
+        device="cuda", world_size=WORLD_SIZE, gpus=gpus, memory_limit=40 * GIB, host_memory=host_memory, num_cores=16
+    )
+    rungs: list[Rung] = [rung for rung in RUNGS if "nvme" not in rung.devices]
+    space, unsupported = make_space(workload, machine, rungs, (1, 2, 4))
+    launcher, notes = NeverAskedTo(), Notes()
+    with History(folder, "abc", {}) as history:
+        result = Tuner(
+            workload=workload,
+            machine=machine,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=launcher,
+            view=notes,
+        ).tune(STRATEGIES[strategy])
+    return result, launcher, notes
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_tried(
+    tmp_path: Path, strategy: str
+) -> None:
+    """7 billion parameters offloaded need 36 to 161 GiB of host memory: 32 GiB is too little for any such rung."""
+    result, launcher, notes = tune_a_7b_model(tmp_path / "run", strategy, host_memory=32 * GIB)
+    assert not any("-cpu" in key for key in launcher.tried)
+    refused = [record for record in result.records if "refused" in record.outcome.sentence]
+    assert all("-cpu" in record.candidate_key for record in refused)
+    for record in refused:
+        assert record.outcome.kind == "host_oom"
+        assert record.outcome.bytes_asked is not None
+        assert record.outcome.bytes_asked > 32 * GIB
+        assert "32.00 GiB is what they may use" in record.outcome.sentence
+        assert any(record.candidate_key in note and "refused" in note for note in notes.notes)
+    assert refused or strategy == "auto"  # which never asks for what it believes cannot fit
+    assert ranking(result.records) == []
+
+
+def test_with_enough_host_memory_the_same_rungs_are_tried(tmp_path: Path) -> None:
+    result, launcher, _ = tune_a_7b_model(tmp_path / "run", "exhaustive", host_memory=1024 * GIB)
+    assert any("-cpu" in key for key in launcher.tried)
+    assert not any("refused" in record.outcome.sentence for record in result.records)

@@ -1,0 +1,278 @@
+"""Two tunes never share a GPU, nobody's process is disturbed, and a lease ends with the process that holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_nvml import FakeGpus
+
+from ladder.units import GIB
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+
+CHOOSE = """
+def note(text): print(text, flush=True)
+leases = Leases(wait={wait}, note=note)
+chosen = leases.choose(visible_gpus(), {count}, None)
+print(*(gpu.uuid for gpu in chosen), flush=True)
+"""
+# A tune as far as leases go: takes the GPUs, says so, and holds on.
+HOLD = """
+import sys, time
+from pathlib import Path
+from ladder.gpus import visible_gpus
+from ladder.launch.lease import Leases
+leases = Leases()
+print(*(gpu.uuid for gpu in leases.choose(visible_gpus(), {count}, None)), flush=True)
+leases.name_run(Path({folder!r}))
+print("named", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FakeGpus(tmp_path_factory.mktemp("nvml")).build().folder / "lib"
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, library: Path) -> FakeGpus:
+    fake = FakeGpus(tmp_path, {"LD_LIBRARY_PATH": str(library)})
+    fake.set(count=2)
+    return fake
+
+
+@contextmanager
+def holding(gpus: FakeGpus, count: int = 2) -> Iterator[subprocess.Popen[str]]:
+    """Another tune that holds the first `count` GPUs."""
+    process = gpus.start(HOLD.format(count=count, folder=str(gpus.folder / "its run")))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().split() == [f"GPU-fake-{index}" for index in range(count)]
+        assert process.stdout.readline() == "named\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def choose(count: int = 2, *, wait: bool = False) -> str:
+    return CHOOSE.format(count=count, wait=wait)
+
+
+def test_a_second_tune_names_the_holder_and_its_run_folder_and_leaves_it_alone(gpus: FakeGpus, tmp_path: Path) -> None:
+    with holding(gpus) as first:
+        process = gpus.tune("tiny-llama", folder=tmp_path)
+        output, errors = process.communicate(timeout=60)
+        assert (process.returncode, output) == (4, "")
+        last = errors.strip().splitlines()[-1]
+        assert f"GPU GPU-fake-0 (Fake GPU) is held by another tune (pid {first.pid}, run folder" in last
+        assert repr(str(tmp_path / "its run")) in last
+        assert "--wait" in last
+        assert not (tmp_path / "ladder-runs").exists()
+        assert first.poll() is None
+
+
+def test_a_second_tune_takes_other_gpus_where_it_may_choose(gpus: FakeGpus) -> None:
+    with holding(gpus, 1):
+        assert gpus.run(choose(1)) == "GPU-fake-1"
+        assert "is held by another tune" in gpus.run(choose(2))
+    assert gpus.run(choose(2)) == "GPU-fake-0 GPU-fake-1"
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lease_ends_with_its_process_however_that_dies(gpus: FakeGpus, death: signal.Signals) -> None:
+    with holding(gpus) as first:
+        first.send_signal(death)
+        assert first.wait(10) == -death
+        assert gpus.run(choose()) == "GPU-fake-0 GPU-fake-1"
+
+
+def test_a_child_of_the_holder_does_not_inherit_its_leases(gpus: FakeGpus) -> None:
+    child = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)']); "
+    code = HOLD.format(count=2, folder="x").replace("time.sleep(60)", f"{child}print(p.pid, flush=True)")
+    first = gpus.start(code)
+    assert first.stdout is not None
+    lines = [first.stdout.readline() for _ in range(3)]
+    first.wait(10)
+    orphan = psutil.Process(int(lines[2]))
+    try:
+        assert orphan.is_running()
+        assert gpus.run(choose()) == "GPU-fake-0 GPU-fake-1"
+    finally:
+        orphan.kill()
+        first.stdout.close()
+
+
+def test_with_wait_it_waits_says_for_whom_and_goes_on_when_the_first_one_ends(gpus: FakeGpus) -> None:
+    with holding(gpus) as first:
+        second = gpus.start(
+            "from ladder.gpus import visible_gpus\nfrom ladder.launch.lease import Leases\n" + choose(wait=True)
+        )
+        assert second.stdout is not None
+        assert re.fullmatch(
+            rf"Waiting: GPU GPU-fake-0 \(Fake GPU\) is held by another tune \(pid {first.pid}, .*\)\.\n",
+            second.stdout.readline(),
+        )
+        time.sleep(1.2)
+        assert second.poll() is None
+        first.kill()
+        output, errors = second.communicate(timeout=20)
+        assert (second.returncode, output) == (0, "GPU-fake-0 GPU-fake-1\n"), errors
+
+
+@pytest.mark.parametrize(("interruption", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_waiting_ends_at_ctrl_c_with_the_shells_status(
+    gpus: FakeGpus, tmp_path: Path, interruption: signal.Signals, status: int
+) -> None:
+    with holding(gpus):
+        process = gpus.tune("tiny-llama", "--wait", folder=tmp_path)
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Waiting: ")
+        process.send_signal(interruption)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == status
+        assert "Traceback" not in errors
+        assert not (tmp_path / "ladder-runs").exists()
+
+
+# Somebody else's process on the GPU
+
+
+@contextmanager
+def stranger(gpus: FakeGpus, **settings: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of somebody's that NVML shows on GPU 0, and that reports every signal it gets."""
+    code = (
+        "import signal, sys, time\n"
+        "for number in range(1, 32):\n"
+        "    if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):\n"
+        "        signal.signal(number, lambda got, frame: sys.exit(f'signal {got}'))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    gpus.set(pid0=process.pid, used0=GIB, **settings)
+    try:
+        yield process
+        assert process.poll() is None, "the stranger was disturbed"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_gpu_that_a_stranger_uses_is_refused_with_its_pid_at_once(gpus: FakeGpus) -> None:
+    with stranger(gpus) as process:
+        began = time.monotonic()
+        said = gpus.run(choose())
+        assert said.startswith(
+            f"EnvironmentFaultError 4: GPU GPU-fake-0 (Fake GPU) is used by pid {process.pid} (python"
+        )
+        assert "holds 1.00 GiB of 80.00 GiB" in said
+        assert time.monotonic() - began < 10
+
+
+def test_the_free_one_is_chosen_where_there_is_a_choice(gpus: FakeGpus) -> None:
+    with stranger(gpus):
+        assert gpus.run(choose(1)) == "GPU-fake-1"
+
+
+def test_with_wait_the_stranger_is_waited_for_and_never_signalled(gpus: FakeGpus) -> None:
+    with stranger(gpus) as process:
+        waiting = gpus.start(
+            "from ladder.gpus import visible_gpus\nfrom ladder.launch.lease import Leases\n" + choose(wait=True)
+        )
+        assert waiting.stdout is not None
+        assert f"is used by pid {process.pid}" in waiting.stdout.readline()
+        # Whoever waits holds nothing, not even the lease of the GPU that is free.
+        assert gpus.run(choose(1)) == "GPU-fake-1"
+        gpus.set(pid0=0, used0=0)
+        output, errors = waiting.communicate(timeout=20)
+        assert output == "GPU-fake-0 GPU-fake-1\n", errors
+
+
+# The folder of leases
+
+
+def test_every_user_may_take_a_lease_and_none_can_remove_anothers(gpus: FakeGpus) -> None:
+    with holding(gpus) as first:
+        folder = gpus.folder / "leases"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+        assert sorted(path.name for path in folder.iterdir()) == ["GPU-fake-0", "GPU-fake-1"]
+        for path in folder.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+            assert json.loads(path.read_text()) == {"pid": first.pid, "run_folder": str(gpus.folder / "its run")}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_the_lease_of_one_user_holds_against_another(gpus: FakeGpus) -> None:
+    take = (
+        "import fcntl, os, sys; os.setuid(12345)\n"
+        "lease = os.open(f'/proc/self/fd/{sys.argv[1]}/GPU-fake-0', os.O_RDWR)\n"
+        "fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB); print('taken')"
+    )
+    with holding(gpus) as first:
+        folder = os.open(gpus.folder / "leases", os.O_RDONLY)  # this test's own folder is closed to other users
+        command = [sys.executable, "-S", "-c", take, str(folder)]
+        for holder_lives in (True, False):
+            if not holder_lives:
+                first.kill()
+                first.wait(10)
+            done = subprocess.run(command, check=False, pass_fds=(folder,), capture_output=True, text=True, timeout=30)
+            assert ("BlockingIOError" in done.stderr) == holder_lives, done.stderr
+            assert ("taken" in done.stdout) == (not holder_lives)
+        os.close(folder)
+
+
+def a_link(path: Path, victim: Path) -> None:
+    path.symlink_to(victim)
+
+
+def a_hard_link(path: Path, victim: Path) -> None:
+    path.hardlink_to(victim)
+
+
+def a_pipe(path: Path, victim: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("plant", [a_link, a_hard_link, a_pipe])
+def test_what_somebody_planted_in_place_of_a_lease_is_refused_and_not_written_to(
+    gpus: FakeGpus, tmp_path: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "leases").mkdir()
+    plant(tmp_path / "leases" / "GPU-fake-0", victim)
+    said = gpus.run(choose())
+    assert said.startswith("EnvironmentFaultError 4: The lease of GPU GPU-fake-0 cannot be taken")
+    assert "LADDER_LEASES" in said
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"pid": "x"}', "\x1b[31m", '{"pid": 1, "run_folder": "\\u001b[31m"}'])
+def test_nonsense_in_a_lease_is_shown_as_text_at_most(gpus: FakeGpus, text: str) -> None:
+    with holding(gpus, 1):
+        (gpus.folder / "leases" / "GPU-fake-0").write_text(text)
+        said = gpus.run(choose())
+        assert "is held by another tune (pid " in said
+        assert said.isprintable()
+
+
+def test_cpu_ranks_take_no_lease(gpus: FakeGpus) -> None:
+    with holding(gpus):
+        code = "with Leases() as leases:\n    print(detect_machine(gpus=0, gpu_memory=None, host_memory=None,"
+        assert gpus.run(code + " nvme_path=None, choose=leases.choose).device)") == "cpu"

@@ -1,0 +1,174 @@
+"""However a rank fails, its trial ends with it: typed, with the right rank named, and with nothing left."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import FaultyBench
+from helpers import WORLD_SIZE, bundled_workload, is_alive, make_candidate, tiny_trial
+
+from ladder.launch.base import Deadlines, TrialRun
+from ladder.launch.watch import now
+from ladder.outcome import Outcome, Record
+from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy
+from ladder.verdict import judge
+
+ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
+RANKS = pytest.mark.parametrize("rank", range(WORLD_SIZE))
+ROOM_BYTES = 1 << 40
+
+
+def records_of(run: TrialRun) -> list[Record]:
+    candidates = [make_candidate(micro_batch=spec.micro_batch, accumulation=2) for spec in run.spec.candidates]
+    return judge(run, bundled_workload(), candidates)
+
+
+def outcome_of(run: TrialRun) -> Outcome:
+    """The outcome of the one candidate that did not fit."""
+    (outcome,) = [record.outcome for record in records_of(run) if record.outcome.kind != "fits"]
+    return outcome
+
+
+@dataclass
+class Once:
+    """A listener that does something at the first event that `when` accepts, and remembers the trial's processes."""
+
+    bench: FaultyBench
+    when: Callable[[int, Event], bool]
+    act: Callable[[], Any]
+    at: float = 0.0
+    processes: list[psutil.Process] = field(default_factory=list)
+
+    def __call__(self, rank: int, event: Event) -> None:
+        if not self.at and self.when(rank, event):
+            self.at, self.processes = now(), self.bench.ranks()
+            assert len(self.processes) >= WORLD_SIZE
+            self.act()
+
+
+def a_step_of(rank: int) -> Callable[[int, Event], bool]:
+    return lambda heard, event: heard == rank and isinstance(event, StepEvent)
+
+
+@RANKS
+def test_a_rank_killed_by_somebody_is_a_crash_of_that_rank_and_no_oom(
+    bench: FaultyBench, tmp_path: Path, rank: int
+) -> None:
+    kill = Once(bench, a_step_of(0), lambda: bench.rank(rank).kill())
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), kill)
+    assert run.exits[rank] == -signal.SIGKILL
+    assert rank not in run.killed
+    assert run.oom_kills == 0
+    outcome = outcome_of(run)
+    assert (outcome.kind, outcome.rank) == ("crash", rank)
+    assert f"rank {rank} was killed by SIGKILL" in outcome.sentence
+    assert run.ended - kill.at < 2
+    assert not any(map(is_alive, kill.processes))
+
+
+@RANKS
+def test_a_stopped_rank_is_a_hang_of_that_rank_and_not_of_the_peer_that_waits_for_it(
+    bench: FaultyBench, tmp_path: Path, rank: int
+) -> None:
+    def begins_to_step(heard: int, event: Event) -> bool:
+        return heard == rank and isinstance(event, PhaseEvent) and event.phase == "warmup"
+
+    stop = Once(bench, begins_to_step, lambda: bench.rank(rank).suspend())
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), stop, Deadlines(first_step=2.0))
+    assert run.ended - stop.at < 6
+    outcome = outcome_of(run)
+    assert (outcome.kind, outcome.rank, outcome.moment) == ("hang", rank, "warmup")
+    assert outcome.sentence == f"rank {rank} is stopped (SIGSTOP) and the trial was silent for 2 s in warmup"
+    assert not any(map(is_alive, stop.processes))
+
+
+def test_a_rank_that_ignores_sigterm_ends_all_the_same(bench: FaultyBench, tmp_path: Path) -> None:
+    steps_after: list[float] = []
+
+    def ask_and_then_cancel(rank: int, event: Event) -> None:
+        deaf(rank, event)
+        if bench.provoke.happened() and deaf.at and isinstance(event, StepEvent) and rank == 1:
+            bench.rank(1).terminate()
+            steps_after.append(now())
+            if len(steps_after) == 5:
+                bench.cancel()
+
+    deaf = Once(bench, a_step_of(1), lambda: bench.provoke(bench.rank(1), "ignore_sigterm"))
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), ask_and_then_cancel)
+    assert len(steps_after) >= 5  # it worked on through four of the requests to end
+    assert run.exits[1] == -signal.SIGKILL
+    assert run.ended - steps_after[4] < 2
+    assert not any(map(is_alive, deaf.processes))
+
+
+@pytest.mark.parametrize("fault", ["hold_on_as_a_fork", "hold_on_in_a_session"])
+@pytest.mark.parametrize("ending", ["rank killed", "rank done"])
+def test_what_a_rank_started_ends_with_the_trial(bench: FaultyBench, tmp_path: Path, fault: str, ending: str) -> None:
+    holders: list[psutil.Process] = []
+
+    def look(rank: int, event: Event) -> None:
+        provoke(rank, event)
+        if not holders and bench.provoke.happened():
+            ranks = {bench.rank(each).pid for each in range(WORLD_SIZE)}
+            holders.extend(process for process in bench.ranks() if process.pid not in ranks)
+            assert holders, "the grandchild is to be seen alive"
+            if ending == "rank killed":
+                bench.rank(1).kill()
+
+    provoke = Once(bench, a_step_of(1), lambda: bench.provoke(bench.rank(1), fault))
+    steps = ENDLESS if ending == "rank killed" else StepPolicy(minimum=40, maximum=40)
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=steps), look)
+    assert bench.provoke.happened()
+    assert holders
+    assert not any(map(is_alive, [*provoke.processes, *holders]))
+    kinds = [record.outcome.kind for record in records_of(run)]
+    assert kinds == (["crash"] if ending == "rank killed" else ["fits"])
+
+
+@RANKS
+def test_a_rank_that_leaves_with_status_zero_before_its_report_is_complete_is_a_crash(
+    bench: FaultyBench, tmp_path: Path, rank: int
+) -> None:
+    leave = Once(bench, a_step_of(rank), lambda: bench.provoke(bench.rank(rank), "leave_with_status_zero"))
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), leave)
+    assert run.exits[rank] == 0
+    assert not any(isinstance(event, DoneEvent) for event in run.events[rank])
+    outcome = outcome_of(run)
+    assert (outcome.kind, outcome.rank) == ("crash", rank)
+    assert "left with status 0" in outcome.sentence
+    assert not any(map(is_alive, leave.processes))
+
+
+@RANKS
+def test_one_rank_out_of_memory_while_its_peer_waits_is_named_and_all_are_gone_within_two_seconds(
+    bench: FaultyBench, tmp_path: Path, rank: int
+) -> None:
+    """The limit of one rank alone is lowered from outside, between a candidate that fits it and one that does not."""
+
+    def has_measured(heard: int, event: Event) -> bool:
+        return heard == rank and isinstance(event, MeasuredEvent)
+
+    def take_memory_away() -> None:
+        resource.prlimit(bench.rank(rank).pid, resource.RLIMIT_DATA, (32 << 20, resource.RLIM_INFINITY))
+
+    shrink = Once(bench, has_measured, take_memory_away)
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, 128, memory_limit=ROOM_BYTES), shrink)
+    failures = [(heard, event) for heard, events in enumerate(run.events) for event in events if is_cause(event)]
+    assert [heard for heard, _ in failures] == [rank]  # the other one had no error of its own
+    outcome = outcome_of(run)
+    assert (outcome.kind, outcome.rank) == ("gpu_oom", rank)
+    assert f"rank {rank} ran out of" in outcome.sentence
+    assert [record.outcome.kind for record in records_of(run)] == ["fits", "gpu_oom"]
+    assert run.ended - failures[0][1].t < 2
+    assert not any(map(is_alive, shrink.processes))
+
+
+def is_cause(event: Event) -> bool:
+    return isinstance(event, FailedEvent) and not event.consequence

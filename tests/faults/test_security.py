@@ -1,0 +1,183 @@
+"""No secret is passed on or written down, no code of a model repository runs, and every name is data."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hard_tune import SECRETS, HardTune, hard_tune
+from helpers import TINY_CONFIG
+
+import ladder
+from ladder.cli.main import main
+from ladder.launch.secrets import blanked_secrets
+from ladder.run import _slug
+
+pytestmark = pytest.mark.timeout(300)
+PACKAGE = Path(ladder.__file__).parent
+ROOT = PACKAGE.parent
+
+
+@pytest.fixture(scope="module")
+def tuned() -> HardTune:
+    return hard_tune()
+
+
+# Secrets
+
+
+def test_no_process_of_a_tune_has_a_secret_in_its_environment_or_arguments(tuned: HardTune) -> None:
+    assert tuned.status == 0, tuned.said
+    assert tuned.num_processes >= 4
+    assert tuned.leaks == frozenset()
+
+
+def test_no_file_and_no_line_of_output_has_a_secret(tuned: HardTune) -> None:
+    files = [path for path in tuned.folder.rglob("*") if path.is_file()]
+    assert len(files) > 15
+    for value in SECRETS.values():
+        assert value not in tuned.said
+        assert [path for path in files if value.encode() in path.read_bytes()] == []
+
+
+def test_the_run_folder_is_closed_to_everybody_else(tuned: HardTune) -> None:
+    assert tuned.run.stat().st_mode & 0o777 == 0o700
+
+
+def test_secrets_are_known_by_their_names_and_settings_are_not_taken_for_any() -> None:
+    hidden = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_APIKEY", "AWS_SECRET_ACCESS_KEY"]
+    hidden += ["GITHUB_TOKEN", "db_password", "GOOGLE_APPLICATION_CREDENTIALS", "SSH_PRIVATE_KEY", "TOKEN"]
+    kept = [
+        "TOKENIZERS_PARALLELISM",
+        "PATH",
+        "CUDA_HOME",
+        "NCCL_DEBUG",
+        "KEYBOARD",
+        "HF_HOME",
+        "SECRETARY",
+        "LD_PRELOAD",
+    ]
+    assert blanked_secrets(hidden + kept) == dict.fromkeys(hidden, "")
+
+
+# Code from model repositories
+
+HOSTILE: list[dict[str, Any]] = [
+    {"auto_map": {"AutoModelForCausalLM": "modeling.Evil", "AutoConfig": "modeling.EvilConfig"}},
+    {"trust_remote_code": True},
+    {"_attn_implementation": "someone/kernel"},
+    {"attn_implementation": {"": "sdpa", "text_config": "someone/kernel@main:run"}},
+    {"text_config": {"auto_map": {"AutoConfig": "modeling.EvilConfig"}}},
+    {"use_kernels": True},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=lambda change: json.dumps(change)[:40])
+def test_a_model_that_brings_code_is_refused_before_transformers_sees_it(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(TINY_CONFIG | change))
+    (model / "modeling.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'pwned')!r}).touch()")
+    (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(Vraise SystemExit\ntR.")
+    already = "transformers" in sys.modules
+    assert main(["tune", "./model", "--gpus", "0"]) == 5
+    assert ("transformers" in sys.modules) == already
+    assert "refused: its " in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_no_option_and_no_file_can_switch_remote_code_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "tiny-llama", "--trust-remote-code"]) == 2
+    assert "--trust-remote-code" in capsys.readouterr().err
+
+
+# Names are data
+
+
+@pytest.mark.parametrize(
+    "name", ["--flag", "-x", "../../x", "$(touch pwned)", "`touch pwned`", "; touch pwned", "a\nb", "%s%n", "@file"]
+)
+def test_a_model_with_such_a_name_is_no_option_and_no_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--gpus", "0", "--", name]) == 5
+    errors = capsys.readouterr().err
+    assert errors.startswith("ladder: ")
+    assert len(errors.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["--flag", "../../x", "/etc/passwd", "..", ".", "a/../..", "x\ny", "$(reboot)", "ü"])
+def test_a_run_folder_named_after_a_model_stays_under_the_runs(name: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", _slug(name))
+
+
+# The source
+
+
+def test_no_code_of_ours_uses_a_shell_an_unsafe_loader_or_weights() -> None:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            found += [f"{path.name}:{node.lineno}: {why}" for why in dangers(node)]  # type: ignore[attr-defined]
+    assert found == []
+
+
+def dangers(node: ast.AST) -> list[str]:
+    """Why a line of source must not be: what it loads could be code, or what it runs could be data."""
+    if isinstance(node, ast.Import) and any(alias.name.split(".")[0] in ("pickle", "marshal") for alias in node.names):
+        return ["pickle"]
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if node.value.id == "yaml" and node.attr not in ("safe_load", "safe_dump", "YAMLError"):
+            return [f"yaml.{node.attr}"]
+        if (node.value.id, node.attr) in (("os", "system"), ("os", "popen"), ("torch", "load")):
+            return [f"{node.value.id}.{node.attr}"]
+    if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
+        return ["from_pretrained"]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+        return [node.func.id]
+    if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code"):
+        off = isinstance(node.value, ast.Constant) and node.value.value is False
+        return [] if off else [node.arg]
+    return []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["yaml.load(x)", "os.system(x)", "f(shell=True)", "f(trust_remote_code=x)", "A.from_pretrained(x)", "eval(x)"],
+)
+def test_such_a_line_would_be_found(line: str) -> None:
+    assert [why for node in ast.walk(ast.parse(line)) for why in dangers(node)]
+
+
+@pytest.mark.skipif(not (ROOT / "pyproject.toml").exists(), reason="needs the checkout")
+def test_the_floors_that_security_md_explains_are_the_ones_that_are_required() -> None:
+    required = (ROOT / "pyproject.toml").read_text("utf-8")
+    explained = (ROOT / "SECURITY.md").read_text("utf-8")
+    for package in ("torch", "transformers"):
+        floor = re.search(rf'"{package}>=([\d.]+)', required)
+        assert floor is not None
+        assert f"`{package}>={floor.group(1)}`" in explained
+
+
+def test_an_unreadable_yaml_is_a_sentence_and_runs_nothing(tmp_path: Path) -> None:
+    evil = tmp_path / "machine.yaml"
+    evil.write_text(
+        f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{tmp_path}/pwned']]"
+    )
+    code = "import sys; from ladder.launch.simulated_machine import read_machine; read_machine(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(evil)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert "ladder.errors.UsageError" in done.stderr
+    assert not (tmp_path / "pwned").exists()

@@ -1,0 +1,96 @@
+"""Ctrl-C, SIGTERM and a closed terminal end a tune in good order; the second time, at once. Nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command import Command, started
+from helpers import wait_until
+
+MEASURED = "zero3 ckpt=on mb=1"  # the first candidate of the strategy
+
+
+def has_measured(command: Command) -> bool:
+    return MEASURED in command.errors() and "tokens/s" in command.errors()
+
+
+def press_ctrl_c(command: Command) -> None:
+    assert command.terminal is not None
+    os.write(command.terminal, b"\x03")
+
+
+def close_terminal(command: Command) -> None:
+    assert command.terminal is not None
+    os.close(command.terminal)
+    command.terminal = None
+
+
+def terminate(command: Command) -> None:
+    command.process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "status"),
+    [(press_ctrl_c, 130), (terminate, 143), (close_terminal, 129)],
+    ids=["Ctrl-C", "SIGTERM", "hang-up"],
+)
+def test_the_first_signal_keeps_and_prints_the_best_so_far_and_leaves_nothing(
+    tmp_path: Path, interrupt: Callable[[Command], None], status: int
+) -> None:
+    with started(tmp_path, terminal=interrupt is not terminate) as command:
+        wait_until(lambda: has_measured(command) and len(command.trials()) == 2, 90)
+        wait_until(lambda: len(command.marked()) >= 3, 30)
+        interrupt(command)
+        asked = time.monotonic()
+        assert command.process.wait(timeout=30) == status
+        assert time.monotonic() - asked < 15
+        assert command.marked() == []
+        assert f"Best so far, not proven: {MEASURED}" in command.output()
+        assert "Stopped: the tune was interrupted" in command.output()
+        assert "Traceback" not in command.errors()
+
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
+    with started(tmp_path, terminal=True) as command:
+        wait_until(lambda: command.has_reached("engine") and len(command.marked()) >= 3, 90)
+        press_ctrl_c(command)
+        wait_until(lambda: "once more: at once" in command.errors())
+        press_ctrl_c(command)
+        asked = time.monotonic()
+        assert command.process.wait(timeout=30) == 130
+        assert time.monotonic() - asked < 1
+        assert command.output() == ""  # it did not even say goodbye
+        wait_until(lambda: command.marked() == [], 3)
+
+
+def test_ctrl_c_while_the_server_still_imports_does_not_wait_for_it(tmp_path: Path) -> None:
+    with started(tmp_path, terminal=True) as command:
+        wait_until(lambda: len(command.marked()) == 1, 60)
+        press_ctrl_c(command)
+        assert command.process.wait(timeout=15) == 130
+        assert not command.has_reached("process_group")
+        assert command.marked() == []
+        assert "Traceback" not in command.errors()
+
+
+PROGRAM = """
+import os, signal, sys
+from ladder.interruption import interruptible
+with interruptible() as interruption:
+    os.kill(os.getpid(), signal.SIGHUP)
+    sys.exit(interruption.exit_code if interruption() else 0)
+"""
+
+
+@pytest.mark.parametrize(("before", "status"), [(signal.SIG_IGN, 0), (signal.SIG_DFL, 129)])
+def test_a_tune_under_nohup_outlives_its_terminal(before: signal.Handlers, status: int) -> None:
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.{before.name})\n{PROGRAM}"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == status

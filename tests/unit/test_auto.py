@@ -1,0 +1,237 @@
+"""The search: it finds what the sweep finds for less, it ends, and it says what is left to gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from helpers import bundled_workload, make_candidate, make_measurement, make_record
+
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.outcome import Outcome, Record
+from ladder.search.audit import audit_report
+from ladder.search.auto import auto, remaining
+from ladder.search.decisions import Measure, Stop
+from ladder.search.hardware import machine_speed
+from ladder.search.policy import STRATEGIES
+from ladder.search.space import Space, ranking
+from ladder.search.speed import predict_speed
+from ladder.units import GIB
+
+CPU_RUNGS = ("zero0", "zero1", "zero2", "zero3")
+
+
+def make_space(*rungs: str, **changes: object) -> Space:
+    """Llama-2-7B on four A100 of 80 GB, without NVMe."""
+    names = rungs or tuple(rung.name for rung in RUNGS if "nvme" not in rung.devices)
+    settings = {
+        "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64),
+        "world_size": 4,
+        "device": "cuda",
+        "memory_limit": 80 * GIB,
+        "host_memory": 1024 * GIB,
+        "engines": tuple(Engine(RUNGS_BY_NAME[name]) for name in names),
+        "micro_batches": (1, 2, 4, 8, 16),
+        "gpu_name": "NVIDIA A100-SXM4-80GB",
+        "num_cores": 64,
+    }
+    return Space(**settings | changes)
+
+
+def decide(space: Space, records: Sequence[Record]) -> Measure:
+    decision = auto(space, records)
+    assert isinstance(decision, Measure)
+    return decision
+
+
+def fitting(space: Space, candidate: Candidate, *, slower: float = 1.0, trial: str = "0001") -> Record:
+    """A record as the prior predicts it, or `slower`."""
+    machine = machine_speed(space.gpu_name, "cuda", space.world_size, space.num_cores)
+    speed = predict_speed(space.workload, candidate, world_size=space.world_size, machine=machine)
+    return make_record(
+        candidate,
+        trial=trial,
+        tokens_per_second=speed.tokens_per_second / slower,
+        measurement=make_measurement(
+            accumulate_seconds=speed.accumulate_seconds * slower,
+            boundary_seconds=speed.boundary_seconds * slower,
+            peak_allocated=20 * GIB,
+            peak_reserved=21 * GIB,
+            peak_device=22 * GIB,
+        ),
+    )
+
+
+def out_of_memory(candidate: Candidate, trial: str = "0001") -> Record:
+    outcome = Outcome(kind="gpu_oom", moment="backward", sentence="ran out", bytes_asked=2 * GIB, bytes_free=GIB)
+    return make_record(candidate, "gpu_oom", trial=trial, outcome=outcome)
+
+
+def play(space: Space, answer_all: str) -> list[Record]:
+    """A whole search in which every candidate fits as predicted, or none does."""
+    records: list[Record] = []
+    for trial in range(200):
+        decision = auto(space, records)
+        if isinstance(decision, Stop):
+            return records
+        name = f"{trial + 1:04d}"
+        for candidate in decision.candidates:
+            assert candidate.key not in {record.candidate_key for record in records}, "tried twice"
+            if answer_all == "oom":
+                records.append(out_of_memory(candidate, name))
+                break
+            records.append(fitting(space, candidate, trial=name))
+    raise AssertionError("the search does not end")
+
+
+def test_auto_is_a_strategy():
+    assert STRATEGIES["auto"] is auto
+
+
+def test_the_first_trial_is_of_an_engine_that_fits_and_in_ascending_memory():
+    decision = decide(make_space(), ())
+    assert decision.engine.rung.name in ("zero1", "zero2", "zero3")
+    order = [candidate.key for candidate in make_space().of_engine(decision.engine)]
+    places = [order.index(candidate.key) for candidate in decision.candidates]
+    assert places == sorted(places)
+
+
+def test_a_request_is_of_one_engine_and_of_few_candidates():
+    decision = decide(make_space(), ())
+    assert {candidate.engine for candidate in decision.candidates} == {decision.engine}
+    assert 1 <= len(decision.candidates) <= 4
+
+
+def test_what_cannot_fit_is_not_tried():
+    space = make_space(memory_limit=24 * GIB)
+    assert "cpu" in decide(space, ()).engine.rung.devices
+
+
+def test_the_search_ends_when_everything_fits_and_measures_a_fraction():
+    space = make_space()
+    records = play(space, "fits")
+    assert 1 <= len(records) < len(space.candidates) / 4
+
+
+def test_the_search_ends_when_everything_runs_out_of_memory():
+    records = play(make_space(), "oom")
+    assert records
+    assert not ranking(records)
+
+
+def test_when_nothing_is_believed_to_fit_a_few_engines_are_tried_anyway():
+    space = make_space(memory_limit=3 * GIB, host_memory=64 * GIB)
+    records = play(space, "oom")
+    assert 1 <= len({record.candidate_key.split(" ")[0] for record in records}) <= 3
+
+
+def test_the_same_history_gives_the_same_decision():
+    space = make_space()
+    records = [fitting(space, candidate) for candidate in decide(space, ()).candidates]
+    assert auto(space, records) == auto(make_space(), list(records))
+
+
+def test_a_slower_machine_than_believed_changes_no_ranking_within_an_engine():
+    space = make_space("zero2")
+    first = decide(space, ()).candidates
+    slow = [fitting(space, candidate, slower=3.0) for candidate in first]
+    decision = auto(space, slow)
+    if isinstance(decision, Measure):
+        assert {candidate.key for candidate in decision.candidates}.isdisjoint(record.candidate_key for record in slow)
+
+
+def test_a_candidate_that_failed_is_never_asked_for_again_and_a_broken_engine_is_left_alone():
+    space = make_space("zero2", "zero3")
+    crashed = Outcome(kind="crash", moment="step", sentence="x")
+    records: list[Record] = []
+    while isinstance(decision := auto(space, records), Measure):
+        failed = decision.candidates[0]
+        assert failed.key not in {record.candidate_key for record in records}
+        records.append(make_record(failed, "crash", trial=f"{len(records):04d}", outcome=crashed))
+    assert len(records) == 4
+
+
+def test_an_engine_that_does_not_start_is_left_alone():
+    space = make_space()
+    first = decide(space, ())
+    outcome = Outcome(kind="gpu_oom", moment="engine", sentence="ran out")
+    record = make_record(first.candidates[0], "gpu_oom", outcome=outcome)
+    assert decide(space, [record]).engine != first.engine
+
+
+def test_engines_that_ran_out_of_host_memory_rule_out_those_that_need_more():
+    space = make_space("zero2+opt-cpu", "zero3+param-cpu+opt-cpu", memory_limit=40 * GIB)
+    lean = next(candidate for candidate in space.candidates if candidate.engine.rung.name == "zero2+opt-cpu")
+    outcome = Outcome(kind="host_oom", moment="engine", sentence="the kernel killed rank 0")
+    decision = auto(space, [make_record(lean, "host_oom", outcome=outcome)])
+    assert isinstance(decision, Stop) or decision.engine.rung.name != "zero2+opt-cpu"
+
+
+def test_the_reason_to_stop_is_a_bound_with_its_price():
+    space = make_space("zero1", "zero2")
+    records = play(space, "fits")
+    decision = auto(space, records)
+    assert isinstance(decision, Stop)
+    assert "no candidate left" in decision.reason
+    loose = auto(make_space("zero1", "zero2", "zero3", tolerance=0.5), records)
+    assert isinstance(loose, Stop)
+    assert "faster" in loose.reason
+
+
+def test_a_wider_tolerance_ends_the_search_earlier():
+    def trials(tolerance: float) -> int:
+        return len({record.trial for record in play(make_space(tolerance=tolerance), "fits")})
+
+    assert trials(0.5) < trials(0.001)
+
+
+def test_what_remains_can_be_asked_at_any_time():
+    space = make_space()
+    assert remaining(space, ()) is None
+    some = [fitting(space, candidate) for candidate in decide(space, ()).candidates]
+    bound = remaining(space, some)
+    assert bound is not None
+    assert bound.minutes > 0
+    assert bound.then <= bound.faster
+
+
+def test_the_best_micro_batch_depends_on_the_accumulation_that_is_left():
+    """With much accumulation the optimizer on the host hardly counts, without any it decides."""
+    small = make_space("zero2", "zero2+opt-cpu", workload=bundled_workload("llama-2-7b", global_batch_size=4))
+    small = replace(small, micro_batches=(1,))
+    assert decide(small, ()).engine.rung.name == "zero2"
+
+
+def test_an_audit_measures_pruned_candidates_and_counts_those_that_fit():
+    space = make_space("zero2", audit=1.0)
+    records = [fitting(space, make_candidate("zero2", micro_batch=1, accumulation=16))]
+    records.append(out_of_memory(make_candidate("zero2", micro_batch=2, accumulation=8), "0001"))
+    decision = decide(space, records)
+    while "audit" not in decision.reason:
+        records.append(fitting(space, decision.candidates[0], slower=2.0, trial=f"{len(records):04d}"))
+        decision = decide(space, records)
+    records.append(fitting(space, decision.candidates[0], trial="0900"))
+    report = audit_report(space, records)
+    assert decision.candidates[0].key in report.wrongly_pruned
+    assert str(report.num_audited) in report.sentence()
+
+
+def test_without_an_audit_nothing_pruned_is_measured():
+    space = make_space("zero2")
+    report = audit_report(space, play(space, "fits"))
+    assert report.num_audited == 0
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "opt-125m"])
+def test_ranks_on_a_cpu_are_searched_too(model: str):
+    space = make_space(
+        *CPU_RUNGS,
+        workload=bundled_workload(model, seq_len=64, global_batch_size=16),
+        world_size=2,
+        device="cpu",
+        memory_limit=4 * GIB,
+        gpu_name=None,
+        micro_batches=(1, 2, 4, 8),
+    )
+    assert decide(space, ()).candidates

@@ -1,0 +1,164 @@
+"""The ledger and `explain --why`: each candidate has its reason, with numbers and a trial."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from helpers import make_candidate, make_measurement, make_record
+from test_auto import fitting, make_space, out_of_memory, play
+from typer.testing import CliRunner
+
+from ladder.candidates import RUNGS_BY_NAME
+from ladder.cli.explain import explain
+from ladder.errors import UsageError
+from ladder.history import History
+from ladder.search.ledger import Entry, ledger
+from ladder.search.snapshot import space_from_dict, space_to_dict
+from ladder.search.why import why_not
+from ladder.units import GIB
+
+
+def by_key(entries: list[Entry]) -> dict[str | None, Entry]:
+    return {entry.candidate_key: entry for entry in entries}
+
+
+def test_every_candidate_is_measured_predicted_or_pruned_and_says_why():
+    space = make_space()
+    records = [*play(space, "fits"), out_of_memory(make_candidate("zero1", checkpointing=False, micro_batch=4), "0099")]
+    entries = ledger(space, records, {})
+    assert [entry.candidate_key for entry in entries] == [candidate.key for candidate in space.candidates]
+    assert all(entry.why for entry in entries)
+    for entry in entries:
+        assert (entry.record is not None) or (entry.predicted is not None) or entry.status == "pruned"
+
+
+def test_what_was_not_tried_has_an_interval_and_the_reason():
+    space = make_space("zero2", "zero3")
+    records = play(space, "fits")
+    untried = [entry for entry in ledger(space, records, {}) if entry.predicted is not None]
+    assert untried
+    for entry in untried:
+        assert entry.predicted is not None
+        assert entry.predicted.low < entry.predicted.tokens_per_second < entry.predicted.high
+        assert entry.predicted.peak < entry.predicted.upper
+        assert "predicted" in entry.why
+
+
+def test_what_is_predicted_not_to_fit_says_how_much_it_would_need():
+    space = make_space("zero0")
+    entry = ledger(space, (), {})[0]
+    assert "predicted to need" in entry.why
+    assert "80.00 GiB" in entry.why
+
+
+def test_a_rung_that_fits_but_loses_is_explained_with_both_speeds():
+    space = make_space("zero2", "zero3")
+    slow = fitting(space, make_candidate("zero2", micro_batch=4, accumulation=4), slower=2.0, trial="0002")
+    fast = make_candidate("zero3", micro_batch=4, accumulation=4)
+    winner = make_record(fast, tokens_per_second=99_999.0)
+    proof = make_record(fast, tokens_per_second=99_999.0, purpose="proof", trial="0003")
+    entries = ledger(space, [slow, winner, proof], {})
+    sentence = why_not("zero2", entries, space)
+    assert "zero2 fits" in sentence
+    assert "0002" in sentence
+    assert "99,999" in sentence
+    assert "zero3 is the answer" in why_not("zero3", entries, space)
+
+
+def test_a_rung_that_ran_out_is_explained_with_its_trial():
+    space = make_space("zero2", micro_batches=(1,))
+    records = [out_of_memory(make_candidate("zero2", micro_batch=1, accumulation=16), "0007")]
+    assert "trial 0007" in why_not("zero2", ledger(space, records, {}), space)
+
+
+def test_a_rung_never_tried_is_explained_with_its_prediction():
+    space = make_space("zero0", "zero2")
+    candidate = make_candidate("zero2", micro_batch=2, accumulation=8)
+    records = [make_record(candidate, measurement=make_measurement(), tokens_per_second=1e9)]
+    entries = ledger(space, records, {})
+    assert "predicted to need" in why_not("zero0", entries, space)
+    offloaded = make_space("zero2", "zero2+opt-cpu")
+    sentence = why_not("zero2+opt-cpu", ledger(offloaded, records, {}), offloaded)
+    assert "was not tried" in sentence
+    assert "tokens/s" in sentence
+
+
+def test_a_rung_that_cannot_work_here_is_explained_with_the_machine():
+    space = make_space("zero2")
+    unsupported = {RUNGS_BY_NAME["zero3+opt-nvme"]: "no --nvme-path was given"}
+    assert "no --nvme-path" in why_not("zero3+opt-nvme", ledger(space, (), unsupported), space)
+
+
+def test_a_rung_that_was_not_part_of_the_tune_is_an_error():
+    with pytest.raises(ValueError, match="not part"):
+        why_not("zero3", ledger(make_space("zero2"), (), {}), make_space("zero2"))
+
+
+def test_a_space_comes_back_from_json_as_it_was():
+    space = make_space(tolerance=0.05, memory_limit=40 * GIB)
+    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
+
+
+app = typer.Typer()
+app.command("explain")(explain)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run of two rungs in which zero2 lost, with a rung that is not supported."""
+    folder = tmp_path / "it's a run"
+    space = make_space("zero2", "zero3")
+    with History(folder, "fingerprint", {}) as history:
+        # As a tune notes it before its first trial.
+        unsupported = {"zero3+opt-nvme": "no --nvme-path was given"}
+        history._study.set_user_attr("space", {"space": space_to_dict(space), "unsupported": unsupported})
+        slow = fitting(space, make_candidate("zero2", micro_batch=4, accumulation=4), slower=2.0)
+        fast = fitting(space, make_candidate("zero3", micro_batch=4, accumulation=4), trial="0002")
+        history.add([slow, fast], space.by_key, {"start": 1.0})
+    return folder
+
+
+def test_explain_shows_the_ledger_of_a_run_that_is_over(run_folder: Path):
+    result = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "2 measured" in result.stdout
+    assert "predicted" in result.stdout
+
+
+def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):
+    with History(run_folder, "fingerprint", {}):
+        result = CliRunner().invoke(app, [str(run_folder), "--why", "zero2"], catch_exceptions=False)
+    assert result.stdout.startswith("zero2 fits, but")
+    assert "trial 0001" in result.stdout
+
+
+def test_explain_knows_what_the_machine_does_not_support(run_folder: Path):
+    result = CliRunner().invoke(app, [str(run_folder), "--why", "zero3+opt-nvme"], catch_exceptions=False)
+    assert "no --nvme-path" in result.stdout
+
+
+def test_explain_takes_the_newest_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no run under"):
+        CliRunner().invoke(app, [], catch_exceptions=False)
+    run_folder.rename(tmp_path / "ladder-runs-one")
+    (tmp_path / "ladder-runs").mkdir()
+    (tmp_path / "ladder-runs-one").rename(tmp_path / "ladder-runs" / "one")
+    assert CliRunner().invoke(app, ["--why", "zero2"], catch_exceptions=False).exit_code == 0
+
+
+@pytest.mark.parametrize(("why", "message"), [("zero9", "is unknown"), ("zero1", "not part of this tune")])
+def test_a_rung_that_explain_cannot_know_is_one_sentence(run_folder: Path, why: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, [str(run_folder), "--why", why], catch_exceptions=False)
+
+
+def test_a_folder_that_is_no_run_is_one_sentence(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"no journal\.log"):
+        CliRunner().invoke(app, [str(tmp_path)], catch_exceptions=False)
+    (tmp_path / "journal.log").write_text("")
+    with pytest.raises(UsageError, match="does not say"):
+        CliRunner().invoke(app, [str(tmp_path)], catch_exceptions=False)

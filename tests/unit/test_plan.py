@@ -1,0 +1,98 @@
+"""`ladder plan`: what fits, on how many GPUs, at what price, without a GPU and without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ladder.cli.plan import plan as command
+from ladder.errors import LadderError, UsageError
+
+app = typer.Typer()
+app.command("plan")(command)
+
+
+def planned(*arguments: str) -> dict:
+    result = CliRunner().invoke(app, [*arguments, "--format", "json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def rung(plan: dict, name: str) -> dict:
+    return next(row for row in plan["rungs"] if row["rung"] == name)
+
+
+def test_parts_add_up_to_the_peak_of_each_rung():
+    parts = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers", "outside_torch")
+    for row in planned("llama-2-7b", "--gpus", "4", "--gpu-memory", "80GiB")["rungs"]:
+        assert sum(row[f"{part}_gib"] for part in parts) == pytest.approx(row["peak_gib"], abs=0.01)
+
+
+def test_what_fits_is_within_the_memory_and_what_does_not_says_how_many_gpus_would_do():
+    plan = planned("llama-2-7b", "--gpus", "4", "--gpu-memory", "80GiB")
+    assert rung(plan, "zero0")["fits"] == "no"
+    assert rung(plan, "zero2")["fits"] == "yes"
+    assert rung(plan, "zero2")["smallest_gpus"] <= 4
+    assert rung(plan, "zero0")["smallest_gpus"] is None
+
+
+def test_the_smallest_number_of_gpus_shrinks_with_larger_ones():
+    few, many = (
+        rung(planned("llama-2-13b", "--gpus", "8", "--gpu-memory", size), "zero3")["smallest_gpus"]
+        for size in ("80GiB", "40GiB")
+    )
+    assert few < many
+
+
+def test_a_bundled_machine_brings_its_gpus_and_its_host():
+    plan = planned("llama-3.1-8b", "--machine", "l4")
+    assert plan["gpus"] == 4
+    assert plan["host_memory_gib"] == 192
+    assert plan["tune_seconds"][0] <= plan["tune_seconds"][1]
+
+
+def test_offload_that_exceeds_the_host_does_not_fit():
+    plan = planned("llama-2-13b", "--machine", "a100-40", "--gpus", "1", "--host-memory", "64GiB")
+    assert rung(plan, "zero3+param-cpu+opt-cpu")["fits"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama-2-7b"], "--gpus and --gpu-memory"),
+        (["llama-2-7b", "--gpus", "2"], "--gpu-memory"),
+        (["llama-2-7b", "--machine", "a100-40", "--gpu-memory", "80GiB"], "more than"),
+        (["llama-2-7b", "--machine", "abacus"], "abacus"),
+        (["llama-2-7b", "--machine", "a100-40", "--global-batch-size", "9"], "does not divide"),
+        (["llama-2-7b", "--machine", "a100-40", "--seq-len", "100000"], "positions"),
+    ],
+)
+def test_contradictory_options_are_one_sentence(arguments: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_an_unknown_model_is_one_sentence():
+    with pytest.raises(LadderError):
+        CliRunner().invoke(app, ["no such model", "--machine", "l4"], catch_exceptions=False)
+
+
+def test_the_table_has_a_line_for_each_rung_and_the_price():
+    result = CliRunner().invoke(app, ["opt-1.3b", "--machine", "rtx-4090"])
+    assert result.exit_code == 0
+    assert "zero3+param-cpu+opt-cpu+lean" in result.stdout
+    assert "minutes" in result.stdout
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import sys, typer; from ladder.cli.plan import plan; app = typer.Typer(); app.command()(plan);"
+        "app(['llama-2-7b', '--machine', 'a100-80'], standalone_mode=False);"
+        "assert not {'torch', 'pynvml', 'deepspeed', 'transformers', 'optuna', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,233 @@
+"""The simulated machine: the same events as from real ranks, without a process and without waiting."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from helpers import bundled_workload
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.errors import UsageError
+from ladder.history import History
+from ladder.launch.base import Deadlines, TrialRun
+from ladder.launch.simulated import SimulatedLauncher
+from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
+from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.search.hardware import peak_flops
+from ladder.search.policy import STRATEGIES
+from ladder.tuner import Tuner, make_space
+from ladder.units import GIB
+from ladder.verdict import judge, trial_seconds
+from ladder.workload import Workload
+
+WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
+A100 = read_machine("a100-80")
+
+
+def make_trial(
+    rung: str = "zero2", *sizes: int, world_size: int = 4, memory: int = 80 * GIB, **changes: object
+) -> tuple[TrialSpec, list[Candidate]]:
+    engine = Engine(RUNGS_BY_NAME[rung])
+    workload = Workload(**{**vars(WORKLOAD), "global_batch_size": 16 * world_size})
+    candidates = [Candidate(engine, True, size, 16 // size) for size in sizes or (1, 2)]
+    nvme = Path("/simulated") if "nvme" in engine.rung.devices else None
+    config = deepspeed_config(workload, engine, micro_batch=1, accumulation=2, world_size=world_size, nvme_path=nvme)
+    spec = TrialSpec(
+        trial="0001",
+        folder="/nowhere",
+        device="cuda",
+        world_size=world_size,
+        model_config_json=dict(workload.model.config),
+        task="causal-lm",
+        seq_len=workload.seq_len,
+        optimizer="adamw",
+        dtype="bf16",
+        deepspeed=config,
+        candidates=tuple(
+            CandidateSpec(
+                key=candidate.key,
+                gradient_checkpointing=True,
+                micro_batch=candidate.micro_batch,
+                accumulation=candidate.accumulation,
+            )
+            for candidate in candidates
+        ),
+        memory_limit=memory,
+        **changes,
+    )
+    return spec, candidates
+
+
+def run(spec: TrialSpec, machine: SimulatedMachine = A100) -> TrialRun:
+    return SimulatedLauncher(machine).run(spec, Deadlines(), lambda rank, event: None)
+
+
+def of_kind(events: list[Event], kind: type[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_every_bundled_machine_can_be_read_and_its_gpu_is_known():
+    assert set(machine_files()) >= {
+        "a100-40",
+        "a100-80",
+        "h100-80",
+        "h200",
+        "l4",
+        "rtx-4090",
+        "v100-32",
+        "l40s",
+        "b200",
+    }
+    for name in machine_files():
+        assert peak_flops(read_machine(name).gpu_name) is not None
+
+
+def test_an_unknown_key_in_a_machine_file_is_named(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(Path(machine_files()["l4"]).read_text() + "gpu_colour: green\n")
+    with pytest.raises(UsageError, match="'gpu_colour' is unknown"):
+        read_machine(str(file))
+
+
+@pytest.mark.parametrize("text", ["just words", "gpu_name: [", "gpu_name: X\n", "- 1\n- 2\n", "1: 2\n"])
+def test_a_machine_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, text: str):
+    file = tmp_path / "it's a file.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError):
+        read_machine(str(file))
+
+
+def test_an_unknown_machine_names_the_known_ones():
+    with pytest.raises(UsageError, match="a100-80"):
+        read_machine("abacus")
+
+
+def test_every_rank_reports_every_candidate_and_that_it_is_done():
+    spec, candidates = make_trial()
+    seen: list[tuple[int, Event]] = []
+    ran = SimulatedLauncher(A100).run(spec, Deadlines(), lambda rank, event: seen.append((rank, event)))
+    for rank, events in enumerate(ran.events):
+        assert [event.candidate for event in of_kind(events, MeasuredEvent)] == [c.key for c in candidates]
+        assert isinstance(events[-1], DoneEvent)
+        assert [event.t for event in events] == sorted(event.t for event in events)
+        assert [event for heard, event in seen if heard == rank] == events
+    assert ran.exits == dict.fromkeys(range(4), 0)
+    assert ran.requested < ran.started < ran.ended
+    assert [record.outcome.kind for record in judge(ran, WORKLOAD, candidates)] == ["fits", "fits"]
+    assert sum(trial_seconds(ran).values()) == pytest.approx(ran.ended - ran.requested, rel=0.05)
+
+
+def test_a_trial_takes_simulated_minutes_and_no_time():
+    spec, _ = make_trial("zero2+opt-cpu", 1, 2, 4, 8)
+    began = time.monotonic()
+    ran = run(spec)
+    assert ran.ended - ran.requested > 20
+    assert time.monotonic() - began < 2
+
+
+def test_running_out_of_memory_ends_the_trial_with_its_bytes():
+    spec, candidates = make_trial("zero2", 1, 16, memory=52 * GIB)
+    ran = run(spec)
+    records = judge(ran, WORKLOAD, candidates)
+    assert [record.outcome.kind for record in records] == ["fits", "gpu_oom"]
+    assert records[1].outcome.bytes_asked is not None
+    assert records[1].outcome.bytes_free is not None
+    assert records[1].outcome.bytes_asked > records[1].outcome.bytes_free
+    assert len(ran.exits) == 4
+
+
+def test_states_that_do_not_fit_end_the_trial_before_any_candidate():
+    spec, candidates = make_trial("zero0", 1)
+    record = judge(run(spec), WORKLOAD, candidates)[0]
+    assert (record.outcome.kind, record.outcome.moment) == ("gpu_oom", "engine")
+
+
+def test_host_memory_and_disk_run_out_too():
+    poor = A100.model_copy(update={"host_memory": 16 * GIB, "nvme_space": GIB})
+    for rung, kind in (("zero2+opt-cpu", "host_oom"), ("zero3+opt-nvme", "disk_full")):
+        spec, candidates = make_trial(rung, 1)
+        machine = poor if kind == "host_oom" else poor.model_copy(update={"host_memory": 1024 * GIB})
+        assert judge(run(spec, machine), WORKLOAD, candidates)[0].outcome.kind == kind
+
+
+def test_crashes_and_hangs_come_at_the_rates_of_the_machine():
+    spec, candidates = make_trial()
+    for rate, kind in (("crash_rate", "crash"), ("hang_rate", "hang")):
+        broken = A100.model_copy(update={rate: 1.0})
+        assert judge(run(spec, broken), WORKLOAD, candidates)[0].outcome.kind == kind
+
+
+def test_the_same_seed_gives_the_same_trial_and_another_seed_another():
+    spec, candidates = make_trial()
+    speeds = [
+        judge(run(spec, A100.model_copy(update={"seed": seed})), WORKLOAD, candidates)[0].tokens_per_second
+        for seed in (1, 1, 2)
+    ]
+    assert speeds[0] == speeds[1] != speeds[2]
+
+
+def test_the_time_budget_ends_a_trial_between_candidates():
+    launcher = SimulatedLauncher(A100)
+    spec, _ = make_trial("zero2+opt-cpu", 1, 2, 4, stop_at=launcher.now() + 20)
+    ran = launcher.run(spec, Deadlines(), lambda rank, event: None)
+    assert 0 < len(of_kind(ran.events[0], MeasuredEvent)) < 3
+    assert isinstance(ran.events[0][-1], DoneEvent)
+
+
+def test_a_cancelled_trial_says_so():
+    spec, _ = make_trial()
+    ran = SimulatedLauncher(A100, cancelled=lambda: True).run(spec, Deadlines(), lambda rank, event: None)
+    assert ran.stop is not None
+    assert ran.stop.kind == "cancelled"
+    assert ran.killed == frozenset(range(4))
+
+
+def test_a_proof_evaluates_and_gathers():
+    spec, _ = make_trial("zero3", 1, proof=True)
+    phases = [event.phase for event in run(spec).events[0] if isinstance(event, PhaseEvent)]
+    assert phases[-3:] == ["evaluation", "gather", "teardown"]
+
+
+def test_a_thousand_ranks_are_one_trial():
+    spec, candidates = make_trial("zero3", 1, world_size=1024)
+    ran = run(spec)
+    assert len(ran.events) == 1024
+    assert judge(ran, WORKLOAD, candidates)[0].outcome.kind == "fits"
+
+
+def test_only_the_fullest_rank_is_to_blame():
+    spec, _ = make_trial("zero2", 16, memory=20 * GIB)
+    failures = [event for events in run(spec).events for event in events if isinstance(event, FailedEvent)]
+    assert [event.consequence for event in failures] == [False, True, True, True]
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def note(self, text: str) -> None: ...
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
+    def event(self, rank: int, event: Event) -> None: ...
+    def trial_ends(self, run: TrialRun, records: object) -> None: ...
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 1024])
+def test_a_whole_tune_finds_and_proves_an_answer(tmp_path: Path, world_size: int):
+    machine = A100.machine(world_size)
+    workload = Workload(**{**vars(WORKLOAD), "global_batch_size": 4 * world_size})
+    rungs = [RUNGS_BY_NAME[name] for name in ("zero1", "zero2", "zero2+opt-cpu", "zero3")]
+    space, unsupported = make_space(workload, machine, rungs, (1, 2, 4))
+    with History(tmp_path, "fingerprint", {}) as history:
+        result = Tuner(
+            workload=workload,
+            machine=machine,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=SimulatedLauncher(A100),
+            view=Silent(),
+        ).tune(STRATEGIES["auto"])
+    assert result.answer is not None
+    assert result.answer.purpose == "proof"
+    assert "candidate" in result.stopped

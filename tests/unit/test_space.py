@@ -1,0 +1,48 @@
+"""The space: what a failure says about other candidates, and the order in which they are tried."""
+
+from __future__ import annotations
+
+from helpers import make_candidate, make_record
+from test_auto import make_space, out_of_memory
+
+from ladder.outcome import Outcome
+from ladder.search.space import ruled_out
+
+SMALL = make_candidate("zero2", micro_batch=2, accumulation=8)
+LARGE = make_candidate("zero2", micro_batch=4, accumulation=4)
+WHOLE = make_candidate("zero2", checkpointing=False, micro_batch=2, accumulation=8)
+OTHER = make_candidate("zero3", micro_batch=4, accumulation=4)
+
+
+def test_running_out_of_memory_rules_out_what_needs_at_least_as_much():
+    space, records = make_space("zero2", "zero3"), [out_of_memory(SMALL)]
+    assert ruled_out(LARGE, space, records) is not None
+    assert ruled_out(WHOLE, space, records) is not None
+    assert ruled_out(make_candidate("zero2", micro_batch=1, accumulation=16), space, records) is None
+    assert ruled_out(OTHER, space, records) is None
+
+
+def test_running_out_without_checkpointing_says_nothing_about_checkpointing():
+    assert ruled_out(LARGE, make_space("zero2"), [out_of_memory(WHOLE)]) is None
+
+
+def test_an_engine_that_did_not_start_rules_out_all_its_candidates():
+    failed = make_record(LARGE, "crash", outcome=Outcome(kind="crash", moment="engine", sentence="no"))
+    assert ruled_out(SMALL, make_space("zero2"), [failed]) is not None
+
+
+def test_an_engine_that_crashed_twice_and_never_fitted_is_taken_for_broken():
+    space = make_space("zero2")
+    crashes = [
+        make_record(candidate, "crash", outcome=Outcome(kind="crash", moment="step", sentence="no"))
+        for candidate in (SMALL, LARGE)
+    ]
+    assert ruled_out(WHOLE, space, crashes[:1]) is None
+    assert ruled_out(WHOLE, space, crashes) is not None
+    fitting = make_record(make_candidate("zero2", micro_batch=1, accumulation=16))
+    assert ruled_out(WHOLE, space, [*crashes, fitting]) is None
+
+
+def test_candidates_come_in_ascending_memory():
+    sizes = [candidate.micro_batch for candidate in make_space("zero3").candidates if candidate.gradient_checkpointing]
+    assert sizes == sorted(sizes)
