@@ -5,6 +5,7 @@ A sweep is a JSON file under benchmarks/results/sweeps/ with
 - `workload`: `model` (a bundled shape or a config.json's content), `task`, `seq_len`, `dtype`, `optimizer`;
 - `machine`: `gpu_name`, `world_size`, `memory_limit_gib`, `host_memory_gib`, `num_cores`;
 - `sequences_per_rank`: of a rank's optimizer step before accumulation; `caps_gib`: the caps to play back;
+- `whole`: false where candidates are missing that a sweep would have tried: shown, but not in the last line's figures;
 - `knobs`: by rung, DeepSpeed settings that were not ours, if any;
 - `rows`, or `trials_csv`, a path from there: as in trials.csv (rung, gradient_checkpointing, micro_batch, outcome,
   accumulate_seconds, boundary_seconds, peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib).
@@ -58,6 +59,10 @@ class Sweep:
     facts: Mapping[str, Any]
     cap: int
     accumulation: int
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.facts.get("whole", True))
 
     @cached_property
     def workload(self) -> Workload:

@@ -41,7 +41,8 @@ from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, measured, ranking
 
 _GOOD_ENOUGH = 0.02
-_QUICK_SECONDS = 40.0
+_QUICK_SECONDS = 38.0
+_MOST_REPEATS = 100
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def asking(sampler: optuna.samplers.BaseSampler, speeds: dict[str, float], enoug
         best = max((speeds.get(key, 0.0) for key, record in tried.items() if record.tokens_per_second), default=0.0)
         if best >= (1 - enough) * max(speeds.values()):
             return Stop("as good as the other")
-        for _ in range(1000):
+        for _ in range(_MOST_REPEATS):
             trial = study.ask()
             candidate = suggested(space, trial)
             if candidate.key not in space.by_key:  # a recorded sweep need not be whole
@@ -216,18 +217,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     began = time.monotonic()
-    # The recorded sweeps come first: they are few, and real.
-    results = run_machine(options.machines, list(recorded_sweeps(ACCUMULATIONS)))
-    print_recorded(results)
+    results: list[Result] = []
+    sweeps = list(recorded_sweeps(ACCUMULATIONS))
     with multiprocessing.Pool(options.jobs) as pool:
-        pending = [
-            pool.apply_async(run_machine, each)
-            for each in enumerate(simulated_cases(options.machines, options.surprise))
-        ]
-        for each in pending:
+        # The recorded sweeps come first: they are few, and real.
+        recorded = [(pool.apply_async(run_machine, (0, [sweep])), sweep.is_whole) for sweep in sweeps]
+        machines = enumerate(simulated_cases(options.machines, options.surprise))
+        pending = [pool.apply_async(run_machine, each) for each in machines]
+        for each, is_whole in recorded:
+            print_recorded(each.get())
+            results += each.get() if is_whole else []
+        for machine in pending:
             if options.quick and time.monotonic() - began > _QUICK_SECONDS:
                 break
-            results += each.get()
+            results += machine.get()
         pool.terminate()
     print_table(results)
     print(last_line(results))

@@ -1,14 +1,38 @@
-"""Candidates that are not tried because the host would run out of memory: there the kernel kills whom it likes."""
+"""Candidates that do not fit although no measurement says so.
+
+Some are refused before they are tried, because the host would run out of memory: there the kernel kills whom it likes.
+Others were lucky: they fit while they were measured, and not in their proof.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ladder.candidates import Candidate
 from ladder.outcome import Outcome, Record
 from ladder.search.belief import Belief, believe
 from ladder.search.space import Space
 from ladder.units import format_bytes
+
+
+def disproved(records: Sequence[Record]) -> dict[str, Record]:
+    """By candidate: the proof that failed."""
+    return {
+        record.candidate_key: record
+        for record in records
+        if record.purpose == "proof" and record.outcome.kind != "fits"
+    }
+
+
+def less_disproved(records: Sequence[Record]) -> list[Record]:
+    """`records` as a strategy may build on them: a proof that failed stands in for the measurement it disproves."""
+    failed = disproved(records)
+    return [
+        replace(failed.get(record.candidate_key, record), purpose=record.purpose)
+        for record in records
+        if not (record.purpose == "proof" and record.candidate_key in failed)
+    ]
 
 
 def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records: Sequence[Record]) -> list[Record]:

@@ -160,9 +160,7 @@ def _require_text(options: TuneOptions) -> None:
         try:
             str(value).encode()
         except UnicodeEncodeError:
-            raise UsageError(
-                f"{shown(value)} is not valid UTF-8; rename it, or use a link with another name."
-            ) from None
+            raise UsageError(f"{shown(value)} is not valid UTF-8; rename it or choose another.") from None
 
 
 def _workload_and_machine(options: TuneOptions, view: View, leases: Leases) -> tuple[Workload, Machine]:

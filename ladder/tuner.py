@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing as closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from ladder.launch.base import Deadlines, Launcher, TrialRun
 from ladder.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import CandidateSpec, Event, StepPolicy, TrialSpec
-from ladder.refusal import refusals
+from ladder.refusal import disproved, less_disproved, refusals
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
 from ladder.verdict import judge, trial_seconds
@@ -81,12 +81,12 @@ class Tuner:
         self._began = time.monotonic()
 
     def tune(self, strategy: Strategy) -> TuneResult:
-        """Search, then prove. Raises NothingFitsError when everything was tried and nothing fits."""
+        """Search, then prove; what fails its proof does not fit, so that the search goes on with that."""
         stopped = self._search(strategy)
-        if not self._cancelled():
-            self._prove()
+        while self._prove():
+            stopped = self._search(strategy)
         records = self._history.records
-        result = TuneResult(
+        return TuneResult(
             space=self._space,
             unsupported=self._unsupported,
             records=records,
@@ -96,24 +96,27 @@ class Tuner:
             cancelled=self._cancelled(),
             seconds=time.monotonic() - self._began,
         )
-        return result
 
     def _search(self, strategy: Strategy) -> str:
         while not self._cancelled():
             if self._budget is not None and time.monotonic() - self._began > self._budget:
                 return f"the time budget of {self._budget:.0f} s is spent"
-            decision = strategy(self._space, self._history.records)
+            decision = strategy(self._space, less_disproved(self._history.records))
             if isinstance(decision, Stop):
                 return decision.reason
             self._measure(decision)
         return "the tune was interrupted"
 
-    def _prove(self) -> None:
+    def _prove(self) -> bool:
+        """Prove the fastest, and those that its own proof made look faster; True as soon as one fails its proof."""
         while not self._cancelled():
             decision = proof(self._space, self._history.records)
             if isinstance(decision, Stop):
-                return
+                break
             self._run_proof(decision)
+            if decision.candidate.key in disproved(self._history.records):
+                return True
+        return False
 
     def _measure(self, decision: Measure) -> None:
         refused = self._refuse(decision.candidates)
@@ -294,12 +297,3 @@ def require_answer(result: TuneResult, limit: str) -> Record:
         f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
         "Use more GPUs, a larger --gpu-memory, a shorter --seq-len, or give --nvme-path for the NVMe rungs."
     )
-
-
-@contextmanager
-def closing(launcher: Launcher) -> Iterator[Launcher]:
-    """The launcher's own processes end with the block, however it is left."""
-    try:
-        yield launcher
-    finally:
-        launcher.close()

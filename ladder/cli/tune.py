@@ -172,7 +172,10 @@ def _print(done: TuneOutput) -> None:
 
     result = done.result
     entries = ledger(result.space, result.records, result.unsupported)
-    frame(entries, done.trial_seconds).to_csv(done.run_dir / "trials.csv", index=False)
+    try:
+        frame(entries, done.trial_seconds).to_csv(done.run_dir / "trials.csv", index=False)
+    except OSError as error:  # the answer is written; a full disk may not turn it into a failure
+        print(f"ladder: trials.csv could not be written ({error.strerror}).", file=sys.stderr)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(terminal_table(entries))
     console.print(

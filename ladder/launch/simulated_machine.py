@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ladder.errors import UsageError
-from ladder.machine import Gpu, Machine
 from ladder.units import parse_bytes
+
+if TYPE_CHECKING:
+    from ladder.machine import Machine
 
 
 class SimulatedMachine(BaseModel):
@@ -70,6 +72,8 @@ class SimulatedMachine(BaseModel):
         nvme_path: Path | None = None,
     ) -> Machine:
         """This machine as a tune sees it, with `num_gpus` in as many nodes as that takes; sizes in bytes."""
+        from ladder.machine import Gpu, Machine  # here: it asks for NVML, which `plan` does without
+
         world_size = num_gpus or self.num_gpus
         nodes = -(-world_size // self.num_gpus)
         memory = gpu_memory or self.gpu_memory

@@ -146,7 +146,7 @@ def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
     champion = max(own, key=lambda each: each.speed.tokens_per_second * (each.fits >= 0.5) + each.fits)
     promise = {champion.candidate.key: math.inf}
     for each in own:
-        mean, deviation = belief.ahead(each, champion)
+        mean, deviation = each.ahead_of(champion)
         if each is not champion and mean + _QUANTILE * deviation > math.log1p(belief.space.tolerance / 2):
             promise[each.candidate.key] = (mean + deviation) + math.log(each.fits + 1e-9) / 10
     keys = sorted(promise, key=promise.__getitem__, reverse=True)[:_MOST]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import NormalDist
 from typing import Literal
 
 from ladder.candidates import Candidate
 from ladder.outcome import Record
-from ladder.search.calibration import Fit
 from ladder.search.hardware import MachineSpeed, machine_speed
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
@@ -18,6 +18,8 @@ from ladder.search.memory import (
     MemoryObservation,
     MemoryPrediction,
     calibrate_memory,
+    host_ratios,
+    predict_host,
     predict_memory,
 )
 from ladder.search.space import Space, failed_in_setup, measured
@@ -38,104 +40,131 @@ _NORMAL = NormalDist()
 _QUANTILE_90 = 1.28
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outlook:
-    """What is believed about one candidate."""
+    """What is believed about one candidate; each part is worked out when it is first asked for."""
 
     candidate: Candidate
-    memory: MemoryPrediction
-    speed: SpeedPrediction
-    fits: float
-    """The probability that it fits, on the device and on the host."""
-    deviation: float
-    """Of the logarithm of its speed."""
+    belief: Belief = field(repr=False)
+
+    @cached_property
+    def memory(self) -> MemoryPrediction:
+        space = self.belief.space
+        return predict_memory(
+            space.workload,
+            self.candidate,
+            world_size=space.world_size,
+            device=device_of(space),
+            calibration=self.belief.memory,
+        )
+
+    @cached_property
+    def host(self) -> int:
+        """Bytes of host memory of all ranks, as in `memory`, without the work that the device's takes."""
+        space = self.belief.space
+        return predict_host(space.workload, self.candidate, space.world_size, self.belief.host_ratios)[0]
+
+    @cached_property
+    def speed(self) -> SpeedPrediction:
+        space = self.belief.space
+        return predict_speed(
+            space.workload,
+            self.candidate,
+            world_size=space.world_size,
+            machine=self.belief.machine,
+            calibration=self.belief.speed,
+        )
+
+    @cached_property
+    def fits(self) -> float:
+        """The probability that it fits, on the device and on the host."""
+        memory, space = self.memory, self.belief.space
+        if memory.host >= self.belief.host_ceiling:
+            return 0.0
+        deviation = max(1.0, (memory.upper - memory.peak) / UPPER_DEVIATIONS)
+        on_device = _NORMAL.cdf((space.memory_limit - memory.peak) / deviation)
+        return on_device * _NORMAL.cdf((space.host_memory / memory.host - 1) / _HOST_DEVIATION)
+
+    @cached_property
+    def deviation(self) -> float:
+        """Of the logarithm of its speed."""
+        return self.belief.speed.fit.deviation(self.speed.estimate)
 
     @property
     def optimistic(self) -> float:
         """Tokens/s that it exceeds with 10 % only."""
         return self.speed.tokens_per_second * math.exp(_QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Belief:
-    """Both models, calibrated with a history."""
-
-    space: Space
-    machine: MachineSpeed
-    memory: MemoryCalibration
-    speed: SpeedCalibration
-    host_ceiling: float
-    """Predicted host memory, in bytes, from which on a trial has run out of it; infinite if none has."""
-
-    def outlook(self, candidate: Candidate) -> Outlook:
-        """Prediction and doubt for `candidate`."""
-        space = self.space
-        memory = predict_memory(
-            space.workload, candidate, world_size=space.world_size, device=device_of(space), calibration=self.memory
-        )
-        speed = predict_speed(
-            space.workload, candidate, world_size=space.world_size, machine=self.machine, calibration=self.speed
-        )
-        return Outlook(
-            candidate=candidate,
-            memory=memory,
-            speed=speed,
-            fits=self._probability(memory),
-            deviation=self.speed.fit.deviation(speed.estimate),
-        )
-
-    def ahead(self, one: Outlook, other: Outlook) -> tuple[float, float]:
-        """By how much `one` is faster than `other`, as a logarithm, and that figure's standard deviation.
+    def ahead_of(self, other: Outlook) -> tuple[float, float]:
+        """By how much this is faster than `other`, as a logarithm, and that figure's standard deviation.
 
         What both have in common, such as an engine's own factor, does not count as doubt.
         """
-        difference = other.speed.estimate.minus(one.speed.estimate)
-        return difference.mean, self.speed.fit.deviation(difference)
+        difference = other.speed.estimate.minus(self.speed.estimate)
+        return difference.mean, self.belief.speed.fit.deviation(difference)
 
-    def _probability(self, memory: MemoryPrediction) -> float:
-        deviation = max(1.0, (memory.upper - memory.peak) / UPPER_DEVIATIONS)
-        on_device = _NORMAL.cdf((self.space.memory_limit - memory.peak) / deviation)
-        if memory.host >= self.host_ceiling:
-            return 0.0
-        on_host = _NORMAL.cdf((self.space.host_memory / memory.host - 1) / _HOST_DEVIATION)
-        return on_device * on_host
+
+@dataclass(frozen=True, eq=False)
+class Belief:
+    """Both models, each calibrated with a history when it is first asked for."""
+
+    space: Space
+    seen: Sequence[tuple[Candidate, Record]]
+    """What measuring trials tried."""
+
+    def outlook(self, candidate: Candidate) -> Outlook:
+        """Prediction and doubt for `candidate`."""
+        return Outlook(candidate, self)
+
+    @cached_property
+    def machine(self) -> MachineSpeed:
+        space = self.space
+        return machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores)
+
+    @cached_property
+    def _memory_seen(self) -> list[MemoryObservation]:
+        return [found for pair in self.seen if (found := _memory_observation(self.space, *pair)) is not None]
+
+    @cached_property
+    def memory(self) -> MemoryCalibration:
+        space = self.space
+        return calibrate_memory(space.workload, self._memory_seen, world_size=space.world_size, device=device_of(space))
+
+    @cached_property
+    def host_ratios(self) -> dict[str, float]:
+        """Measured over predicted host memory, by engine, and under "" over all."""
+        fitting = [seen for seen in self._memory_seen if seen.fits]
+        return host_ratios(self.space.workload, fitting, self.space.world_size)
+
+    @cached_property
+    def speed(self) -> SpeedCalibration:
+        observations = [
+            SpeedObservation(
+                candidate=candidate,
+                boundary_seconds=record.measurement.boundary_seconds,
+                accumulate_seconds=record.measurement.accumulate_seconds,
+            )
+            for candidate, record in self.seen
+            if record.measurement is not None
+        ]
+        space = self.space
+        return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=self.machine)
+
+    @cached_property
+    def host_ceiling(self) -> float:
+        """Predicted host memory, in bytes, from which on a trial has run out of it; infinite if none has."""
+        out = [candidate for candidate, record in self.seen if record.outcome.kind in ("host_oom", "pinned_oom")]
+        return min((self.outlook(candidate).host for candidate in out), default=math.inf)
 
 
 def believe(space: Space, records: Sequence[Record]) -> Belief:
-    """Both models, calibrated with what `records` say about this space's candidates."""
+    """What `records` say about this space's candidates."""
     seen = [(space.by_key[key], record) for key, record in measured(records).items() if key in space.by_key]
-    machine = machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores)
-    memory = [observation for pair in seen if (observation := _memory_observation(space, *pair)) is not None]
-    speed = [
-        SpeedObservation(
-            candidate=candidate,
-            boundary_seconds=record.measurement.boundary_seconds,
-            accumulate_seconds=record.measurement.accumulate_seconds,
-        )
-        for candidate, record in seen
-        if record.measurement is not None
-    ]
-    known = calibrate_memory(space.workload, memory, world_size=space.world_size, device=device_of(space))
-    belief = Belief(
-        space=space,
-        machine=machine,
-        memory=known,
-        speed=calibrate_speed(space.workload, speed, world_size=space.world_size, machine=machine)
-        if speed
-        else SpeedCalibration(fit=Fit()),
-        host_ceiling=math.inf,
-    )
-    return replace(belief, host_ceiling=_host_ceiling(belief, seen))
+    return Belief(space, seen)
 
 
 def device_of(space: Space) -> Literal["cuda", "cpu"]:
     return "cuda" if space.device == "cuda" else "cpu"
-
-
-def _host_ceiling(belief: Belief, seen: Sequence[tuple[Candidate, Record]]) -> float:
-    """The least predicted host memory of what ran out of it."""
-    out = [candidate for candidate, record in seen if record.outcome.kind in ("host_oom", "pinned_oom")]
-    return min((belief.outlook(candidate).memory.host for candidate in out), default=math.inf)
 
 
 def _memory_observation(space: Space, candidate: Candidate, record: Record) -> MemoryObservation | None:

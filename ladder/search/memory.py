@@ -146,7 +146,7 @@ def predict_memory(
     margin, margin_deviation = (calibration.margin, calibration.margin_deviation) if device == "cuda" else (0.0, 0.0)
     peak = allocated * (1 + margin) + outside
     spread = math.hypot(allocated * math.hypot(relative, margin_deviation), outside_deviation)
-    host, pinned = _host(workload, candidate, world_size, calibration.host_ratio or {})
+    host, pinned = predict_host(workload, candidate, world_size, calibration.host_ratio or {})
     moments: dict[str, int] = {}
     totals = footprint.totals(calibration.fit.values)
     for moment, total in zip(footprint.moments, totals, strict=True):
@@ -179,7 +179,7 @@ def calibrate_memory(
         margin=margin,
         margin_deviation=scatter,
         outside_torch=outside or None,
-        host_ratio=_host_ratios(workload, fitting, world_size) or None,
+        host_ratio=host_ratios(workload, fitting, world_size) or None,
     )
     data = [datum for seen in observations if (datum := _datum(workload, seen, known, world_size, device)) is not None]
     return replace(known, fit=fit(data))
@@ -245,7 +245,9 @@ def _parts(moment: Moment, peak: float, outside: float) -> MemoryParts:
     return MemoryParts(**named, buffers=int(peak) - sum(named.values()))
 
 
-def _host(workload: Workload, candidate: Candidate, world_size: int, ratios: Mapping[str, float]) -> tuple[int, int]:
+def predict_host(
+    workload: Workload, candidate: Candidate, world_size: int, ratios: Mapping[str, float]
+) -> tuple[int, int]:
     """Host memory of all ranks, and its pinned part; at stages 1 and 2 the model may pass through the host at first."""
     on_host, pinned = offloaded(workload, candidate, world_size)
     total = _HOST_PROCESS * world_size + on_host
@@ -253,12 +255,12 @@ def _host(workload: Workload, candidate: Candidate, world_size: int, ratios: Map
     return int(total * ratio), int(pinned)
 
 
-def _host_ratios(workload: Workload, fitting: Sequence[MemoryObservation], world_size: int) -> dict[str, float]:
+def host_ratios(workload: Workload, fitting: Sequence[MemoryObservation], world_size: int) -> dict[str, float]:
     """Measured over predicted host memory: by engine, and the geometric mean over engines for those never measured."""
     by_engine: dict[str, list[float]] = {}
     for seen in fitting:
         if seen.peak_host:
-            expected, _ = _host(workload, seen.candidate, world_size, {})
+            expected, _ = predict_host(workload, seen.candidate, world_size, {})
             by_engine.setdefault(seen.candidate.engine.key, []).append(seen.peak_host / expected)
     ratios = {engine: max(seen) for engine, seen in by_engine.items()}
     if ratios:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +79,6 @@ def started(folder: Path, *, terminal: bool = False, arguments: list[str] = TUNE
         stdout=(folder / "stdout.txt").open("wb"),
         stderr=(folder / "stderr.txt").open("wb"),
         start_new_session=True,
-        preexec_fn=_take_terminal if terminal else None,
     )
     if theirs is not None:
         os.close(theirs)
@@ -96,9 +92,3 @@ def started(folder: Path, *, terminal: bool = False, arguments: list[str] = TUNE
             survivor.kill()
         if command.terminal is not None:
             os.close(command.terminal)
-
-
-def _take_terminal() -> None:
-    """In the child: its stdin becomes the terminal that sends it Ctrl-C and the hang-up."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ladder.launch.local import LocalLauncher
 class FaultyBench(Bench):
     """A bench whose processes do on request what no test can do to them from outside."""
 
-    provoke: Provocation = Provocation(Path())
+    provoke: Provocation = field(kw_only=True)
 
 
 @pytest.fixture(scope="session")

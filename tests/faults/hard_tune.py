@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -43,9 +44,16 @@ class HardTune:
     num_left: int
 
 
+def _temporary(prefix: str) -> Path:
+    """Not under pytest's own folder, whose names cannot be chosen; gone with this process."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def newline_folder() -> Path:
     """A folder whose name has all that shells, JSON, YAML and terminals care for."""
-    return Path(tempfile.mkdtemp(prefix='it\'s "a" tüne\nwith $(touch pwned) [bold] & more ')).resolve()
+    return _temporary(prefix='it\'s "a" tüne\nwith $(touch pwned) [bold] & more ')
 
 
 @cache
@@ -129,7 +137,7 @@ def jumping_clock(folder: Path) -> dict[str, str]:
     if shutil.which("gcc") is None:
         return {}
     # Not in `folder`: the loader splits LD_PRELOAD at blanks.
-    library = Path(tempfile.mkdtemp(prefix="clock-")) / "jumping_clock.so"
+    library = _temporary("clock-") / "jumping_clock.so"
     source = Path(__file__).with_name("jumping_clock.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True, timeout=60)
     return {"LD_PRELOAD": str(library)}

@@ -6,7 +6,10 @@ Everything else is real: controller, server, ranks, history.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+import termios
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +28,14 @@ def steady(*arguments: Any) -> Any:
     ]
 
 
+def take_terminal() -> None:
+    """As a shell's foreground job: our stdin, if it is a terminal, sends us Ctrl-C and the hang-up."""
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 if __name__ == "__main__":
+    take_terminal()
     ladder.verdict.judge = steady
     ladder.launch.operators.build_operators = lambda names, *_, **__: dict.fromkeys(names)
     from ladder.cli.main import main

@@ -57,7 +57,6 @@ def test_the_first_signal_keeps_and_prints_the_best_so_far_and_leaves_nothing(
         assert "Traceback" not in command.errors()
 
 
-
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
     with started(tmp_path, terminal=True) as command:
         wait_until(lambda: command.has_reached("engine") and len(command.marked()) >= 3, 90)

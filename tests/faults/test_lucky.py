@@ -1,0 +1,191 @@
+"""What was measured once is not believed: finalists run again, noise does not decide, and a narrow fit is said so."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FaultyBench
+from helpers import TINY_CONFIG, WORLD_SIZE, tiny_trial
+from test_ranks import records_of
+
+from ladder.candidates import RUNGS_BY_NAME
+from ladder.history import History
+from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
+from ladder.machine import Machine
+from ladder.outcome import Record
+from ladder.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
+from ladder.search.policy import exhaustive, walk
+from ladder.shapes import shape_from_config
+from ladder.tuner import Tuner, TuneResult, make_space
+from ladder.units import GIB
+from ladder.workload import Workload
+
+WORKLOAD = Workload(
+    model=shape_from_config(TINY_CONFIG, name="tiny", source="file"), task="causal-lm", seq_len=64, global_batch_size=4
+)
+MACHINE = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_memory=8 * GIB, num_cores=2)
+QUICK = StepPolicy(maximum=3, seconds=0.2)
+
+
+class Silent:
+    def note(self, text: str) -> None: ...
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
+    def event(self, rank: int, event: Event) -> None: ...
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None: ...
+
+
+@dataclass
+class UnluckyProofs(Launcher):
+    """Real trials; rank 1 of the first `number` proofs has its memory taken away before it steps."""
+
+    bench: FaultyBench
+    number: int
+    victims: list[str] = field(default_factory=list)
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        def listen(rank: int, event: Event) -> None:
+            listener(rank, event)
+            warms_up = isinstance(event, PhaseEvent) and event.phase == "warmup"
+            if spec.proof and rank == 1 and warms_up and len(self.victims) < self.number:
+                self.victims.append(spec.candidates[0].key)
+                resource.prlimit(self.bench.rank(1).pid, resource.RLIMIT_DATA, (1 << 20, resource.RLIM_INFINITY))
+
+        return self.bench.launcher.run(spec, deadlines, listen)
+
+    def close(self) -> None:
+        """The bench is not ours."""
+
+
+def tune(folder: Path, launcher: Launcher, strategy: Any) -> TuneResult:
+    space, unsupported = make_space(WORKLOAD, MACHINE, [RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero2"]], (1,))
+    with History(folder, "abc", {}) as history:
+        return Tuner(
+            workload=WORKLOAD,
+            machine=MACHINE,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=launcher,
+            view=Silent(),
+            steps=QUICK,
+        ).tune(strategy)
+
+
+@pytest.mark.parametrize("strategy", [exhaustive, walk])
+def test_a_candidate_that_fits_once_and_then_not_makes_way_for_one_that_fits_twice(
+    bench: FaultyBench, tmp_path: Path, strategy: Any
+) -> None:
+    launcher = UnluckyProofs(bench, number=1)
+    result = tune(tmp_path / "run", launcher, strategy)
+    (lucky,) = launcher.victims
+    of_lucky = [(record.purpose, record.outcome.kind) for record in result.records if record.candidate_key == lucky]
+    assert of_lucky == [("measure", "fits"), ("proof", "gpu_oom")]
+    assert result.answer is not None
+    assert result.answer.candidate_key != lucky
+    assert (result.answer.purpose, result.answer.outcome.kind) == ("proof", "fits")
+    assert result.best_so_far is not None
+    assert result.best_so_far.candidate_key != lucky
+
+
+class Disturber(threading.Thread):
+    """Stops a rank for half a second, once."""
+
+    SECONDS = 0.5
+
+    def __init__(self, bench: FaultyBench) -> None:
+        super().__init__()
+        self._rank = bench.rank(1)
+
+    def run(self) -> None:
+        self._rank.suspend()
+        time.sleep(self.SECONDS)
+        self._rank.resume()
+
+
+def test_an_outlier_among_the_steps_does_not_move_the_measurement(bench: FaultyBench, tmp_path: Path) -> None:
+    disturbers: list[Disturber] = []
+
+    def disturb(rank: int, event: Event) -> None:
+        timed = isinstance(event, StepEvent) and any(
+            isinstance(seen, PhaseEvent) and seen.phase == "measure" for heard, seen in bench.events if heard == 1
+        )
+        if rank == 1 and timed and not disturbers:
+            disturbers.append(Disturber(bench))
+            disturbers[0].start()
+
+    steps = StepPolicy(minimum=15, maximum=15, target_spread=0.0, seconds=60.0)
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=steps), disturb)
+    disturbers[0].join()
+    (event,) = [event for event in run.events[0] if isinstance(event, MeasuredEvent)]
+    assert max(event.boundary_seconds + event.accumulate_seconds) > 0.9 * Disturber.SECONDS
+    measurement = records_of(run)[0].measurement
+    assert measurement is not None
+    assert measurement.boundary_seconds < 0.5 * Disturber.SECONDS
+    assert measurement.accumulate_seconds is not None
+    assert measurement.accumulate_seconds < 0.5 * Disturber.SECONDS
+
+
+def test_a_fit_with_hardly_any_memory_left_is_a_warning(bench: FaultyBench, tmp_path: Path) -> None:
+    """The limit is set just above what the same trial took before, a little higher each time until it fits."""
+    first = records_of(bench.run(tiny_trial(tmp_path / "0001", 4)))[0].measurement
+    assert first is not None
+    for percent in (1, 2, 3, 4, 6, 8, 12):
+        limit = int(first.peak_device * (1 + percent / 100))
+        (record,) = records_of(bench.run(tiny_trial(tmp_path / f"{percent}", 4, memory_limit=limit)))
+        if record.outcome.kind == "fits":
+            break
+        assert record.outcome.kind == "gpu_oom"
+    assert record.measurement is not None
+    thin = record.measurement.peak_device > 0.97 * limit
+    assert any("thin headroom" in warning for warning in record.warnings) == thin
+    assert thin
+
+
+class OverflowingEngine:
+    """As DeepSpeed's engine under fp16: the first optimizer steps overflow, are skipped, and are quicker for it."""
+
+    NUM_SKIPPED, SECONDS = 3, 0.02
+
+    def __init__(self) -> None:
+        self.skipped_steps = 0
+
+    def __call__(self, **batch: Any) -> Any:
+        import torch
+
+        return type("Output", (), {"loss": torch.zeros(())})
+
+    def backward(self, loss: Any) -> None: ...
+
+    def step(self) -> None:
+        if self.skipped_steps < self.NUM_SKIPPED:
+            self.skipped_steps += 1
+        else:
+            time.sleep(self.SECONDS)
+
+
+def test_steps_that_fp16_overflow_skips_are_not_counted(tmp_path: Path) -> None:
+    """The engine is a stand-in: DeepSpeed's fp16 needs a GPU."""
+    import torch.distributed as dist
+
+    from ladder.trial.report import Reporter
+    from ladder.trial.steps import Stepper
+
+    spec = tiny_trial(tmp_path, 1)
+    spec = spec.model_copy(update={"deepspeed": {**spec.deepspeed, "gradient_accumulation_steps": 1}})
+    candidate: CandidateSpec = spec.candidates[0]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        stepper = Stepper(OverflowingEngine(), spec, Reporter(tmp_path / "rank0.jsonl"), vocab_size=8192)
+        timings = stepper.time(candidate, StepPolicy(minimum=4, maximum=4, target_spread=0.0, seconds=60.0))
+    finally:
+        dist.destroy_process_group()
+    assert timings.skipped == OverflowingEngine.NUM_SKIPPED
+    assert len(timings.boundary) == 4
+    assert min(timings.boundary) >= OverflowingEngine.SECONDS
