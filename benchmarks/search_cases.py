@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -98,9 +99,9 @@ class Problem(Protocol):
 class MemoryHistory:
     """A run folder that is forgotten: what the tuner writes, kept in memory."""
 
-    folder = Path("/nowhere")
-
     def __init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
+        self.folder = Path(self._scratch.name)
         self.records: list[Record] = []
         self.seconds: dict[str, float] = {}
 

@@ -1,4 +1,4 @@
-"""Tunes with random faults: whatever happens, nothing is lost, nothing is left behind, nothing is called what it is not.
+"""Tunes with random faults: whatever happens, nothing is lost, nothing left behind, nothing called what it is not.
 
     python benchmarks/soak.py [--simulated 200] [--real 30] [--seed 0]
 
@@ -135,7 +135,9 @@ def simulated_tune(folder: Path, machine: SimulatedMachine, dies_at: int | None)
 
 def soak_simulated(tunes: int, dice: random.Random, count: Count) -> None:
     for number in range(tunes):
-        machine = read_machine(dice.choice(MACHINES)).model_copy(update={"seed": number, "num_gpus": dice.choice((1, 2, 4))})
+        machine = read_machine(dice.choice(MACHINES)).model_copy(
+            update={"seed": number, "num_gpus": dice.choice((1, 2, 4))}
+        )
         with tempfile.TemporaryDirectory() as name:
             clean = simulated_tune(Path(name) / "clean", machine, None)
             before = simulated_tune(Path(name) / "hit", machine, dice.randrange(200))
@@ -148,7 +150,7 @@ def soak_simulated(tunes: int, dice: random.Random, count: Count) -> None:
 
 def marked(marker_of: Path) -> list[psutil.Process]:
     """The processes of the run in `marker_of`, found by the marker in their environment."""
-    from ladder.run import run_marker
+    from ladder.sweep import run_marker
 
     marker = run_marker(marker_of)
     found = []

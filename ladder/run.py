@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -28,7 +27,7 @@ from ladder.preparation import rank_environment, with_operators
 from ladder.search.policy import STRATEGIES
 from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
-from ladder.sweep import Sweep
+from ladder.sweep import Sweep, run_marker
 from ladder.text import shown
 from ladder.tuner import Tuner, TuneResult, View, closing, make_space, micro_batches_of, run_fingerprint
 from ladder.units import format_bytes, parse_bytes
@@ -99,7 +98,7 @@ def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], l
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
     leases.name_run(run_dir)
     with History(run_dir, fingerprint, facts) as history, _disk_faults(history):
-        marker = "ladder-" + hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
+        marker = run_marker(run_dir)
         sweep = Sweep(marker, run_dir)
         if machine.nvme_path is not None:
             sweep.remember(machine.nvme_path)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
 from ladder.launch.server import kill_marked
+
+
+def run_marker(run_folder: Path) -> str:
+    """What every process and swap file of a run is known by: the same whenever the run is started again."""
+    return "ladder-" + hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:16]
 
 
 class Sweep:

@@ -30,6 +30,8 @@ _HOST_OOM = (
     "Cannot allocate memory",
     "can't start new thread",
 )
+# oneDNN gives no reason: with a "descriptor" it cannot do the operation, without one it got no memory for it.
+_ONEDNN_OOM = re.compile(r"could not create a (primitive|memory object)(?! desc)")
 _DISK = ("No space left on device", "buffer nbytes != file bytes", "nbytes != file bytes")
 _UNSUPPORTED = (
     "extra_forbidden",
@@ -72,7 +74,7 @@ def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
         return "gpu_oom", False
     if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or says(_DISK):
         return "disk_full", False
-    if isinstance(error, MemoryError) or says(_HOST_OOM):
+    if isinstance(error, MemoryError) or says(_HOST_OOM) or _ONEDNN_OOM.search(text):
         return ("gpu_oom" if device == "cpu" else "host_oom"), False
     if type(error).__name__ in _UNSUPPORTED_TYPES or says(_UNSUPPORTED):
         return "unsupported", False

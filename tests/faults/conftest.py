@@ -5,22 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Bench
-from provocation import Provocation
+from provocation import FaultyBench, Provocation
 
 from ladder.launch.local import LocalLauncher
-
-
-@dataclass
-class FaultyBench(Bench):
-    """A bench whose processes do on request what no test can do to them from outside."""
-
-    provoke: Provocation = field(kw_only=True)
 
 
 @pytest.fixture(scope="session")

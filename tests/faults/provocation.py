@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from helpers import Bench
 
 
 @dataclass(frozen=True)
@@ -27,3 +28,10 @@ class Provocation:
     def happened(self) -> list[str]:
         """What the fault left as proof that it happened."""
         return self.happened_file.read_text().splitlines() if self.happened_file.exists() else []
+
+
+@dataclass
+class FaultyBench(Bench):
+    """A bench whose processes do on request what no test can do to them from outside."""
+
+    provoke: Provocation = field(kw_only=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FaultyBench
 from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
+from provocation import FaultyBench
 from test_ranks import ENDLESS, Once, a_step_of, outcome_of
 
 from ladder.candidates import RUNGS, Rung

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FaultyBench
 from helpers import TINY_CONFIG, WORLD_SIZE, tiny_trial
+from provocation import FaultyBench
 from test_ranks import records_of
 
 from ladder.candidates import RUNGS_BY_NAME
@@ -133,18 +133,19 @@ def test_an_outlier_among_the_steps_does_not_move_the_measurement(bench: FaultyB
 
 
 def test_a_fit_with_hardly_any_memory_left_is_a_warning(bench: FaultyBench, tmp_path: Path) -> None:
-    """The limit is set just above what the same trial took before, a little higher each time until it fits."""
-    first = records_of(bench.run(tiny_trial(tmp_path / "0001", 4)))[0].measurement
-    assert first is not None
-    for percent in (1, 2, 3, 4, 6, 8, 12):
-        limit = int(first.peak_device * (1 + percent / 100))
-        (record,) = records_of(bench.run(tiny_trial(tmp_path / f"{percent}", 4, memory_limit=limit)))
-        if record.outcome.kind == "fits":
+    """The limit is moved to just above what the trial takes: up when it runs out, down when it has room to spare."""
+    limit, thin = GIB, False
+    for index in range(12):
+        (record,) = records_of(bench.run(tiny_trial(tmp_path / f"{index}", 4, memory_limit=limit)))
+        if record.measurement is None:
+            assert record.outcome.kind == "gpu_oom"
+            limit += limit // 60
+            continue
+        thin = record.measurement.peak_device > 0.97 * limit
+        assert any("thin headroom" in warning for warning in record.warnings) == thin
+        if thin:
             break
-        assert record.outcome.kind == "gpu_oom"
-    assert record.measurement is not None
-    thin = record.measurement.peak_device > 0.97 * limit
-    assert any("thin headroom" in warning for warning in record.warnings) == thin
+        limit = int(record.measurement.peak_device / 0.985)
     assert thin
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import FaultyBench
 from helpers import WORLD_SIZE, bundled_workload, is_alive, make_candidate, tiny_trial
+from provocation import FaultyBench
 
 from ladder.launch.base import Deadlines, TrialRun
 from ladder.launch.watch import now
