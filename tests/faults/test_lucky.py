@@ -139,7 +139,7 @@ def test_a_fit_with_hardly_any_memory_left_is_a_warning(bench: FaultyBench, tmp_
         (record,) = records_of(bench.run(tiny_trial(tmp_path / f"{index}", 4, memory_limit=limit)))
         if record.measurement is None:
             assert record.outcome.kind == "gpu_oom"
-            limit += limit // 60
+            limit += limit // 40
             continue
         thin = record.measurement.peak_device > 0.97 * limit
         assert any("thin headroom" in warning for warning in record.warnings) == thin

@@ -39,6 +39,8 @@ CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (OverLimitError("context and libraries alone hold 1.00 GiB of 0.50 GiB"), "gpu_oom"),
     (RuntimeError(HOST_ALLOCATOR), "host_oom"),
     (MemoryError(), "host_oom"),
+    (RuntimeError("could not create a primitive"), "host_oom"),
+    (RuntimeError("could not create a primitive descriptor for a matmul primitive"), "crash"),
     (RuntimeError("std::bad_alloc"), "host_oom"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
     (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
