@@ -200,6 +200,12 @@ class History:
                 "run again; see to the disk, then start the same command again."
             ) from None
 
+    def note_space(self, space: dict[str, Any], unsupported: dict[str, str]) -> None:
+        """Remember what is searched, for those who read the run later."""
+        facts = {"space": space, "unsupported": unsupported}
+        if self._study.user_attrs.get("space") != facts:
+            self._study.set_user_attr("space", facts)
+
     def trial_seconds(self) -> dict[str, dict[str, float]]:
         """Where each trial's time went, by trial and phase."""
         return {

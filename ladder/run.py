@@ -25,6 +25,7 @@ from ladder.nvme import check_nvme_path
 from ladder.outcome import Record
 from ladder.preparation import rank_environment, with_operators
 from ladder.search.policy import STRATEGIES
+from ladder.search.snapshot import space_to_dict
 from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
 from ladder.sweep import Sweep, run_marker
@@ -109,6 +110,7 @@ def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], l
         space, unsupported = make_space(
             workload, machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
         )
+        history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
         job = {"model_config": dict(workload.model.config), "task": workload.task, "operators": operators}
         launcher = LocalLauncher(
             marker=marker,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ladder.cli import tune
+from ladder.cli import explain, plan, tune
 from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
 
 app = typer.Typer(
@@ -37,6 +37,8 @@ def _root(
 
 
 app.command("tune")(tune.tune)
+app.command("plan")(plan.plan)
+app.command("explain")(explain.explain)
 
 
 def main(arguments: list[str] | None = None) -> int:

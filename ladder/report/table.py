@@ -14,7 +14,7 @@ from ladder.units import gib
 if TYPE_CHECKING:
     import pandas as pd
 
-_STYLES = {"answer": "bold green", "pruned": "dim", "unsupported": "dim", "untried": "dim"}
+_STYLES = {"answer": "bold green", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
 _FAILED = "red"
 
 
@@ -85,12 +85,15 @@ def terminal_table(entries: Sequence[Entry]) -> Table:
 
 
 def _folded(entries: Sequence[Entry]) -> list[Entry]:
-    """Pruned candidates of one engine with the same reason as one line; trials.csv has them all."""
+    """One line for an engine's pruned candidates with the same reason, and one for all of those not tried: the fastest.
+
+    trials.csv has them all.
+    """
     seen: set[tuple[str, str]] = set()
     kept = []
-    for entry in entries:
-        if entry.status in ("pruned", "untried"):
-            key = (entry.rung, entry.why)
+    for entry in sorted(entries, key=lambda entry: -entry.predicted.tokens_per_second if entry.predicted else 0.0):
+        if entry.status in ("pruned", "predicted"):
+            key = (entry.rung, entry.why if entry.status == "pruned" else entry.status)
             if key in seen:
                 continue
             seen.add(key)
@@ -99,7 +102,7 @@ def _folded(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _order(entry: Entry) -> tuple[int, float]:
-    place = {"answer": 0, "measured": 1, "pruned": 3, "untried": 4, "unsupported": 5}[entry.status]
+    place = {"answer": 0, "measured": 1, "pruned": 3, "predicted": 4, "unsupported": 5}[entry.status]
     if entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits":
         place = 2
     return place, -(entry.record.tokens_per_second or 0.0) if entry.record else 0.0

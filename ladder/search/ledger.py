@@ -13,8 +13,7 @@ from ladder.search.policy import answer
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.units import format_bytes
 
-Status = Literal["answer", "measured", "predicted", "pruned", "unsupported", "untried"]
-_NOT_TRIED: Status = "untried"
+Status = Literal["answer", "measured", "predicted", "pruned", "unsupported"]
 _LIKELY = 0.5
 
 
@@ -68,7 +67,7 @@ def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, s
             status, why = "pruned", f"{verdict.reason} (trial {verdict.record.trial})"
         else:
             predicted = _predicted(belief.outlook(candidate))
-            status, why = _NOT_TRIED, _why_not(predicted, fastest, space)
+            status, why = "predicted", _why_not(predicted, fastest, space)
         entries.append(
             Entry(
                 rung=candidate.engine.key,
@@ -146,7 +145,9 @@ def _verdict(record: Record, best: Record | None, space: Space, records: Sequenc
         return "measured", f"its proof of fit failed: {failed_proof[-1].outcome.sentence}"
     if best is None or not best.tokens_per_second or not record.tokens_per_second:
         return "measured", "fits"
-    slower = 1 - record.tokens_per_second / best.tokens_per_second
+    # Measurement beside measurement: the answer's proof is another run.
+    own = measured(records).get(best.candidate_key, best).tokens_per_second or best.tokens_per_second
+    slower = 1 - record.tokens_per_second / own
     if slower <= 0:
         return (
             "measured",
