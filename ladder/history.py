@@ -168,9 +168,10 @@ class History:
             raise self._of_another_version() from None
 
     def next_trial(self) -> tuple[str, Path]:
-        """A name for the next trial and its folder, not yet made."""
-        taken = [int(path.name) for path in (self.folder / "trials").iterdir() if _TRIAL_FOLDER.fullmatch(path.name)]
-        name = f"{max(taken, default=0) + 1:04d}"
+        """A name for the next trial and its folder, not yet made: above all that made a folder or left a record."""
+        names = [path.name for path in (self.folder / "trials").iterdir()] + [record.trial for record in self.records]
+        taken = max((int(name) for name in names if _TRIAL_FOLDER.fullmatch(name)), default=0)
+        name = f"{taken + 1:04d}"
         return name, self.folder / "trials" / name
 
     def add(self, records: Sequence[Record], candidates: dict[str, Candidate], seconds: dict[str, float]) -> None:

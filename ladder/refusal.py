@@ -47,8 +47,10 @@ def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records:
 
 def host_bytes(candidate: Candidate, belief: Belief) -> int:
     """Host memory of all ranks together. Ranks on the CPU device hold everything there, up to their limit."""
-    memory, space = belief.outlook(candidate).memory, belief.space
-    return memory.host if space.device == "cuda" else min(memory.peak, space.memory_limit) * space.world_size
+    outlook, space = belief.outlook(candidate), belief.space
+    if space.device == "cuda":
+        return outlook.host
+    return min(outlook.memory.peak, space.memory_limit) * space.world_size
 
 
 def _refusal(candidate: Candidate, needed: int, trial: str, space: Space) -> Record:

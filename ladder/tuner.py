@@ -19,6 +19,9 @@ from ladder.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import CandidateSpec, Event, StepPolicy, TrialSpec
 from ladder.refusal import disproved, less_disproved, refusals
+from ladder.search.auto import remaining
+from ladder.search.belief import believe
+from ladder.search.cost import expected_seconds
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
 from ladder.verdict import judge, trial_seconds
@@ -52,6 +55,8 @@ class TuneResult:
     """Why the search ended."""
     cancelled: bool
     seconds: float
+    out_of_time: bool = False
+    """The time budget is spent, so that candidates may be left that were worth a trial."""
 
 
 class Tuner:
@@ -72,13 +77,15 @@ class Tuner:
         time_budget: float | None = None,
         swap_prefix: str = "ladder-swap",
         save_folder: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is what the time budget is counted on, in seconds: the launcher's own where time is simulated."""
         self._workload, self._machine, self._space, self._unsupported = workload, machine, space, unsupported
         self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
         self._steps = steps or StepPolicy()
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
         self._lost_servers = 0
-        self._began = time.monotonic()
+        self._clock, self._began = clock, clock()
 
     def tune(self, strategy: Strategy) -> TuneResult:
         """Search, then prove; what fails its proof does not fit, so that the search goes on with that."""
@@ -94,18 +101,36 @@ class Tuner:
             best_so_far=next(iter(ranking(records)), None),
             stopped=stopped,
             cancelled=self._cancelled(),
-            seconds=time.monotonic() - self._began,
+            seconds=self._clock() - self._began,
+            out_of_time=self._out_of_time(),
         )
 
     def _search(self, strategy: Strategy) -> str:
         while not self._cancelled():
-            if self._budget is not None and time.monotonic() - self._began > self._budget:
-                return f"the time budget of {self._budget:.0f} s is spent"
-            decision = strategy(self._space, less_disproved(self._history.records))
+            records = less_disproved(self._history.records)
+            if self._out_of_time():
+                left = remaining(self._space, records)
+                spent = f"the time budget of {self._budget:g} s is spent"
+                return f"{spent}; {left.sentence()}" if left is not None else spent
+            decision = strategy(self._space, records)
             if isinstance(decision, Stop):
                 return decision.reason
+            if not records:
+                self._warn_of_small_budget(decision)
             self._measure(decision)
         return "the tune was interrupted"
+
+    def _out_of_time(self) -> bool:
+        return self._budget is not None and self._clock() - self._began > self._budget
+
+    def _warn_of_small_budget(self, first: Measure) -> None:
+        """A trial that has begun measures its first candidate whatever the budget; the user should know beforehand."""
+        needed = expected_seconds([believe(self._space, ()).outlook(first.candidates[0])])
+        if self._budget is not None and needed > self._budget:
+            self._view.note(
+                f"Warning: the time budget of {self._budget:g} s is less than one trial is expected to take "
+                f"({needed:.0f} s): the first candidate is measured all the same, and proven if it fits."
+            )
 
     def _prove(self) -> bool:
         """Prove the fastest, and those that its own proof made look faster; True as soon as one fails its proof."""
@@ -127,10 +152,9 @@ class Tuner:
 
     def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
         """Record those that the host has no memory for, as a trial of their own that starts no process."""
-        name, folder = self._history.next_trial()
+        name, _ = self._history.next_trial()
         records = refusals(candidates, name, self._space, self._history.records)
         if records:
-            folder.mkdir()  # takes the number
             self._history.add(records, self._space.by_key, {})
         for record in records:
             self._view.note(f"trial {name}: {record.candidate_key} is {record.outcome.sentence}")
@@ -288,9 +312,14 @@ def run_fingerprint(workload: Workload, machine: Machine, versions: dict[str, st
 
 
 def require_answer(result: TuneResult, limit: str) -> Record:
-    """The winner's proof, or NothingFitsError saying what came closest."""
+    """The winner's proof. NothingFitsError says what came closest, UsageError that the time budget was too small."""
     if result.answer is not None:
         return result.answer
+    if result.out_of_time:
+        raise UsageError(
+            f"Nothing that fits in {limit} per GPU was found and proven: {result.stopped}. "
+            "Start the same command again with a larger --time-budget; it goes on where it was."
+        )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
     last = f" The most frugal one tried: {failures[-1].outcome.sentence}." if failures else ""
     raise NothingFitsError(

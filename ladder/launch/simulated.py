@@ -89,7 +89,7 @@ class _Trial:
         self.run.started = self._t
         if self._begin():
             for number, candidate in enumerate(self._spec.candidates):
-                if self._spec.stop_at is not None and self._t > self._spec.stop_at:
+                if number > 0 and self._spec.stop_at is not None and self._t > self._spec.stop_at:
                     break
                 if not self._candidate(candidate, first=number == 0, cancelled=cancelled):
                     break

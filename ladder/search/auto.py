@@ -18,7 +18,7 @@ from ladder.candidates import Engine
 from ladder.outcome import Record
 from ladder.search.audit import to_audit
 from ladder.search.belief import SLIM, Belief, Outlook, believe
-from ladder.search.cost import candidate_seconds, start_seconds
+from ladder.search.cost import expected_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space, measured, ranking, ruled_out
 
@@ -133,12 +133,8 @@ def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -
 def _offer(belief: Belief, own: Sequence[Outlook], speed: float | None) -> _Offer:
     """The trial of one engine: which of its candidates, in ascending memory, at what gain and price."""
     chosen = _chosen(belief, own)
-    accumulations = [each.candidate.accumulation for each in chosen]
-    engine = chosen[0].candidate.engine
-    seconds = start_seconds(engine.rung, belief.space.workload.model.num_parameters)
-    seconds += sum(candidate_seconds(each.speed, steps) for each, steps in zip(chosen, accumulations, strict=True))
     gain = max(_gain(each, speed) for each in chosen) if speed else 0.0
-    return _Offer(engine, chosen, gain, seconds)
+    return _Offer(chosen[0].candidate.engine, chosen, gain, expected_seconds(chosen))
 
 
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:

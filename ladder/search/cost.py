@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ladder.candidates import Rung
+from ladder.search.belief import Outlook
 from ladder.search.speed import SpeedPrediction
 
 _PROCESSES = 2.5
@@ -39,6 +40,8 @@ def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
     return max(_FEWEST_STEPS * step, min(_STEPS * step, _STEP_SECONDS + step))
 
 
-def sweep_seconds(rung: Rung, num_parameters: int, candidates: Iterable[tuple[SpeedPrediction, int]]) -> float:
-    """Seconds of one trial of `rung` on `candidates`, each with its accumulation."""
-    return start_seconds(rung, num_parameters) + sum(candidate_seconds(*each) for each in candidates)
+def expected_seconds(outlooks: Sequence[Outlook]) -> float:
+    """Seconds of one trial that measures these candidates, all of one engine."""
+    rung, workload = outlooks[0].candidate.engine.rung, outlooks[0].belief.space.workload
+    start = start_seconds(rung, workload.model.num_parameters)
+    return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)

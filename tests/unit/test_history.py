@@ -178,3 +178,9 @@ def test_trials_are_numbered_on_from_the_highest_there_is(tmp_path: Path) -> Non
         assert history.next_trial()[0] == "0008"
         (tmp_path / "run" / "trials" / "12345").mkdir()
         assert history.next_trial()[0] == "12346"
+
+
+def test_a_trial_that_left_records_but_no_folder_keeps_its_number(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as history:
+        history.add([make_record(CANDIDATES[0], trial="0003")], BY_KEY, {})
+        assert history.next_trial()[0] == "0004"

@@ -17,7 +17,9 @@ from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
 from ladder.machine import Gpu, Machine
 from ladder.outcome import Outcome, Record
 from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
+from ladder.search.space import Space, measured
 from ladder.tuner import Tuner, TuneResult, make_space, micro_batches_of, require_answer, run_fingerprint
 from ladder.units import GIB
 
@@ -152,8 +154,7 @@ def tune(folder: Path, launcher: Launcher, *, strategy: Any = exhaustive, **opti
             unsupported=unsupported,
             history=history,
             launcher=launcher,
-            view=Silent(),
-            **options,
+            **{"view": Silent()} | options,
         ).tune(strategy)
 
 
@@ -227,6 +228,44 @@ def test_a_spent_time_budget_ends_the_search_and_the_best_is_proven_all_the_same
     assert "time budget" in result.stopped
     assert [spec.proof for spec in launcher.specs] == [True] * len(launcher.specs)
     assert result.answer is not None
+
+
+class Slow(Pretender):
+    """Each trial takes a minute on a clock of its own."""
+
+    def now(self) -> float:
+        return 60.0 * len(self.specs)
+
+
+def test_the_budget_is_counted_on_the_launchers_clock_and_its_end_says_what_was_left_open(tmp_path: Path) -> None:
+    launcher = Slow(lambda spec, candidate: 1.0)
+    result = tune(tmp_path / "run", launcher, strategy=one_by_one, time_budget=90.0, clock=launcher.now)
+    assert len([spec for spec in launcher.specs if not spec.proof]) == 2
+    assert result.out_of_time
+    assert result.seconds == 60.0 * len(launcher.specs)
+    assert "the time budget of 90 s is spent; no candidate left" in result.stopped
+
+
+def one_by_one(space: Space, records: Sequence[Record]) -> Measure:
+    left = [each for each in space.candidates if each.key not in measured(records)]
+    return Measure(left[0].engine, (left[0],), "the next one")
+
+
+def test_a_budget_below_one_trial_is_warned_of_and_ends_with_what_to_do(tmp_path: Path) -> None:
+    launcher = Slow(lambda spec, candidate: None)
+    notes: list[str] = []
+    result = tune(tmp_path / "run", launcher, time_budget=0.5, clock=launcher.now, view=Noting(notes))
+    assert len(launcher.specs) == 1
+    assert "time budget of 0.5 s is less than one trial is expected to take" in notes[0]
+    with pytest.raises(UsageError, match="larger --time-budget"):
+        require_answer(result, "1 GiB")
+
+
+class Noting(Silent):
+    """A view that keeps what is said to the user."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.note = notes.append  # type: ignore[method-assign]
 
 
 class Dying(Pretender):
