@@ -24,8 +24,8 @@ from ladder.launch.local import LocalLauncher
 from ladder.launch.operators import build_operators
 from ladder.machine import Machine, detect_machine
 from ladder.model_source import resolve_model
+from ladder.preparation import rank_environment
 from ladder.protocol import CandidateSpec, PhaseEvent, StepPolicy, TrialSpec
-from ladder.run import rank_environment
 from ladder.shapes import with_layers
 from ladder.verdict import trial_seconds
 from ladder.workload import Workload

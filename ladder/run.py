@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from ladder import __version__
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate
@@ -18,19 +19,18 @@ from ladder.emit import Answer, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
 from ladder.launch.lease import Leases
-from ladder.launch.local import LocalLauncher
+from ladder.launch.simulated_machine import SimulatedMachine
 from ladder.machine import Machine, detect_machine
 from ladder.model_source import resolve_model, smoke_defaults
 from ladder.nvme import check_nvme_path
 from ladder.outcome import Record
-from ladder.preparation import rank_environment, with_operators
 from ladder.search.policy import STRATEGIES
 from ladder.search.snapshot import space_to_dict
 from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
-from ladder.sweep import Sweep, run_marker
+from ladder.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.text import shown
-from ladder.tuner import Tuner, TuneResult, View, closing, make_space, micro_batches_of, run_fingerprint
+from ladder.tuner import Tuner, TuneResult, View, make_space, micro_batches_of, run_fingerprint
 from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task, Workload
 
@@ -69,6 +69,9 @@ class TuneOptions:
     cold: bool = False
     wait: bool = False
     """Wait for GPUs that another tune or process uses."""
+    launcher: Literal["local", "simulated"] = "local"
+    machine: str | None = None
+    """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,67 +84,65 @@ class TuneOutput:
     run_dir: Path
     trial_seconds: dict[str, dict[str, float]]
     """Where each trial's time went, by trial and phase."""
+    simulated: str | None = None
+    """The machine on paper that stood in for a real one."""
 
 
 def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
     _require_text(options)
+    _require_effect(options)
     with Leases(wait=options.wait, note=view.note, cancelled=cancelled) as leases:
         return _run_tune(options, view, cancelled, leases)
 
 
 def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], leases: Leases) -> TuneOutput:
-    workload, machine = _workload_and_machine(options, view, leases)
+    paper = paper_machine(options)
+    workload, machine = _workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     output = _writable_output(options.output)
     versions = package_versions()
-    fingerprint, facts = run_fingerprint(workload, machine, versions)
+    fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
     leases.name_run(run_dir)
+    rungs = [rung for rung in RUNGS if not options.rungs or rung.name in options.rungs]
     with History(run_dir, fingerprint, facts) as history, _disk_faults(history):
-        marker = run_marker(run_dir)
-        sweep = Sweep(marker, run_dir)
-        if machine.nvme_path is not None:
-            sweep.remember(machine.nvme_path)
-        sweep()
-        environment = rank_environment(machine)
-        rungs = [rung for rung in RUNGS if not options.rungs or rung.name in options.rungs]
-        machine, operators = with_operators(machine, rungs, workload, environment, view)
-        space, unsupported = make_space(
-            workload, machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
-        )
-        history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-        job = {"model_config": dict(workload.model.config), "task": workload.task, "operators": operators}
-        launcher = LocalLauncher(
-            marker=marker,
-            job=job,
-            environment=environment,
-            log=run_dir / "server.log",
-            gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
-            cancelled=cancelled,
-            cold=options.cold,
-        )
-        try:
-            with closing(launcher):
-                result = Tuner(
-                    workload=workload,
-                    machine=machine,
-                    space=space,
-                    unsupported=unsupported,
-                    history=history,
-                    launcher=launcher,
-                    view=view,
-                    cancelled=cancelled,
-                    time_budget=options.time_budget,
-                    swap_prefix=marker,
-                    save_folder=options.save_weights,
-                ).tune(STRATEGIES[options.strategy])
-        finally:
-            sweep()
+        if paper is not None:
+            opening = on_paper(paper, machine, cancelled=cancelled)
+        else:
+            opening = on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=options.cold)
+        with opening as stage:
+            space, unsupported = make_space(
+                workload, stage.machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
+            )
+            history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
+            result = Tuner(
+                workload=workload,
+                machine=stage.machine,
+                space=space,
+                unsupported=unsupported,
+                history=history,
+                launcher=stage.launcher,
+                view=view,
+                cancelled=cancelled,
+                time_budget=options.time_budget,
+                swap_prefix=stage.swap_prefix,
+                save_folder=options.save_weights,
+                clock=stage.clock,
+            ).tune(STRATEGIES[options.strategy])
         seconds = history.trial_seconds()
     answer = _answer(result.answer, workload, machine, space.by_key, versions, run_dir) if result.answer else None
+    if answer is not None and paper is not None:
+        answer = _said_to_be_simulated(answer, paper.name)
     files = emit_all(answer, output) if answer else []
-    return TuneOutput(result=result, answer=answer, files=files, run_dir=run_dir, trial_seconds=seconds)
+    return TuneOutput(
+        result=result,
+        answer=answer,
+        files=files,
+        run_dir=run_dir,
+        trial_seconds=seconds,
+        simulated=paper.name if paper else None,
+    )
 
 
 @contextmanager
@@ -164,20 +165,19 @@ def _require_text(options: TuneOptions) -> None:
             raise UsageError(f"{shown(value)} is not valid UTF-8; rename it or choose another.") from None
 
 
-def _workload_and_machine(options: TuneOptions, view: View, leases: Leases) -> tuple[Workload, Machine]:
+def _require_effect(options: TuneOptions) -> None:
+    """Nothing is silently ignored: what only one strategy obeys is refused with another."""
+    if options.audit and options.strategy != "auto":
+        raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
+
+
+def _workload_and_machine(
+    options: TuneOptions, paper: SimulatedMachine | None, view: View, leases: Leases
+) -> tuple[Workload, Machine]:
     model = resolve_model(options.model, task=options.task)
     if model.note:
         view.note(model.note)
-    nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
-    nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
-    machine = detect_machine(
-        gpus=options.gpus,
-        gpu_memory=options.gpu_memory,
-        host_memory=options.host_memory,
-        nvme_path=nvme_path,
-        choose=leases.choose,
-    )
-    machine = replace(machine, nvme_write_speed=nvme_write_speed)
+    machine = as_a_tune_sees_it(paper, options) if paper is not None else _this_host(options, leases)
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
     if options.gpu_memory is None and "gpu_memory" in smoke:
         machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
@@ -200,7 +200,22 @@ def _workload_and_machine(options: TuneOptions, view: View, leases: Leases) -> t
         gradient_clipping=options.gradient_clipping,
     )
     view.note(_introduction(workload, machine))
+    if paper is not None:
+        view.note(f"Simulated: no trial is run; all figures are of the machine {paper.name}, which exists on paper.")
     return workload, machine
+
+
+def _this_host(options: TuneOptions, leases: Leases) -> Machine:
+    nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
+    nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
+    machine = detect_machine(
+        gpus=options.gpus,
+        gpu_memory=options.gpu_memory,
+        host_memory=options.host_memory,
+        nvme_path=nvme_path,
+        choose=leases.choose,
+    )
+    return replace(machine, nvme_write_speed=nvme_write_speed)
 
 
 def _default_batch(world_size: int) -> int:
@@ -265,6 +280,12 @@ def _answer(
         },
         warnings=record.warnings,
     )
+
+
+def _said_to_be_simulated(answer: Answer, machine: str) -> Answer:
+    """The files must not be taken for measurements."""
+    warning = f"simulated on the paper machine {machine}: no trial was run, so nothing here is measured or proven"
+    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
 
 
 def package_versions() -> dict[str, str]:

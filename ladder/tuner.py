@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing as closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -173,12 +172,14 @@ class Tuner:
         self._view.trial_begins(spec, reason)
         run = self._launcher.run(spec, self._deadlines(engine), self._view.event)
         records = judge(run, self._workload, candidates)
-        if run.stop is not None and run.stop.kind in ("cancelled", "lost_server"):
+        if run.stop is not None and run.stop.kind in ("cancelled", "lost_server", "environment"):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]
         self._count_lost_servers(run)
         self._history.add(records, self._space.by_key, trial_seconds(run))
         self._view.trial_ends(run, records)
+        if run.stop is not None and run.stop.kind == "environment":
+            raise EnvironmentFaultError(run.stop.sentence)
 
     def _count_lost_servers(self, run: TrialRun) -> None:
         """The trial server is restarted when it dies; that it dies again and again is no configuration's fault."""
@@ -297,8 +298,13 @@ def make_space(
     return space, unsupported
 
 
-def run_fingerprint(workload: Workload, machine: Machine, versions: dict[str, str]) -> tuple[str, dict[str, Any]]:
-    """What a history is good for: a digest, and the facts in it for the message when they differ."""
+def run_fingerprint(
+    workload: Workload, machine: Machine, versions: dict[str, str], simulated: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """What a history is good for: a digest, and the facts in it for the message when they differ.
+
+    `simulated` are the laws of a machine on paper; a history made there is never mistaken for a real machine's.
+    """
     facts = {
         "model": workload.model.name,
         "workload": workload.fingerprint(),
@@ -308,6 +314,8 @@ def run_fingerprint(workload: Workload, machine: Machine, versions: dict[str, st
         "memory limit": machine.memory_limit,
         "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
     }
+    if simulated is not None:
+        facts["simulated machine"] = dict(simulated)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12], facts
 
 

@@ -34,6 +34,11 @@ class OptimizerChoice(str, Enum):
     sgd = "sgd"
 
 
+class LauncherName(str, Enum):
+    local = "local"
+    simulated = "simulated"
+
+
 class StrategyName(str, Enum):
     auto = "auto"
     exhaustive = "exhaustive"
@@ -92,6 +97,12 @@ def tune(
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="auto: how much faster than the answer an untried one may be.")
     ] = 0.02,
+    audit: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, metavar="SHARE", help="auto: measure this share of what it ruled out, to check it."
+        ),
+    ] = 0.0,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")
@@ -107,6 +118,12 @@ def tune(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for GPUs that another tune or somebody's process uses.")
     ] = False,
+    launcher: Annotated[
+        LauncherName, typer.Option(help="simulated: on a --machine that exists on paper; nothing is run.")
+    ] = LauncherName.local,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="For --launcher simulated: a100-80, h100-80, … or a file.")
+    ] = None,
 ) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
 
@@ -119,6 +136,8 @@ def tune(
       ladder tune meta-llama/Llama-2-7b-hf --gpus 8
 
       ladder tune meta-llama/Llama-3.2-1B --gpu-memory 24GiB --global-batch-size 64
+
+      ladder tune llama-2-7b --launcher simulated --machine a100-40
     """
     from ladder.cli.plain import PlainView
     from ladder.interruption import interruptible
@@ -147,6 +166,9 @@ def tune(
         save_weights=save_weights,
         cold=cold,
         wait=wait,
+        audit=audit,
+        launcher=launcher.value,
+        machine=machine,
     )
     with interruptible() as interruption:
         try:
@@ -168,6 +190,7 @@ def _print(done: TuneOutput) -> None:
 
     from ladder.report.table import frame, terminal_table
     from ladder.report.times import total_line
+    from ladder.search.audit import audit_report
     from ladder.search.ledger import ledger
 
     result = done.result
@@ -183,12 +206,15 @@ def _print(done: TuneOutput) -> None:
         f"{escape(str(done.run_dir / 'trials.csv'))}"
     )
     console.print(total_line(done.trial_seconds))
+    if result.space.audit:
+        console.print(f"Audit: {audit_report(result.space, result.records).sentence()}.")
     if done.answer is not None:
         answer = done.answer
+        how = "proven in fresh processes" if done.simulated is None else f"simulated on {escape(done.simulated)}"
         console.print(
             f"[bold green]{answer.candidate.key}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
             f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)} "
-            f"({answer.headroom:.0%} headroom), proven in fresh processes."
+            f"({answer.headroom:.0%} headroom), {how}."
         )
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")

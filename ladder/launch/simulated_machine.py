@@ -78,7 +78,8 @@ class SimulatedMachine(BaseModel):
         nodes = -(-world_size // self.num_gpus)
         memory = gpu_memory or self.gpu_memory
         if memory > self.gpu_memory:
-            raise UsageError(f"--gpu-memory is more than the {self.gpu_memory / 2**30:.0f} GiB that {self.name} has.")
+            has = f"the {self.gpu_memory / 2**30:.0f} GiB that {self.name} has"
+            raise UsageError(f"--gpu-memory is more than {has}; leave one of them out.")
         return Machine(
             device="cuda",
             world_size=world_size,

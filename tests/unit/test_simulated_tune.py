@@ -1,0 +1,105 @@
+"""`ladder tune --launcher simulated`: the whole product on a machine that exists on paper, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ladder.cli.main import main
+from ladder.launch.simulated_machine import machine_files
+
+ON_PAPER = ["--launcher", "simulated", "--machine"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tune(*arguments: str, machine: str = "a100-40") -> int:
+    return main(["tune", "tiny-llama", "--gpus", "2", "--seq-len", "64", *ON_PAPER, machine, *arguments])
+
+
+def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune() == 0
+    printed = capsys.readouterr()
+    assert "Simulated: no trial is run" in printed.err
+    assert "simulated on a100-40" in printed.out
+    assert "proven in fresh processes." not in printed.out
+    section = json.loads((folder / "best_config.json").read_text())["ladder"]
+    assert section["proof"]["simulated"] is True
+    assert "no trial was run" in section["warnings"][0]
+
+
+def test_a_tune_on_paper_started_again_runs_no_trial_and_can_be_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune() == 0
+    first = (folder / "best_config.json").read_text()
+    capsys.readouterr()
+    assert tune() == 0
+    assert "trial 0" not in capsys.readouterr().err
+    assert (folder / "best_config.json").read_text() == first
+    assert main(["explain"]) == 0
+    assert "measured" in capsys.readouterr().out
+
+
+def test_a_run_folder_of_one_paper_machine_is_not_taken_for_anothers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = machine_files()["a100-40"].read_text()
+    (folder / "one.yaml").write_text(machine)
+    (folder / "other.yaml").write_text(f"{machine}\nname: one\nseed: 7\n")
+    assert tune("--run-dir", "run", machine="one.yaml") == 0
+    assert tune("--run-dir", "run", machine="other.yaml") == 2
+    assert "simulated machine differ" in capsys.readouterr().err
+
+
+def test_an_audit_counts_what_was_wrongly_pruned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--audit", "1", "--gpu-memory", "3GiB", "--rung", "zero2", "--global-batch-size", "4096") == 0
+    assert "pruned candidates fit when measured anyway" in capsys.readouterr().out
+
+
+def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("--time-budget", "1s") == 0
+    printed = capsys.readouterr()
+    assert "less than one trial is expected to take" in printed.err
+    assert "the time budget of 1 s is spent; no candidate left" in " ".join(printed.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--launcher", "simulated"], "needs a --machine"),
+        (["--machine", "l4"], "add --launcher simulated"),
+        ([*ON_PAPER, "abacus"], "neither a file nor a bundled machine"),
+        ([*ON_PAPER, "l4", "--cold"], "--cold has no effect"),
+        ([*ON_PAPER, "l4", "--wait"], "--wait has no effect"),
+        ([*ON_PAPER, "l4", "--save-weights", "x"], "--save-weights has no effect"),
+        ([*ON_PAPER, "l4", "--gpus", "0"], "leave one of them out"),
+        ([*ON_PAPER, "l4", "--gpu-memory", "80GiB"], "more than the 22 GiB that l4 has"),
+        ([*ON_PAPER, "diskless.yaml", "--nvme-path", "/nvme"], "has no NVMe drive"),
+        ([*ON_PAPER, "coloured.yaml"], "'gpu_colour' is unknown"),
+        ([*ON_PAPER, "l4", "--audit", "0.1", "--strategy", "walk"], "--audit has no effect"),
+        ([*ON_PAPER, "l4", "--audit", "2"], "--audit"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_contradicts_itself_is_one_sentence(
+    arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = machine_files()["l4"].read_text()
+    (folder / "coloured.yaml").write_text(machine + "\ngpu_colour: green\n")
+    (folder / "diskless.yaml").write_text(machine.replace("nvme_space: 1TiB", "nvme_space: 0"))
+    assert main(["tune", "tiny-llama", *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert printed.startswith("ladder: ")
+    assert not (folder / "ladder-runs").exists()
