@@ -1,38 +1,51 @@
-"""Host memory: how much of it the kernel lets this process have."""
+"""Host memory: how much of it the kernel lets a process have."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 _UNLIMITED = 1 << 60
 
 
-def host_memory() -> int:
-    """The cgroup's limit where it sets one, else MemTotal: ballooned machines report too little there."""
-    limit = min((value for value in map(_read_int, _cgroup_limit_files()) if value), default=_UNLIMITED)
-    return limit if limit < _UNLIMITED else int(psutil.virtual_memory().total)
+class MemoryCgroup(NamedTuple):
+    """The folder of a memory cgroup, the root of its hierarchy, and whether that is of version 2."""
+
+    folder: Path
+    root: Path
+    v2: bool
 
 
-def _cgroup_limit_files() -> list[Path]:
-    root, files = Path("/sys/fs/cgroup"), []
+def memory_cgroups(pid: int | str = "self") -> list[MemoryCgroup]:
+    """The memory cgroups that process `pid` is in; none where the kernel tells of none."""
+    root = Path(os.environ.get("LADDER_CGROUP_ROOT", "/sys/fs/cgroup"))
+    found = []
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return []
     for line in lines:
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0":
-            files += [folder / "memory.max" for folder in _upwards(root / path.lstrip("/"), root)]
+            found.append(MemoryCgroup(root / path.lstrip("/"), root, v2=True))
         elif "memory" in controllers.split(","):
-            base = root / "memory"
-            files += [folder / "memory.limit_in_bytes" for folder in _upwards(base / path.lstrip("/"), base)]
-    return files
+            found.append(MemoryCgroup(root / "memory" / path.lstrip("/"), root / "memory", v2=False))
+    return found
 
 
-def _upwards(folder: Path, root: Path) -> list[Path]:
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
+def host_memory() -> int:
+    """The cgroup's limit where it sets one, else MemTotal: ballooned machines report too little there."""
+    files = [
+        folder / ("memory.max" if cgroup.v2 else "memory.limit_in_bytes")
+        for cgroup in memory_cgroups()
+        for folder in (cgroup.folder, *cgroup.folder.parents)
+        if folder.is_relative_to(cgroup.root)
+    ]
+    limit = min((value for value in map(_read_int, files) if value), default=_UNLIMITED)
+    return limit if limit < _UNLIMITED else int(psutil.virtual_memory().total)
 
 
 def _read_int(path: Path) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ladder.candidates import Rung
@@ -17,7 +17,12 @@ from ladder.workload import Workload
 
 
 def with_operators(
-    machine: Machine, rungs: Sequence[Rung], workload: Workload, environment: dict[str, str], view: View
+    machine: Machine,
+    rungs: Sequence[Rung],
+    workload: Workload,
+    environment: dict[str, str],
+    view: View,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Machine, list[str]]:
     """The machine with the reasons for what it does not support, and the operators that are built and load."""
     unsupported = {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
@@ -27,9 +32,9 @@ def with_operators(
     always = ["shm_comm"] if machine.device == "cpu" else []
     if names or always:
         view.note(f"Building DeepSpeed operators if need be: {', '.join(always + names)}.")
-    built = build_operators(always + names, environment)
+    built = build_operators(always + names, environment, cancelled)
     for name in always:
-        if (reason := built[name]) is not None:
+        if (reason := built[name]) is not None and not cancelled():
             raise EnvironmentFaultError(
                 f"DeepSpeed's {name} operator cannot be built ({reason}); install a C++ compiler "
                 "(Debian and Ubuntu: apt-get install g++) and try again."

@@ -31,7 +31,8 @@ class Deadlines:
 class Stop:
     """Why the launcher itself ended a trial."""
 
-    kind: Literal["hang", "cancelled", "lost_server", "lost_gpu"]
+    kind: Literal["hang", "cancelled", "lost_server", "environment"]
+    """`environment`: the machine is at fault and the tune must end; what was measured before stands."""
     sentence: str
     rank: int | None = None
 
@@ -76,7 +77,7 @@ class Launcher(Protocol):
     """One contract, tested for every launcher: `run` returns only when nothing of the trial is left."""
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
-        """Run one trial. Raises EnvironmentFaultError when the machine, and not the configuration, is at fault."""
+        """Run one trial. Raises EnvironmentFaultError when the machine cannot even start one."""
 
     def close(self) -> None:
         """End what the launcher itself keeps running."""

@@ -63,16 +63,15 @@ class LocalLauncher(Launcher):
         oom_kills = OomKills(server.pid)
         serves, left = False, []
         try:
-            serves = self._follow(run, server, spec_file, deadlines, listener)
+            serves = self._follow(run, server, spec_file, deadlines, listener, sampler)
         finally:
             if sampler:
                 sampler.stop()
             if self._cold or not serves:
                 left = self._drop_server()
             self._remove_swap(spec)
-        _require_gone(left, spec)
         run.oom_kills = oom_kills.since()
-        self._await_release(spec)
+        run.stop = _unkillable(left, spec) or self._unreleased(spec) or run.stop
         run.ended = now()
         if sampler:
             run.device_use = {
@@ -107,7 +106,13 @@ class LocalLauncher(Launcher):
         return left
 
     def _follow(
-        self, run: TrialRun, server: TrialServer, spec_file: Path, deadlines: Deadlines, listener: Listener
+        self,
+        run: TrialRun,
+        server: TrialServer,
+        spec_file: Path,
+        deadlines: Deadlines,
+        listener: Listener,
+        sampler: Sampler | None,
     ) -> bool:
         """From the request until no process of the trial is left; False if the server is lost or no longer answers."""
         server.start(run.spec.trial, spec_file)
@@ -128,7 +133,7 @@ class LocalLauncher(Launcher):
                     return False
                 continue
             if run.stop is None:
-                run.stop = self._cancellation() or watch.overdue(server.is_stopped)
+                run.stop = self._cancellation() or _lost_gpu(sampler) or watch.overdue(server.is_stopped)
             if run.stop is not None or watch.must_end():
                 run.killed = frozenset(range(run.spec.world_size)) - run.exits.keys()
                 server.kill_ranks()
@@ -137,12 +142,17 @@ class LocalLauncher(Launcher):
     def _cancellation(self) -> Stop | None:
         return Stop(kind="cancelled", sentence="the tune was interrupted") if self._cancelled() else None
 
-    def _await_release(self, spec: TrialSpec) -> None:
-        if self._gpus and not self._gpus.wait_released(_RELEASE_SECONDS):
-            raise EnvironmentFaultError(
-                f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process that "
-                "is not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again."
-            )
+    def _unreleased(self, spec: TrialSpec) -> Stop | None:
+        try:
+            if self._gpus is None or self._gpus.wait_released(_RELEASE_SECONDS):
+                return None
+        except EnvironmentFaultError as lost:
+            return Stop(kind="environment", sentence=str(lost))
+        return Stop(
+            kind="environment",
+            sentence=f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process "
+            "that is not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again.",
+        )
 
     def _remove_swap(self, spec: TrialSpec) -> None:
         """The trial's NVMe files; a folder of gigabytes is removed beside the next trial's start."""
@@ -166,9 +176,15 @@ def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> b
     return False
 
 
-def _require_gone(left: Sequence[int], spec: TrialSpec) -> None:
-    if left:
-        raise EnvironmentFaultError(
-            f"Trial {spec.trial} left process {', '.join(map(str, left))}, which not even SIGKILL ends "
-            "(a driver or a file system holds it); wait until it is gone or reboot, then start the same command again."
-        )
+def _lost_gpu(sampler: Sampler | None) -> Stop | None:
+    return Stop(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
+
+
+def _unkillable(left: Sequence[int], spec: TrialSpec) -> Stop | None:
+    if not left:
+        return None
+    return Stop(
+        kind="environment",
+        sentence=f"Trial {spec.trial} left process {', '.join(map(str, left))}, which not even SIGKILL ends "
+        "(a driver or a file system holds it); wait until it is gone or reboot, then start the same command again.",
+    )

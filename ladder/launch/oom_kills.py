@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from ladder.host import memory_cgroups
 
 
 class OomKills:
     """Counts from now on the OOM kills in the memory cgroup (v2 or v1) that process `pid` is in."""
 
     def __init__(self, pid: int) -> None:
-        self._files = _memory_cgroup_files(pid)
+        self._files = [
+            cgroup.folder / ("memory.events" if cgroup.v2 else "memory.oom_control") for cgroup in memory_cgroups(pid)
+        ]
         self._before = self._count()
 
     def since(self) -> int:
@@ -31,19 +34,3 @@ def _oom_kill(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None
-
-
-def _memory_cgroup_files(pid: int) -> list[Path]:
-    root = Path(os.environ.get("LADDER_CGROUP_ROOT", "/sys/fs/cgroup"))
-    files = []
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        hierarchy, controllers, path = line.split(":", 2)
-        if hierarchy == "0":
-            files.append(root / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            files.append(root / "memory" / path.lstrip("/") / "memory.oom_control")
-    return files

@@ -1,4 +1,4 @@
-"""Builds one DeepSpeed operator in a process of its own: `python -m ladder.trial.operators cpu_adam`.
+"""Loads DeepSpeed's operators; as a program it builds one: `python -m ladder.trial.operators cpu_adam`.
 
 Operators compile on first use, and two ranks compiling the same one at once can fail; so each is built before trials.
 Exit status 0 means it is built and loads; otherwise the last line on stderr says why not.
@@ -6,20 +6,87 @@ Exit status 0 means it is built and loads; otherwise the last line on stderr say
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
 
 # Our names and the builders DeepSpeed has for them.
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder", "shm_comm": "ShareMemCommBuilder"}
+_LOOK_SECONDS = 1.0
+# torch closes its lock a moment before it removes it: a lock is abandoned only if it stays so.
+_CLOSING_SECONDS = 0.2
 
 
 def load(name: str) -> None:
-    """Compile operator `name` if need be, and load it into this process. Raises what the build raises."""
+    """Compile operator `name` if need be, and load it into this process. Raises what the build raises.
+
+    torch guards a build with a file that outlives a killed process, and then waits for it for ever; such files are
+    removed while we wait.
+    """
     from deepspeed.accelerator import get_accelerator
+    from torch.utils.cpp_extension import _get_build_directory
 
     builder = get_accelerator().create_op_builder(BUILDERS[name])
     if builder is None:
         raise RuntimeError(f"DeepSpeed has no {name} operator for this device")
-    builder.load(verbose=False)
+    done = threading.Event()
+    # An operator may load another first, so all of torch's build folders are looked at.
+    cleaner = threading.Thread(target=_clean, args=(Path(_get_build_directory(builder.name, False)).parent, done))
+    cleaner.start()
+    try:
+        builder.load(verbose=False)
+    finally:
+        done.set()
+        cleaner.join()  # a thread that is left would be lost in the server's forks
+
+
+def _clean(root: Path, done: threading.Event) -> None:
+    """Remove abandoned locks under `root` until `done`."""
+    while True:
+        for lock in root.glob("*/lock"):
+            _remove_if_abandoned(lock)
+        if done.wait(_LOOK_SECONDS):
+            return
+
+
+def _remove_if_abandoned(lock: Path) -> None:
+    """One process at a time decides: the next one might otherwise remove the lock that a third has made since."""
+    with (lock.parent.parent / "ladder.lock").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            found = lock.stat()
+            if found.st_uid != os.getuid() or _is_open(found):
+                return
+            time.sleep(_CLOSING_SECONDS)
+            if lock.stat().st_ino == found.st_ino and not _is_open(found):
+                lock.unlink()
+        except FileNotFoundError:
+            return
+
+
+def _is_open(wanted: os.stat_result) -> bool:
+    """Whether a process of this user has the file open, as the one that builds has."""
+    for process in psutil.process_iter():
+        for link in Path(f"/proc/{process.pid}/fd").glob("*") if _is_ours(process) else ():
+            try:
+                found = link.stat()
+            except OSError:
+                continue
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        return process.uids().real == os.getuid()
+    except psutil.Error:
+        return False
 
 
 def main() -> int:

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 from helpers import TINY_CONFIG, processes_with
@@ -66,7 +67,13 @@ def _read(spec: Path) -> dict[str, list[dict[str, str]]] | None:
 
 
 @contextmanager
-def started(folder: Path, *, terminal: bool = False, arguments: list[str] = TUNE) -> Iterator[Command]:
+def started(
+    folder: Path,
+    *,
+    terminal: bool = False,
+    arguments: list[str] = TUNE,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Command]:
     """Runs the command; with `terminal`, as the foreground job of a terminal of its own. Leaves nothing of it."""
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps(TINY_CONFIG))
@@ -74,7 +81,7 @@ def started(folder: Path, *, terminal: bool = False, arguments: list[str] = TUNE
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("steady_ladder.py")), *arguments],
         cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
         stdin=theirs if terminal else subprocess.DEVNULL,
         stdout=(folder / "stdout.txt").open("wb"),
         stderr=(folder / "stderr.txt").open("wb"),

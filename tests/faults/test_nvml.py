@@ -125,14 +125,14 @@ local.TrialServer = Server
 launcher = local.LocalLauncher(
     marker="m", job={{}}, environment={{}}, log=Path({folder!r}) / "log", gpu_uuids=("GPU-fake-0", "GPU-fake-1"))
 run = launcher.run(tiny_trial(Path({folder!r}) / "0001", 1), Deadlines(), lambda rank, event: None)
-print("a verdict would be found", run.exits)
+print(run.exits, run.stop.kind, run.stop.sentence)
 """
 
 
-def test_a_trial_whose_ranks_crash_with_their_gpu_gets_no_verdict(gpus: FakeGpus, tmp_path: Path) -> None:
+def test_a_trial_whose_ranks_crash_with_their_gpu_is_the_environments_fault(gpus: FakeGpus, tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     said = gpus.run(LOSE_IN_A_TRIAL.format(folder=str(tmp_path)), PYTHONPATH=tests)
-    assert said.startswith("EnvironmentFaultError 4: GPU GPU-fake-0 does not answer any more (GPU is lost)")
+    assert said.startswith("{0: -6, 1: -6} environment GPU GPU-fake-0 does not answer any more (GPU is lost)")
 
 
 def test_an_error_that_passes_is_asked_again(gpus: FakeGpus) -> None:

@@ -80,6 +80,16 @@ def test_ctrl_c_while_the_server_still_imports_does_not_wait_for_it(tmp_path: Pa
         assert "Traceback" not in command.errors()
 
 
+def test_ctrl_c_while_operators_compile_ends_the_compilers(tmp_path: Path) -> None:
+    with started(tmp_path, terminal=True, environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "operators")}) as command:
+        wait_until(lambda: any("cc1plus" in process.name() for process in command.marked()), 60)
+        press_ctrl_c(command)
+        assert command.process.wait(timeout=15) == 130
+        assert command.trials() == []
+        wait_until(lambda: command.marked() == [], 3)
+        assert "Traceback" not in command.errors()
+
+
 PROGRAM = """
 import os, signal, sys
 from ladder.interruption import interruptible

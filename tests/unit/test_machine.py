@@ -117,17 +117,21 @@ def test_the_smallest_card_sets_the_limit_of_all(monkeypatch: pytest.MonkeyPatch
 def test_host_memory_is_the_tightest_cgroup_limit_or_all_there_is(
     texts: list[str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [tmp_path / f"{index}" for index in range(len(texts))]
-    for file, text in zip(files, texts, strict=True):
-        file.write_text(text)
-    monkeypatch.setattr(host, "_cgroup_limit_files", lambda: [*files, tmp_path / "missing"])
+    folders = [tmp_path, tmp_path / "outer", tmp_path / "outer" / "inner"]  # the root of the hierarchy has no limit
+    folders[-1].mkdir(parents=True)
+    for folder, text in zip(reversed(folders), texts, strict=False):
+        (folder / "memory.max").write_text(text)
+    monkeypatch.setattr(host, "memory_cgroups", lambda: [host.MemoryCgroup(folders[-1], tmp_path, v2=True)])
     assert host.host_memory() == (expected or host.psutil.virtual_memory().total)
 
 
-def test_limits_are_looked_for_in_every_parent_of_the_cgroup() -> None:
-    root = Path("/sys/fs/cgroup")
-    assert host._upwards(root / "a" / "b", root) == [root / "a" / "b", root / "a", root]
-    assert host._upwards(root, root) == [root]
+def test_what_lies_above_the_root_of_the_cgroups_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cgroup").mkdir()
+    (tmp_path / "memory.max").write_text(f"{GIB}")
+    (tmp_path / "cgroup" / "memory.max").write_text(f"{2 * GIB}")
+    cgroup = host.MemoryCgroup(tmp_path / "cgroup", tmp_path / "cgroup", v2=True)
+    monkeypatch.setattr(host, "memory_cgroups", lambda: [cgroup])
+    assert host.host_memory() == 2 * GIB
 
 
 def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:
