@@ -7,14 +7,14 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from ladder import __version__
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Rung
 from ladder.emit import Answer, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
@@ -24,8 +24,10 @@ from ladder.machine import Machine, detect_machine
 from ladder.model_source import resolve_model, smoke_defaults
 from ladder.nvme import check_nvme_path
 from ladder.outcome import Record
+from ladder.report.files import write_reports
 from ladder.search.policy import STRATEGIES
 from ladder.search.snapshot import space_to_dict
+from ladder.search.space import Space
 from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
 from ladder.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
@@ -38,6 +40,12 @@ DEFAULT_GLOBAL_BATCH = 128
 # The disk's, not ours; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
+
+
+class TuneView(View, Protocol):
+    """What watches a whole tune: before its first trial it is told what is searched and what is known already."""
+
+    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +96,7 @@ class TuneOutput:
     """The machine on paper that stood in for a real one."""
 
 
-def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
+def run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
     _require_text(options)
     _require_effect(options)
@@ -96,7 +104,7 @@ def run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool] = l
         return _run_tune(options, view, cancelled, leases)
 
 
-def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], leases: Leases) -> TuneOutput:
+def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool], leases: Leases) -> TuneOutput:
     paper = paper_machine(options)
     workload, machine = _workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
@@ -116,6 +124,7 @@ def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], l
                 workload, stage.machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
+            view.searching(space, unsupported, history.records)
             result = Tuner(
                 workload=workload,
                 machine=stage.machine,
@@ -135,6 +144,8 @@ def _run_tune(options: TuneOptions, view: View, cancelled: Callable[[], bool], l
     if answer is not None and paper is not None:
         answer = _said_to_be_simulated(answer, paper.name)
     files = emit_all(answer, output) if answer else []
+    if (trouble := write_reports(result, seconds, run_dir)) is not None:
+        view.note(f"Warning: {trouble}.")
     return TuneOutput(
         result=result,
         answer=answer,

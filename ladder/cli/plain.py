@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ladder.candidates import Rung
 from ladder.launch.base import TrialRun
 from ladder.outcome import Record
 from ladder.protocol import Event, TrialSpec
 from ladder.report.times import trial_line
+from ladder.search.space import Space, measured
 from ladder.units import format_bytes
 from ladder.verdict import trial_seconds
 
@@ -18,6 +20,12 @@ class PlainView:
 
     def note(self, text: str) -> None:
         self._line(text)
+
+    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
+        if records:
+            self._line(
+                f"Going on: {len(measured(records))} of {len(space.candidates)} candidates are measured already."
+            )
 
     def trial_begins(self, spec: TrialSpec, reason: str) -> None:
         what = "proof of" if spec.proof else f"{len(spec.candidates)} candidates of"

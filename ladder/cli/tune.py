@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ladder.errors import EXIT_FOUND
+from ladder.errors import EXIT_FOUND, LadderError
 from ladder.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    from ladder.run import TuneOutput
 
 
 class TaskName(str, Enum):
@@ -37,6 +32,11 @@ class OptimizerChoice(str, Enum):
 class LauncherName(str, Enum):
     local = "local"
     simulated = "simulated"
+
+
+class OutputFormat(str, Enum):
+    text = "text"
+    json = "json"
 
 
 class StrategyName(str, Enum):
@@ -124,6 +124,10 @@ def tune(
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="For --launcher simulated: a100-80, h100-80, … or a file.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the answer.")] = False,
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="json: one document on stdout, all else on stderr.")
+    ] = OutputFormat.text,
 ) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
 
@@ -139,7 +143,8 @@ def tune(
 
       ladder tune llama-2-7b --launcher simulated --machine a100-40
     """
-    from ladder.cli.plain import PlainView
+    from ladder.cli import tune_result
+    from ladder.cli.views import watching
     from ladder.interruption import interruptible
     from ladder.launch.lease import InterruptedWaitError
     from ladder.run import TuneOptions, check_rungs, run_tune
@@ -170,56 +175,24 @@ def tune(
         launcher=launcher.value,
         machine=machine,
     )
+    as_json = output_format is OutputFormat.json
     with interruptible() as interruption:
         try:
-            done = run_tune(options, PlainView(), interruption)
+            with watching(quiet=quiet) as view:
+                done = run_tune(options, view, interruption)
         except InterruptedWaitError:
             return interruption.exit_code
-        _print(done)
+        except LadderError as error:
+            if as_json:
+                typer.echo(tune_result.error_as_json(error))
+            raise
+        if as_json:
+            typer.echo(tune_result.as_json(done))
+        else:
+            tune_result.print_result(done, quiet=quiet)
         if interruption():
             return interruption.exit_code
     from ladder.tuner import require_answer
 
     require_answer(done.result, format_bytes(done.result.space.memory_limit))
     return EXIT_FOUND
-
-
-def _print(done: TuneOutput) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    from ladder.report.table import frame, terminal_table
-    from ladder.report.times import total_line
-    from ladder.search.audit import audit_report
-    from ladder.search.ledger import ledger
-
-    result = done.result
-    entries = ledger(result.space, result.records, result.unsupported)
-    try:
-        frame(entries, done.trial_seconds).to_csv(done.run_dir / "trials.csv", index=False)
-    except OSError as error:  # the answer is written; a full disk may not turn it into a failure
-        print(f"ladder: trials.csv could not be written ({error.strerror}).", file=sys.stderr)
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(terminal_table(entries))
-    console.print(
-        f"\nStopped: {result.stopped}; {result.seconds:.0f} s. Every candidate: "
-        f"{escape(str(done.run_dir / 'trials.csv'))}"
-    )
-    console.print(total_line(done.trial_seconds))
-    if result.space.audit:
-        console.print(f"Audit: {audit_report(result.space, result.records).sentence()}.")
-    if done.answer is not None:
-        answer = done.answer
-        how = "proven in fresh processes" if done.simulated is None else f"simulated on {escape(done.simulated)}"
-        console.print(
-            f"[bold green]{answer.candidate.key}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
-            f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)} "
-            f"({answer.headroom:.0%} headroom), {how}."
-        )
-        for warning in answer.warnings:
-            console.print(f"[yellow]Warning:[/] {escape(warning)}.")
-        files = ", ".join(shlex.quote(str(path)) for path in done.files)
-        console.print(f"Wrote {files}", soft_wrap=True, markup=False)
-    elif result.best_so_far is not None:
-        best = result.best_so_far
-        console.print(f"Best so far, not proven: {best.candidate_key}, {best.tokens_per_second:,.0f} tokens/s.")

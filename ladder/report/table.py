@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _STYLES = {"answer": "bold green", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
 _FAILED = "red"
+_NARROW = 80
+RUNG_CELLS = 16
+"""For a rung's name on a narrow terminal: the longer ones go on in a second line."""
 
 
 def rows(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -60,25 +63,33 @@ def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) 
     return pd.DataFrame(rows(entries, seconds))
 
 
-def terminal_table(entries: Sequence[Entry]) -> Table:
-    """The ledger for a terminal: the fastest first, then what failed, then what was not tried."""
-    table = Table(box=None, pad_edge=False, header_style="bold", row_styles=None)
-    for name, justify in (("rung", "left"), ("ckpt", "left"), ("mb", "right"), ("tokens/s", "right"), ("GiB", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("why", ratio=1)
+def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
+    """The ledger for a terminal: the fastest first, then what failed, then what was not tried.
+
+    Below 80 columns memory and the reasons go: `ladder explain` has them.
+    """
+    narrow = width < _NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1), header_style="bold")
+    table.add_column("rung", no_wrap=not narrow, overflow="fold", max_width=RUNG_CELLS if narrow else None)
+    table.add_column("ck" if narrow else "ckpt", no_wrap=True)
+    for name in ("mb", "tok/s") if narrow else ("mb", "tokens/s", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True, overflow="ellipsis")
+    if not narrow:
+        table.add_column("why", ratio=1)
     for entry in sorted(_folded(entries), key=_order):
         row = _row(entry, {})
         failed = entry.record is not None and entry.record.outcome.kind != "fits"
         checkpointing = {True: "on", False: "off", None: ""}[entry.gradient_checkpointing]
+        memory = f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else ""
         table.add_row(
             entry.rung,
             checkpointing,
             str(entry.micro_batch or ""),
             f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
-            f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else "",
+            *([] if narrow else [memory]),
             row["outcome"] if entry.status != "answer" else "answer",
-            escape(entry.why),
+            *([] if narrow else [escape(entry.why)]),
             style=_FAILED if failed else _STYLES.get(entry.status, ""),
         )
     return table

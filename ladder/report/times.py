@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_NAMES = {
+PHASES = {
     "start": "start",
     "process_group": "process group",
     "model": "model",
@@ -15,11 +15,12 @@ _NAMES = {
     "gather": "gathering",
     "teardown": "teardown",
 }
+"""Our words for the phases of a trial, in their order."""
 
 
 def trial_line(seconds: Mapping[str, float]) -> str:
     """One trial: its seconds, and the phases that took a tenth of a second or more."""
-    parts = [f"{name} {seconds[phase]:.1f}" for phase, name in _NAMES.items() if seconds.get(phase, 0.0) >= 0.1]
+    parts = [f"{name} {seconds[phase]:.1f}" for phase, name in PHASES.items() if seconds.get(phase, 0.0) >= 0.1]
     return f"{sum(seconds.values()):.1f} s ({', '.join(parts)})"
 
 
@@ -28,6 +29,13 @@ def total_line(trials: Mapping[str, Mapping[str, float]]) -> str:
     total = sum(sum(seconds.values()) for seconds in trials.values())
     if not total:
         return "No trial was run."
-    shares = {phase: sum(seconds.get(phase, 0.0) for seconds in trials.values()) / total for phase in _NAMES}
-    parts = [f"{name} {shares[phase]:.0%}" for phase, name in _NAMES.items() if shares[phase] >= 0.005]
+    shares = {phase: sum(seconds.get(phase, 0.0) for seconds in trials.values()) / total for phase in PHASES}
+    parts = [f"{name} {shares[phase]:.0%}" for phase, name in PHASES.items() if shares[phase] >= 0.005]
     return f"{len(trials)} trials took {total:.0f} s: {', '.join(parts)}."
+
+
+def clock(seconds: float) -> str:
+    """`seconds` as 0:42, 12:05 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,117 @@
+"""What a tune has shown so far: the state behind the live view, without a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ladder.candidates import Rung
+from ladder.launch.base import TrialRun
+from ladder.outcome import Record
+from ladder.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
+from ladder.report.rest import Rest, rest, trial_estimate
+from ladder.search.policy import answer
+from ladder.search.space import Space, measured, ranking
+from ladder.verdict import judge, trial_seconds
+
+
+@dataclass
+class CurrentTrial:
+    """The trial that runs."""
+
+    spec: TrialSpec
+    reason: str
+    began: float
+    """Seconds on CLOCK_MONOTONIC."""
+    expected: float | None
+    """Seconds it was expected to take."""
+    phase: str = "start"
+    candidate: str | None = None
+    num_steps: int = 0
+    """Micro-steps of `candidate` so far, of the rank that is furthest."""
+    step_seconds: float | None = None
+    steps_by_rank: dict[int, int] = field(default_factory=dict)
+    measured_by_rank: dict[int, list[MeasuredEvent]] = field(default_factory=dict)
+
+
+class Progress:
+    """Takes what a tune says to its view. One thread writes; what another reads is replaced, never changed in place."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.space: Space | None = None
+        self.unsupported: Mapping[Rung, str] = {}
+        self.records: tuple[Record, ...] = ()
+        self.fresh: tuple[Record, ...] = ()
+        """What the running trial has measured; its verdict may still be another."""
+        self.trial: CurrentTrial | None = None
+        self.peaks: dict[str, tuple[int, ...]] = {}
+        """By candidate key: what each rank held at its peak, in bytes, where this process saw it."""
+        self.rest: Rest | None = None
+        self._expected = self._taken = 0.0
+
+    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
+        self.space, self.unsupported, self.records = space, unsupported, tuple(records)
+        self._estimate()
+
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
+        expected = trial_estimate(self.space, self.records, spec) if self.space is not None else None
+        self.trial = CurrentTrial(spec=spec, reason=reason, began=time.monotonic(), expected=expected)
+
+    def event(self, rank: int, event: Event) -> None:
+        trial = self.trial
+        if trial is None:
+            return
+        if isinstance(event, PhaseEvent):
+            if event.candidate != trial.candidate:
+                trial.candidate, trial.num_steps, trial.step_seconds, trial.steps_by_rank = event.candidate, 0, None, {}
+            trial.phase = event.phase
+        elif isinstance(event, StepEvent):
+            trial.steps_by_rank[rank] = trial.steps_by_rank.get(rank, 0) + 1
+            trial.num_steps, trial.step_seconds = max(trial.steps_by_rank.values()), event.seconds
+        elif isinstance(event, MeasuredEvent):
+            seen = dict(enumerate(self.peaks.get(event.candidate, (0,) * trial.spec.world_size)))
+            seen[rank] = event.peak_device
+            self.peaks = {**self.peaks, event.candidate: tuple(seen.values())}
+            trial.measured_by_rank.setdefault(rank, []).append(event)
+            self.fresh = self._measured_so_far(trial)
+        elif isinstance(event, FailedEvent):
+            trial.phase = event.outcome
+
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
+        if self.trial is not None and self.trial.expected:
+            self._expected += self.trial.expected
+            self._taken += sum(trial_seconds(run).values())
+        self.trial, self.fresh = None, ()
+        self.records = (*self.records, *records)
+        self._estimate()
+
+    def rows(self) -> dict[str, list[Record]]:
+        """What was measured, by engine, in the order of the ladder; an empty list for what was not tried yet."""
+        if self.space is None:
+            return {}
+        rows: dict[str, list[Record]] = {engine.key: [] for engine in self.space.engines}
+        for key, record in measured((*self.records, *self.fresh)).items():
+            if key in self.space.by_key:
+                rows[self.space.by_key[key].engine.key].append(record)
+        return rows
+
+    @property
+    def best(self) -> Record | None:
+        """The proven answer, else the fastest that fits so far."""
+        return answer(self.records) or next(iter(ranking((*self.records, *self.fresh))), None)
+
+    def _measured_so_far(self, trial: CurrentTrial) -> tuple[Record, ...]:
+        if self.space is None:
+            return ()
+        events: list[list[Event]] = [
+            list(trial.measured_by_rank.get(each, ())) for each in range(trial.spec.world_size)
+        ]
+        candidates = [self.space.by_key[each.key] for each in trial.spec.candidates]
+        return tuple(judge(TrialRun(spec=trial.spec, events=events), self.space.workload, candidates))
+
+    def _estimate(self) -> None:
+        if self.space is not None:
+            pace = self._taken / self._expected if self._expected else 1.0
+            self.rest = rest(self.space, self.records).times(pace)

@@ -1,0 +1,78 @@
+"""How long a tune will still take: what it may yet try, priced as the search prices it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.outcome import Record
+from ladder.protocol import TrialSpec
+from ladder.search.belief import SLIM, Outlook, believe
+from ladder.search.cost import candidate_seconds, start_seconds
+from ladder.search.policy import Stop, proof
+from ladder.search.space import Space, measured, ranking, ruled_out
+
+_CANDIDATES_OF_A_TRIAL = 3
+_MOST_TRIALS = 5
+"""What the search needs, all but a few times (benchmarks/search.py)."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Seconds until the answer is proven."""
+
+    least: float
+    """If the most promising trial settles it."""
+    most: float
+    """If every engine that may still win is tried, up to five."""
+
+    def times(self, pace: float) -> Rest:
+        """The same on a machine that takes `pace` times as long as expected."""
+        return Rest(self.least * pace, self.most * pace)
+
+
+def rest(space: Space, records: Sequence[Record]) -> Rest:
+    """What is left of the search, and the proof that ends it, in seconds."""
+    belief = believe(space, records)
+    best = next(iter(ranking(records)), None)
+    bar = (best.tokens_per_second or 0.0) * (1 + space.tolerance) if best else 0.0
+    tried = measured(records)
+    rivals: dict[str, Outlook] = {}
+    for candidate in space.candidates:
+        if candidate.key in tried or ruled_out(candidate, space, records) is not None:
+            continue
+        outlook = belief.outlook(candidate)
+        key = candidate.engine.key
+        if outlook.optimistic <= bar or outlook.fits < SLIM:
+            continue
+        if key not in rivals or outlook.optimistic > rivals[key].optimistic:
+            rivals[key] = outlook
+    seconds = sorted(_trial_seconds(space, outlook, _CANDIDATES_OF_A_TRIAL) for outlook in rivals.values())
+    last = _proof_seconds(space, records, list(rivals.values()))
+    return Rest(sum(seconds[:1]) + last, sum(seconds[:_MOST_TRIALS]) + last)
+
+
+def trial_estimate(space: Space, records: Sequence[Record], spec: TrialSpec) -> float | None:
+    """Seconds that the trial of `spec` is expected to take; None for what is not in the space."""
+    belief = believe(space, records)
+    outlooks = [belief.outlook(space.by_key[each.key]) for each in spec.candidates if each.key in space.by_key]
+    if not outlooks:
+        return None
+    start = start_seconds(outlooks[0].candidate.engine.rung, space.workload.model.num_parameters)
+    return start + sum(candidate_seconds(each.speed, each.candidate.accumulation) for each in outlooks)
+
+
+def _proof_seconds(space: Space, records: Sequence[Record], rivals: Sequence[Outlook]) -> float:
+    """The proof runs one candidate with an evaluation pass on top; none is left once the fastest is proven."""
+    best = next(iter(ranking(records)), None)
+    if best is not None and best.candidate_key in space.by_key:
+        if not rivals and isinstance(proof(space, records), Stop):
+            return 0.0
+        return _trial_seconds(space, believe(space, records).outlook(space.by_key[best.candidate_key]), 1)
+    return max((_trial_seconds(space, outlook, 1) for outlook in rivals), default=0.0)
+
+
+def _trial_seconds(space: Space, outlook: Outlook, num_candidates: int) -> float:
+    one = candidate_seconds(outlook.speed, outlook.candidate.accumulation)
+    start = start_seconds(outlook.candidate.engine.rung, space.workload.model.num_parameters)
+    return start + num_candidates * one
