@@ -21,6 +21,10 @@ LEAN_KNOBS: tuple[Knob, ...] = (
     ("sub_group_size", 100_000_000),
 )
 
+# DeepSpeed keeps one NVMe buffer for each parameter that stays on the GPU for its next use, and asserts when none is
+# left: with parameters on NVMe none may stay.
+_NO_REUSE: tuple[Knob, ...] = (("stage3_max_reuse_distance", 0),)
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -49,7 +53,7 @@ RUNGS: tuple[Rung, ...] = (
     Rung("zero3+param-cpu+opt-cpu", 3, "cpu", "cpu"),
     Rung("zero3+param-cpu+opt-cpu+lean", 3, "cpu", "cpu", LEAN_KNOBS),
     Rung("zero3+opt-nvme", 3, "nvme"),
-    Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme"),
+    Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme", _NO_REUSE),
 )
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
 
@@ -115,6 +119,7 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
     if rung.stage == 0:
         return {}
     bucket = max(1_000_000, min(200_000_000, model.num_parameters // 8))
+    bucket -= bucket % 2  # DeepSpeed aligns what it gathers to four bytes, and asserts that its buckets are
     knobs: dict[str, bool | int] = {
         "overlap_comm": True,
         "contiguous_gradients": True,

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,13 @@ def test_an_engines_own_knobs_go_before_our_defaults_and_show_in_its_key() -> No
     assert engine_knobs(llama(), engine)["overlap_comm"] is False
     assert engine.key == "zero2[overlap_comm=False,reduce_bucket_size=5]"
     assert Engine(RUNGS_BY_NAME["zero2"]).key == "zero2"
+
+
+@pytest.mark.parametrize("num_parameters", range(100_000_000, 100_000_016))
+def test_buckets_are_even_as_deepspeed_asserts(num_parameters: int) -> None:
+    workload = llama()
+    workload = replace(workload, model=replace(workload.model, num_parameters=num_parameters))
+    assert engine_knobs(workload, Engine(RUNGS_BY_NAME["zero2"]))["allgather_bucket_size"] % 2 == 0
 
 
 def test_buckets_follow_the_size_of_the_model_within_bounds() -> None:
