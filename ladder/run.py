@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from ladder import __version__
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Rung
-from ladder.emit import Answer, emit_all
+from ladder.emit import Answer, best_config, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
 from ladder.launch.lease import Leases
@@ -25,6 +25,7 @@ from ladder.model_source import resolve_model, smoke_defaults
 from ladder.nvme import check_nvme_path
 from ladder.outcome import Record
 from ladder.report.files import write_reports
+from ladder.report.run_data import ReportedRun
 from ladder.search.policy import STRATEGIES
 from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
@@ -144,8 +145,17 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     if answer is not None and paper is not None:
         answer = _said_to_be_simulated(answer, paper.name)
     files = emit_all(answer, output) if answer else []
-    if (trouble := write_reports(result, seconds, run_dir)) is not None:
-        view.note(f"Warning: {trouble}.")
+    reported = ReportedRun(
+        folder=run_dir,
+        space=space,
+        unsupported=unsupported,
+        records=result.records,
+        trial_seconds=seconds,
+        facts=facts,
+        config=best_config(answer) if answer else None,
+    )
+    for trouble in write_reports(reported):
+        view.note(f"Warning: {trouble}")
     return TuneOutput(
         result=result,
         answer=answer,

@@ -1,9 +1,10 @@
-"""Fixtures for tests that start real trials on two CPU ranks."""
+"""Fixtures for tests that start real trials on two CPU ranks, or look at a tune that is over."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,17 @@ def trial_environment() -> dict[str, str]:
 def trial_job() -> dict[str, Any]:
     """What a trial server preloads for the tiny model."""
     return {"model_config": TINY_CONFIG, "task": "causal-lm", "operators": ["shm_comm"]}
+
+
+@pytest.fixture(scope="session")
+def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a whole tune on a machine on paper; its best_config.json lies beside it. Not to be changed."""
+    from ladder.cli.main import main
+
+    folder = tmp_path_factory.mktemp("simulated tune")
+    options = ["--launcher", "simulated", "--machine", "a100-40", "--output", str(folder / "best_config.json")]
+    assert main(["tune", "llama-2-7b", "--quiet", *options, "--run-dir", str(folder / "run")]) == 0
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def explain(
 
     if why is not None:
         check_rungs([why])
-    stored = read_run(run if run is not None else _newest())
+    stored = read_run(run if run is not None else newest_run())
     entries = ledger(stored.space, stored.records, stored.unsupported)
     if why is not None:
         try:
@@ -58,7 +58,8 @@ def explain(
     return EXIT_FOUND
 
 
-def _newest() -> Path:
+def newest_run() -> Path:
+    """The run under ./ladder-runs that was written last. UsageError where there is none."""
     folders = [path.parent for path in _RUNS.glob("*/journal.log")]
     if not folders:
         raise UsageError(f"There is no run under ./{_RUNS}; name the run folder, or start `ladder tune` first.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ladder.cli import explain, plan, tune
+from ladder.cli import explain, plan, report, tune
 from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _root(
 app.command("tune")(tune.tune)
 app.command("plan")(plan.plan)
 app.command("explain")(explain.explain)
+app.command("report")(report.report)
 
 
 def main(arguments: list[str] | None = None) -> int:

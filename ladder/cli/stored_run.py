@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
@@ -27,6 +28,10 @@ class StoredRun:
     space: Space
     unsupported: dict[Rung, str]
     records: list[Record]
+    trial_seconds: dict[str, dict[str, float]]
+    """Where each trial's time went, by trial and phase."""
+    facts: dict[str, Any]
+    """What the history is good for: model, GPU, versions, …"""
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -40,14 +45,17 @@ def read_run(folder: Path) -> StoredRun:
         space = space_from_dict(facts["space"])
         unsupported = {RUNGS_BY_NAME[name]: reason for name, reason in facts["unsupported"].items()}
         trials = study.get_trials(deepcopy=False)
-        records = [_RECORD.validate_python(t.user_attrs["record"]) for t in trials if "record" in t.user_attrs]
+        attributes = [trial.user_attrs for trial in trials if "record" in trial.user_attrs]
+        records = [_RECORD.validate_python(each["record"]) for each in attributes]
+        seconds = {each["record"]["trial"]: each["trial_seconds"] for each in attributes}
+        about = dict(study.user_attrs["run"]["facts"])
     except OSError as error:
         raise EnvironmentFaultError(f"{journal} cannot be read ({error.strerror}).") from None
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"{folder} does not say what was searched; it was written by another version of ladder, or no trial began."
         ) from None
-    return StoredRun(space=space, unsupported=unsupported, records=records)
+    return StoredRun(space=space, unsupported=unsupported, records=records, trial_seconds=seconds, facts=about)
 
 
 def _study(journal: Path) -> optuna.Study:

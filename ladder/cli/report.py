@@ -1,0 +1,106 @@
+"""`ladder report`: a run, or several beside each other, as a page, as Markdown or as a table of numbers."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ladder.errors import EXIT_FOUND, UsageError
+
+if TYPE_CHECKING:
+    from ladder.report.run_data import ReportedRun
+
+
+class ReportFormat(str, Enum):
+    html = "html"
+    markdown = "markdown"
+    csv = "csv"
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders. [default: the newest under ./ladder-runs]")
+    ] = None,
+    output_format: Annotated[ReportFormat, typer.Option("--format", help="How to write it.")] = ReportFormat.html,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write. [default: html: report.html in the run folder, or here for several; else stdout]",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Write what a tune found: figures, every candidate with its reason, and how to use the answer.
+
+    Examples:
+
+      ladder report
+
+      ladder report ladder-runs/tiny-llama-0123456789ab --format markdown
+
+      ladder report ladder-runs/one ladder-runs/other --output compared.html
+    """
+    from ladder.cli.explain import newest_run
+
+    reported = [read_reported_run(folder) for folder in runs or [newest_run()]]
+    text = _text(reported, output_format)
+    if output is None and output_format is ReportFormat.html:
+        output = reported[0].folder / "report.html" if len(reported) == 1 else Path("report.html")
+    if output is None:
+        typer.echo(text, nl=False)
+        return EXIT_FOUND
+    from ladder.emit.files import write_atomically
+
+    if output.is_dir():
+        raise UsageError(f"--output {str(output)!r} is a folder; name a file in it, such as report.html.")
+    write_atomically(output, text)
+    typer.echo(f"Wrote {output}")
+    return EXIT_FOUND
+
+
+def read_reported_run(folder: Path) -> ReportedRun:
+    """The run in `folder` as far as it has come. UsageError where nothing was measured."""
+    from ladder.cli.stored_run import read_run
+    from ladder.emit.config import load_best_config
+    from ladder.report.files import ANSWER_NAME
+    from ladder.report.run_data import ReportedRun
+
+    stored = read_run(folder)
+    if not stored.records:
+        raise UsageError(f"{str(folder)!r} holds no results yet: no trial has ended; wait, or start the tune again.")
+    try:
+        config = load_best_config(folder / ANSWER_NAME)
+    except UsageError:  # no answer yet, or not as it was written: then there is none to show
+        config = None
+    return ReportedRun(
+        folder=folder,
+        space=stored.space,
+        unsupported=stored.unsupported,
+        records=stored.records,
+        trial_seconds=stored.trial_seconds,
+        facts=stored.facts,
+        config=config,
+    )
+
+
+def _text(runs: list[ReportedRun], output_format: ReportFormat) -> str:
+    if output_format is ReportFormat.html:
+        from ladder.report.page import html
+
+        return html(runs)
+    if output_format is ReportFormat.markdown:
+        from ladder.report.markdown import markdown
+
+        return markdown(runs)
+    import pandas as pd
+
+    from ladder.report.table import frame
+
+    frames = [frame(run.entries, run.trial_seconds) for run in runs]
+    if len(runs) > 1:
+        for run, table in zip(runs, frames, strict=True):
+            table.insert(0, "run", run.name)
+    return pd.concat(frames).to_csv(index=False)

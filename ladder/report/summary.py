@@ -1,0 +1,115 @@
+"""What a report says in words: the run in a line, the answer and its figures, how to use it, where it was measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ladder.report.run_data import ReportedRun
+from ladder.search.space import measured
+from ladder.search.speed import mfu
+from ladder.units import format_bytes
+
+_NONE = "–"
+
+
+def introduction(run: ReportedRun) -> dict[str, str]:
+    """Model, place and workload, for a heading and the line below it."""
+    space, workload = run.space, run.space.workload
+    gpus = f"{space.world_size} × {space.gpu_name}" if space.gpu_name else f"{space.world_size} CPU ranks"
+    tried = f"{len(measured(run.records))} of {len(space.candidates)} candidates measured"
+    return {
+        "model": workload.model.name,
+        "where": f"{gpus}, {format_bytes(space.memory_limit)} each",
+        "about": (
+            f"{workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}, {workload.dtype}, "
+            f"{workload.optimizer}, sequence length {workload.seq_len}, global batch {workload.global_batch_size} "
+            f"sequences. {tried} in {len(run.trial_seconds)} trials. {run.folder}"
+        ),
+    }
+
+
+def answer_sentence(run: ReportedRun) -> str:
+    """How sure the answer is."""
+    if "simulated machine" in run.facts:
+        return "Simulated: no trial was run, and nothing here is measured or proven."
+    if run.answer is None:
+        return "The fastest that fits so far; it is not proven yet."
+    return "The fastest that fits, proven in fresh processes with an evaluation pass and the gathering of weights."
+
+
+def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
+    """The answer's figures by name; empty without one."""
+    record, space = run.best, run.space
+    if record is None or record.measurement is None:
+        return []
+    seen, speed = record.measurement, record.tokens_per_second or 0.0
+    candidate = space.by_key.get(record.candidate_key)
+    used = mfu(space.workload, speed, space.world_size, space.gpu_name)
+    figures = [
+        ("tokens/s, all GPUs", f"{speed:,.0f}"),
+        ("optimizer step", f"{seen.step_seconds(candidate.accumulation):.3g} s" if candidate else _NONE),
+        ("memory per GPU", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
+        ("headroom", f"{1 - seen.peak_device / space.memory_limit:.1%}"),
+        ("host memory, all ranks", format_bytes(seen.peak_host)),
+        ("accumulation", f"{candidate.accumulation} micro-steps" if candidate else _NONE),
+    ]
+    if used is not None:
+        figures.append(("model FLOP/s utilisation", f"{used:.0%}"))
+    if seen.watts:
+        figures.append(("energy", f"{1000 * seen.watts / speed:.2g} J for 1,000 tokens"))
+    return figures
+
+
+def usage(config: Mapping[str, Any]) -> str:
+    """The commands that use best_config.json, for a terminal."""
+    section = config["ladder"]
+    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
+    return f"""\
+# the environment it was measured in
+{exports}
+# a Hugging Face Trainer script; its arguments have to agree: `ladder export best_config.json --for trainer`
+torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed best_config.json
+# an accelerate script
+accelerate launch --config_file best_config.accelerate.yaml train.py
+# does it still fit, after an upgrade?
+ladder verify best_config.json"""
+
+
+def environment(run: ReportedRun) -> list[tuple[str, str]]:
+    """Machine, limits and versions, by name."""
+    space, versions = run.space, dict(run.facts.get("versions", {}))
+    facts = [
+        ("device", f"{space.world_size} × {space.gpu_name or 'CPU rank'}"),
+        ("memory limit per GPU", format_bytes(space.memory_limit)),
+        ("host memory for all ranks", format_bytes(space.host_memory)),
+        ("CPU cores", str(space.num_cores)),
+        ("tolerance", f"{space.tolerance:.1%}"),
+    ]
+    facts += [(f"{name}", str(version)) for name, version in versions.items()]
+    facts += [(f"unsupported: {rung.name}", reason) for rung, reason in run.unsupported.items()]
+    return facts
+
+
+def comparison(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
+    """Several runs, a row a fact and a column a run."""
+    by_run = [dict(_compared(run)) for run in runs]
+    names = list(dict.fromkeys(name for facts in by_run for name in facts))
+    return [{"name": name, "values": [facts.get(name, _NONE) for facts in by_run]} for name in names]
+
+
+def _compared(run: ReportedRun) -> list[tuple[str, str]]:
+    words, workload = introduction(run), run.space.workload
+    facts = [
+        ("model", words["model"]),
+        ("machine", words["where"]),
+        ("sequence length", str(workload.seq_len)),
+        ("global batch", str(workload.global_batch_size)),
+        ("answer", run.best.candidate_key if run.best else "nothing fits"),
+        ("proven", "yes" if run.answer else "no"),
+        *answer_figures(run),
+        ("trials", str(len(run.trial_seconds))),
+        ("tune", f"{sum(sum(seconds.values()) for seconds in run.trial_seconds.values()):.0f} s"),
+    ]
+    return facts + [(name, str(version)) for name, version in run.facts.get("versions", {}).items()]

@@ -1,0 +1,178 @@
+"""report.html in a real Chromium without a network: it draws, sorts, adapts, and asks for nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_record
+
+from ladder.cli.main import main
+from ladder.cli.report import read_reported_run
+from ladder.report.page import html
+from ladder.report.run_data import ReportedRun
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
+HOSTILE = "</script><img src=https://example.com/x onerror=alert(1)><b>"
+
+
+@dataclass
+class Seen:
+    """What a page said and asked for."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def run(simulated_run: Path) -> ReportedRun:
+    return read_reported_run(simulated_run)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+def look(browser: Any, file: Path, *, width: int = 1280, scheme: str = "light") -> Seen:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    seen = Seen(page)
+    page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: seen.errors.append(str(error)))
+    page.on("dialog", lambda dialog: (seen.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda request: seen.requests.append(request.url))
+    page.goto(file.as_uri())
+    page.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
+    page.wait_for_timeout(300)
+    return seen
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_draws_and_nothing_comes_from_outside(
+    browser: Any, simulated_run: Path, width: int, scheme: str
+) -> None:
+    file = simulated_run / "report.html"
+    seen = look(browser, file, width=width, scheme=scheme)
+    drawn = seen.page.evaluate(
+        "[...document.querySelectorAll('.plot')].map(each => each.querySelectorAll('.point').length)"
+    )
+    assert len(drawn) == 4
+    assert min(drawn) > 0
+    assert seen.errors == []
+    assert seen.requests == [file.as_uri()]
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@needs_chromium
+def test_dark_and_light_are_two_pages_that_can_both_be_read(browser: Any, simulated_run: Path) -> None:
+    seen = look(browser, simulated_run / "report.html")
+    colours = "(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor, \
+getComputedStyle(document.querySelector('.xtick text')).fill]; })()"
+    light = seen.page.evaluate(colours)
+    seen.page.emulate_media(color_scheme="dark")
+    seen.page.wait_for_timeout(300)
+    dark = seen.page.evaluate(colours)
+    assert brightness(light[0]) < 80 < 200 < brightness(light[1])
+    assert brightness(dark[1]) < 80 < 200 < brightness(dark[0])
+    assert dark[2] == dark[0]  # the figures' text follows
+    assert seen.errors == []
+
+
+def brightness(colour: str) -> float:
+    numbers = [float(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    return sum(numbers) / 3
+
+
+@needs_chromium
+def test_the_ledger_sorts_by_number_and_by_word_both_ways(browser: Any, simulated_run: Path, run: ReportedRun) -> None:
+    page = look(browser, simulated_run / "report.html").page
+    speed = page.locator("table.sortable th", has_text="tokens/s")
+
+    def column(number: int) -> list[str]:
+        cells: list[str] = page.eval_on_selector_all(
+            f"table.sortable tbody td:nth-child({number})",
+            "cells => cells.map(cell => cell.dataset.value ?? cell.textContent)",
+        )
+        return cells
+
+    assert len(column(1)) == len(run.entries)
+    speed.locator("button").click()
+    speeds = [float(each) for each in column(6) if each]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speed.get_attribute("aria-sort") == "descending"
+    speed.locator("button").click()
+    speeds = [float(each) for each in column(6) if each]
+    assert speeds == sorted(speeds)
+    assert column(6)[-1] == ""  # what has no number is last either way
+    page.locator("table.sortable th", has_text="rung").locator("button").click()
+    assert column(1) == sorted(column(1), key=str.casefold)
+    assert speed.get_attribute("aria-sort") is None
+
+
+@needs_chromium
+def test_a_part_can_be_switched_off_in_its_figure(browser: Any, simulated_run: Path) -> None:
+    page = look(browser, simulated_run / "report.html").page
+    figure = page.locator("figure", has=page.locator("[data-figure=run0-memory]"))
+    before = figure.locator(".point").count()
+    figure.locator(".legend button", has_text="activations").click()
+    assert figure.locator(".point").count() < before
+
+
+@needs_chromium
+def test_it_prints(browser: Any, simulated_run: Path) -> None:
+    seen = look(browser, simulated_run / "report.html", scheme="dark")
+    assert seen.page.pdf().startswith(b"%PDF")
+    seen.page.emulate_media(media="print")
+    assert brightness(seen.page.evaluate("getComputedStyle(document.body).color")) == 0
+    assert seen.errors == []
+
+
+@needs_chromium
+def test_a_hostile_name_stays_text(browser: Any, run: ReportedRun, tmp_path: Path) -> None:
+    model = replace(run.space.workload.model, name=HOSTILE)
+    space = replace(run.space, workload=replace(run.space.workload, model=model))
+    unsupported = dict.fromkeys(run.unsupported, HOSTILE)
+    facts = {**run.facts, "versions": {HOSTILE: HOSTILE}}
+    records = [replace(record, warnings=(HOSTILE,)) for record in run.records]
+    file = tmp_path / "report.html"
+    bad = replace(run, space=space, unsupported=unsupported, facts=facts, records=records)
+    file.write_text(html([bad, bad]))
+    seen = look(browser, file)
+    assert seen.errors == []
+    assert seen.requests == [file.as_uri()]
+    assert HOSTILE in seen.page.inner_text("h1 >> nth=1")
+
+
+@needs_chromium
+def test_several_runs_stand_beside_each_other(browser: Any, simulated_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "compared.html"
+    assert main(["report", str(simulated_run), str(simulated_run), "--output", str(file)]) == 0
+    seen = look(browser, file)
+    assert seen.page.locator(".comparison thead th").count() == 3
+    assert seen.page.locator(".plot .main-svg").count() >= 9
+    assert seen.errors == []
+
+
+def test_a_report_of_two_hundred_trials_is_below_six_megabytes(run: ReportedRun) -> None:
+    space = replace(run.space, workload=replace(run.space.workload, global_batch_size=1 << 14))
+    space = replace(space, micro_batches=tuple(1 << power for power in range(12)))
+    chosen = space.candidates[:200]
+    assert len(chosen) == 200
+    records = [make_record(each, trial=f"{number:04d}") for number, each in enumerate(chosen, 1)]
+    seconds = {record.trial: {"model": 1.5, "engine": 2.5, "warmup": 3.0, "measure": 4.0} for record in records}
+    text = html([replace(run, space=space, records=records, trial_seconds=seconds)])
+    assert len(text.encode()) < 6e6

@@ -1,0 +1,174 @@
+"""`ladder report`: formats, the files a tune leaves, and run folders that are not what they should be."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ladder.cli.main import main
+from ladder.cli.report import read_reported_run
+from ladder.report.figures import memory_by_part, speed_against_memory, step_time, time_by_trial
+from ladder.report.run_data import ReportedRun
+
+
+@pytest.fixture(scope="module")
+def folder(simulated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tune's folder, to write reports into."""
+    copy = tmp_path_factory.mktemp("a tune") / "run"
+    shutil.copytree(simulated_run, copy)
+    shutil.copy(simulated_run.parent / "best_config.json", copy.parent)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> ReportedRun:
+    return read_reported_run(folder)
+
+
+def test_a_tune_leaves_its_report_its_numbers_and_its_answer(folder: Path, run: ReportedRun) -> None:
+    assert len(pd.read_csv(folder / "trials.csv")) == len(run.entries)
+    answer = json.loads((folder / "best_config.json").read_text())
+    assert answer == json.loads((folder.parent / "best_config.json").read_text()) == run.config
+    page = (folder / "report.html").read_text()
+    assert answer["ladder"]["engine"] in page
+    assert "How to use it" in page
+
+
+def test_a_report_made_later_is_the_one_that_the_tune_made(simulated_run: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.html"
+    assert main(["report", str(simulated_run), "--output", str(again)]) == 0
+    assert again.read_text() == (simulated_run / "report.html").read_text()
+
+
+def test_csv_has_every_candidate_and_its_prediction_where_it_was_not_tried(
+    folder: Path, run: ReportedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder), "--format", "csv"]) == 0
+    table = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert len(table) == len(run.entries)
+    predicted = table[table["status"] == "predicted"]
+    assert predicted["predicted_tokens_per_second"].notna().all()
+    assert table[table["status"] == "measured"]["predicted_device_gib"].isna().all()
+
+
+def test_several_runs_are_told_apart_in_csv_and_markdown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    assert main(["report", str(folder), str(other), "--format", "csv"]) == 0
+    assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["run"]) == {"run", "other"}
+    assert main(["report", str(folder), str(other), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("|  | run | other |")
+
+
+def test_markdown_says_the_answer_and_what_was_measured(
+    folder: Path, run: ReportedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder), "--format", "markdown"]) == 0
+    text = capsys.readouterr().out
+    assert run.best is not None
+    assert f"**{run.best.candidate_key}**" in text
+    tried = [entry for entry in run.entries if entry.record]
+    assert sum(line.startswith("| zero") for line in text.splitlines()) == len(tried)
+
+
+def test_a_cell_of_markdown_cannot_end_itself() -> None:
+    from ladder.report.markdown import _cell
+
+    assert _cell("a|b\nc `d` *e*") == "a\\|b c \\`d\\` \\*e\\*"
+
+
+def test_the_limit_is_in_the_figures_and_the_bars_add_up_to_what_was_measured(run: ReportedRun) -> None:
+    speed, memory = speed_against_memory(run), memory_by_part(run)
+    assert speed is not None
+    assert memory is not None
+    assert speed["layout"]["shapes"][0]["x0"] == memory["layout"]["shapes"][0]["x0"] == 40
+    points = sum(len(trace["x"]) for trace in speed["data"] if trace["name"].startswith("zero"))
+    assert points == sum(entry.record is not None and entry.record.measurement is not None for entry in run.entries)
+    totals: dict[str, float] = {}
+    for trace in memory["data"]:
+        for label, length in zip(trace["y"], trace["x"], strict=True):
+            totals[label] = totals.get(label, 0.0) + length
+    assert run.best is not None
+    assert run.best.measurement is not None
+    label = run.best.candidate_key.replace(" ", "<br>", 1) + " <i>measured</i>"
+    assert totals[label] == pytest.approx(run.best.measurement.peak_device / 2**30, abs=0.1)
+
+
+def test_the_parts_of_a_step_and_of_the_tune_add_up(run: ReportedRun) -> None:
+    step, spent = step_time(run), time_by_trial(run)
+    assert step is not None
+    assert spent is not None
+    longest = max(sum(trace["x"][place] for trace in step["data"]) for place in range(len(step["data"][0]["x"])))
+    steps = [
+        entry.record.measurement.step_seconds(entry.accumulation)
+        for entry in run.entries
+        if entry.record and entry.record.measurement and entry.accumulation
+    ]
+    assert longest == pytest.approx(min(steps, key=lambda seconds: abs(seconds - longest)))
+    total = sum(sum(trace["x"]) for trace in spent["data"])
+    assert total == pytest.approx(sum(sum(each.values()) for each in run.trial_seconds.values()), rel=0.01)
+
+
+def without_results(folder: Path, tmp_path: Path) -> Path:
+    """A tune that was ended before its first trial was."""
+    copy = tmp_path / "no results"
+    shutil.copytree(folder, copy)
+    lines = (copy / "journal.log").read_text().splitlines()
+    kept = [line for line in lines if '"space"' in line or '"run"' in line or '"study_name"' in line]
+    (copy / "journal.log").write_text("\n".join(kept) + "\n")
+    return copy
+
+
+def of_an_older_schema(folder: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "older"
+    shutil.copytree(folder, copy)
+    text = (copy / "journal.log").read_text()
+    (copy / "journal.log").write_text(text.replace('"engines"', '"rungs"'))
+    return copy
+
+
+def test_a_run_folder_that_is_none_or_empty_or_older_is_one_sentence(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    cases = {
+        tmp_path: "is no run folder",
+        tmp_path / "missing": "is no run folder",
+        tmp_path / "file": "is no run folder",
+        without_results(folder, tmp_path): "holds no results yet",
+        of_an_older_schema(folder, tmp_path): "another version of ladder",
+    }
+    for path, words in cases.items():
+        assert main(["report", str(path)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert words in printed.err
+        assert printed.err.count("\n") == 1
+
+
+def test_where_the_report_cannot_be_written_one_sentence_says_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["report", str(folder), "--output", str(tmp_path / "file" / "report.html")]) == 4
+    assert "Cannot write" in capsys.readouterr().err
+    assert main(["report", str(folder), "--output", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_an_answer_edited_by_hand_is_left_out_of_the_report(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "edited"
+    shutil.copytree(folder, copy)
+    answer = json.loads((copy / "best_config.json").read_text())
+    answer["train_micro_batch_size_per_gpu"] += 1
+    (copy / "best_config.json").write_text(json.dumps(answer))
+    assert read_reported_run(copy).config is None
+    assert main(["report", str(copy)]) == 0
+    assert "How to use it" not in (copy / "report.html").read_text()
