@@ -162,6 +162,8 @@ class PlaybackLauncher(Launcher):
             events.append(PhaseEvent(t=self._clock, phase="engine"))
         self._clock += start_seconds(rung, self._sweep.workload.model.num_parameters)
         for candidate in spec.candidates:
+            if candidate.first_within is not None and self._first_step_seconds(run) > candidate.first_within:
+                continue
             if not self._play(run, candidate.key, first=candidate is spec.candidates[0]):
                 break
         else:
@@ -170,6 +172,11 @@ class PlaybackLauncher(Launcher):
         run.exits = dict.fromkeys(range(spec.world_size), 0)
         run.ended = self._clock
         return run
+
+    @staticmethod
+    def _first_step_seconds(run: TrialRun) -> float:
+        first = next(event for event in run.events[0] if isinstance(event, MeasuredEvent))
+        return first.step_seconds(run.spec.candidates[0].accumulation)
 
     def _play(self, run: TrialRun, key: str, *, first: bool) -> bool:
         row, needed, began = self._sweep.rows[key], self._sweep.needs(key), self._clock

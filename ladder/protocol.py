@@ -6,6 +6,7 @@ processes of a host share; they order events across ranks.
 
 from __future__ import annotations
 
+import statistics
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -49,6 +50,8 @@ class CandidateSpec(_Frozen):
     accumulation: int
     beat_step_seconds: float | None = None
     """Seconds of an optimizer step at the real accumulation that would equal the best so far."""
+    first_within: float | None = None
+    """Left out if the trial's first candidate took more seconds than this for an optimizer step."""
 
 
 class TrialSpec(_Frozen):
@@ -113,6 +116,11 @@ class MeasuredEvent(_Frozen):
     peak_host: int
     alloc_retries: int
     losses: list[float]
+
+    def step_seconds(self, accumulation: int) -> float:
+        """Median seconds of an optimizer step of `accumulation` micro-steps."""
+        micro = statistics.median(self.accumulate_seconds) if self.accumulate_seconds else 0.0
+        return (accumulation - 1) * micro + statistics.median(self.boundary_seconds)
 
 
 class FailedEvent(_Frozen):

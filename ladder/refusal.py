@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ladder.candidates import Candidate
 from ladder.outcome import Outcome, Record
-from ladder.search.belief import Belief, believe
+from ladder.search.belief import HOST_DEVIATION, Belief, believe
 from ladder.search.space import Space
 from ladder.units import format_bytes
 
@@ -37,12 +37,12 @@ def less_disproved(records: Sequence[Record]) -> list[Record]:
 
 def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records: Sequence[Record]) -> list[Record]:
     """A `host_oom` record, in the name of `trial`, for each of `candidates` believed to need more host memory than
-    there is. The belief is calibrated by `records`."""
+    there is. The belief is calibrated by `records`; what is within its error is tried, as ranks are the first processes
+    that a kernel without memory kills."""
     belief = believe(space, records)
+    most = space.host_memory * (1 + HOST_DEVIATION)
     needs = {candidate: host_bytes(candidate, belief) for candidate in candidates}
-    return [
-        _refusal(candidate, needed, trial, space) for candidate, needed in needs.items() if needed > space.host_memory
-    ]
+    return [_refusal(candidate, needed, trial, space) for candidate, needed in needs.items() if needed > most]
 
 
 def host_bytes(candidate: Candidate, belief: Belief) -> int:

@@ -138,6 +138,8 @@ class Bench:
     cancellation: list[bool]
     marker: str
     events: list[tuple[int, Event]] = field(default_factory=list)
+    has_processes: bool = True
+    """Whether its ranks are processes of this host."""
 
     def run(
         self, spec: TrialSpec, also: Listener = lambda rank, event: None, deadlines: Deadlines | None = None

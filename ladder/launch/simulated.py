@@ -91,6 +91,8 @@ class _Trial:
             for number, candidate in enumerate(self._spec.candidates):
                 if number > 0 and self._spec.stop_at is not None and self._t > self._spec.stop_at:
                     break
+                if candidate.first_within is not None and self._first_step_seconds() > candidate.first_within:
+                    continue
                 if not self._candidate(candidate, first=number == 0, cancelled=cancelled):
                     break
             else:
@@ -207,6 +209,11 @@ class _Trial:
                 ),
             )
         self.run.device_use[spec.key] = DeviceUse(utilisation=None, watts=None, sm_clock_mhz=None, peak_bytes=None)
+
+    def _first_step_seconds(self) -> float:
+        """What an optimizer step of the trial's first candidate took, at its own accumulation."""
+        event = next(event for event in self.run.events[0] if isinstance(event, MeasuredEvent))
+        return event.step_seconds(self._spec.candidates[0].accumulation)
 
     def _breaks_down(self, spec: CandidateSpec) -> bool:
         """The machine's own failures: a rank that dies without a word, or ranks that wait for ever."""

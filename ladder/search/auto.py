@@ -18,9 +18,10 @@ from ladder.candidates import Engine
 from ladder.outcome import Record
 from ladder.search.audit import to_audit
 from ladder.search.belief import SLIM, Belief, Outlook, believe
-from ladder.search.cost import expected_seconds
+from ladder.search.cost import candidate_seconds, expected_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space, measured, ranking, ruled_out
+from ladder.search.speed import STEP_NOISE
 
 _LIKELY = 0.9
 """A trial begins with a candidate at least this likely to fit, so that it yields something."""
@@ -78,7 +79,8 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
             return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
         return Stop(_bound(belief, left, speed or math.inf).sentence())
     offer = _best_offer(belief, worth, speed)
-    return Measure(offer.engine, tuple(each.candidate for each in offer.outlooks), _reason(offer, speed))
+    candidates = tuple(each.candidate for each in offer.outlooks)
+    return Measure(offer.engine, candidates, _reason(offer, speed), _first_within(belief, offer.outlooks, speed))
 
 
 def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
@@ -134,7 +136,31 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float | None) -> _Offe
     """The trial of one engine: which of its candidates, in ascending memory, at what gain and price."""
     chosen = _chosen(belief, own)
     gain = max(_gain(each, speed) for each in chosen) if speed else 0.0
-    return _Offer(chosen[0].candidate.engine, chosen, gain, expected_seconds(chosen))
+    if speed is None:
+        return _Offer(chosen[0].candidate.engine, chosen, gain, expected_seconds(chosen))
+    target = speed * (1 + belief.space.tolerance)
+    scouts = [each for each in own if each.fits >= _LIKELY and each.memory.peak <= chosen[0].memory.peak]
+    with_scout = {(scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts)}
+    prices = {order: _price(order, target) for order in with_scout}
+    cheapest = min(prices, key=lambda order: (prices[order], order[0].memory.peak))
+    return _Offer(cheapest[0].candidate.engine, cheapest, gain, prices[cheapest])
+
+
+def _price(order: Sequence[Outlook], target: float) -> float:
+    """Expected seconds of a trial whose first candidate decides whether the others may still reach `target` tokens/s.
+
+    An engine that loses costs its first candidate only: a small micro-batch tells nearly as much as a large one.
+    """
+    first, rest = order[0], order[1:]
+    seconds = expected_seconds([first])
+    for each in rest:
+        _, left = each.ahead_of(first)
+        left = math.hypot(left, STEP_NOISE)
+        learnt = math.sqrt(max(1e-9, each.deviation**2 - left**2))
+        mean = math.log(each.speed.tokens_per_second / target)
+        still_possible = _NORMAL.cdf((mean + _QUANTILE * left) / learnt)
+        seconds += still_possible * candidate_seconds(each.speed, each.candidate.accumulation)
+    return seconds
 
 
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
@@ -151,6 +177,22 @@ def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
         safe = [each for each in own if each.fits >= _LIKELY]
         chosen += [max(safe, key=lambda each: each.speed.tokens_per_second)] if safe else []
     return tuple(sorted(chosen, key=lambda each: (each.memory.peak, each.candidate.micro_batch)))
+
+
+def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None) -> dict[str, float]:
+    """The longest optimizer step of the first of `chosen`, in seconds, with which each other may still beat the best.
+
+    Most doubt about an engine is shared by its candidates, so the first one measured mostly settles it for all.
+    """
+    if speed is None:
+        return {}
+    workload, target = belief.space.workload, speed * (1 + belief.space.tolerance)
+    longest = {}
+    for each in chosen[1:]:
+        mean, deviation = each.ahead_of(chosen[0])
+        slowest = target / math.exp(mean + _QUANTILE * math.hypot(deviation, STEP_NOISE))
+        longest[each.candidate.key] = workload.global_batch_size * workload.seq_len / slowest
+    return longest
 
 
 def _gain(outlook: Outlook, speed: float) -> float:

@@ -32,7 +32,7 @@ from ladder.search.speed import (
     predict_speed,
 )
 
-_HOST_DEVIATION = 0.10
+HOST_DEVIATION = 0.10
 """Relative error of predicted host memory; confirmed within 6 % on one machine."""
 SLIM = 0.03
 """A candidate less likely to fit than this is not tried."""
@@ -83,7 +83,7 @@ class Outlook:
             return 0.0
         deviation = max(1.0, (memory.upper - memory.peak) / UPPER_DEVIATIONS)
         on_device = _NORMAL.cdf((space.memory_limit - memory.peak) / deviation)
-        return on_device * _NORMAL.cdf((space.host_memory / memory.host - 1) / _HOST_DEVIATION)
+        return on_device * _NORMAL.cdf((space.host_memory / memory.host - 1) / HOST_DEVIATION)
 
     @cached_property
     def deviation(self) -> float:

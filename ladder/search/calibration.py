@@ -26,6 +26,7 @@ _LIMIT = 4.0
 """No unknown is believed to be further out: a freak measurement must not bend everything else."""
 _FREEDOM = 6.0
 """Degrees of freedom of the Student-t noise: a measurement that fits nothing else loses its weight."""
+_TRUST = 4.0
 
 
 def scale(factor: Factor, unknowns: Unknowns) -> float:
@@ -79,6 +80,8 @@ class Fit:
 
     values: Mapping[str, float] = field(default_factory=dict)
     covariance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    surprise: float = 1.0
+    """How much further the measurements lie from the prior than it expected: all doubt grows by this factor."""
 
     def estimate(self, formula: Formula, names: Sequence[str]) -> Estimate:
         """`formula` linearised around the most probable unknowns."""
@@ -95,7 +98,7 @@ class Fit:
         for name, slope in known:
             row = self.covariance[name]
             variance += slope * sum(row[other] * its for other, its in known)
-        return math.sqrt(max(0.0, variance))
+        return self.surprise * math.sqrt(max(0.0, variance))
 
     def predict(self, formula: Formula, names: Sequence[str]) -> tuple[float, float]:
         """Mean and standard deviation of `formula` (a logarithm), the measurement noise not included."""
@@ -117,7 +120,22 @@ def fit(data: Sequence[Datum]) -> Fit:
     factor = _cholesky(precision)
     columns = [_solve(factor, [float(i == j) for i in range(len(names))]) for j in range(len(names))]
     covariance = {name: dict(zip(names, column, strict=True)) for name, column in zip(names, columns, strict=True)}
-    return Fit(values=values, covariance=covariance)
+    return Fit(values=values, covariance=covariance, surprise=_surprise(data, values))
+
+
+def _surprise(data: Sequence[Datum], values: Unknowns) -> float:
+    """The Birge ratio, at least 1: what the fit had to pay, over the number of measurements that it was to pay for.
+
+    A prior that is right pays one a measurement (chi squared); `_TRUST` measurements are taken to have paid that.
+    """
+    paid = math.fsum(value * value for value in values.values())
+    number = 0
+    for datum in data:
+        residual = (datum.target - datum.formula(values)) / datum.noise
+        if not datum.is_lower_bound or residual > 0:
+            number += 1
+            paid += (_FREEDOM + 1.0) * math.log1p(residual * residual / _FREEDOM)
+    return max(1.0, math.sqrt((_TRUST + paid) / (_TRUST + number)))
 
 
 def _descend(data: Sequence[Datum], index: Mapping[str, int], values: dict[str, float], *, robust: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ladder.candidates import Candidate, Engine
 from ladder.outcome import Record
@@ -17,6 +17,8 @@ class Measure:
     engine: Engine
     candidates: tuple[Candidate, ...]
     reason: str
+    first_within: Mapping[str, float] = field(default_factory=dict)
+    """By candidate key: it is left out if the first candidate's optimizer step takes more seconds than this."""
 
 
 @dataclass(frozen=True)

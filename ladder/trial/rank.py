@@ -110,12 +110,17 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     reporter.phase("engine")
     engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed)
     stepper = Stepper(engine, spec, reporter, vocab_size)
+    first_seconds = 0.0  # the same on all ranks, so all leave the same candidates out
     for index, candidate in enumerate(spec.candidates):
         if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
             break
+        if candidate.first_within is not None and first_seconds > candidate.first_within:
+            continue
         reporter.candidate = candidate.key
         set_checkpointing(model, candidate.gradient_checkpointing)
-        reporter.send(_measure(spec, candidate, stepper, reporter, gauge, first=index == 0))
+        measured = _measure(spec, candidate, stepper, reporter, gauge, first=index == 0)
+        reporter.send(measured)
+        first_seconds = first_seconds or measured.step_seconds(candidate.accumulation)
     reporter.phase("teardown")
 
 

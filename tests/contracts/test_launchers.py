@@ -12,16 +12,26 @@ import pytest
 from helpers import WORLD_SIZE, Bench, tiny_trial
 
 from ladder.launch.base import TrialRun
+from ladder.launch.simulated import SimulatedLauncher
+from ladder.launch.simulated_machine import read_machine
 from ladder.launch.watch import now
 from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy
 from ladder.units import MIB
 
 MakeBench = Callable[..., Bench]
 
+
+def bench_on_paper() -> Bench:
+    cancellation: list[bool] = []
+    launcher = SimulatedLauncher(read_machine("a100-40"), cancelled=lambda: bool(cancellation))
+    return Bench(launcher, cancellation, "ladder-test-on-paper", has_processes=False)
+
+
 # By name: how a bench with that launcher is made. A launcher to come is one more line.
 LAUNCHERS: dict[str, Callable[[MakeBench], Bench]] = {
     "local, warm": lambda make: make(),
     "local, cold": lambda make: make(cold=True),
+    "simulated": lambda make: bench_on_paper(),
 }
 
 
@@ -101,8 +111,8 @@ def test_a_cancelled_trial_says_so_and_leaves_no_process(bench: Bench, tmp_path:
 
     def cancel_at_first_step(rank: int, event: Event) -> None:
         if isinstance(event, StepEvent) and not asked:
-            assert len(bench.ranks()) >= WORLD_SIZE  # so the check below can fail
-            asked.append(now())
+            assert len(bench.ranks()) >= WORLD_SIZE * bench.has_processes  # so the check below can fail
+            asked.append(event.t)
             bench.cancel()
 
     run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=endless), cancel_at_first_step)
@@ -116,3 +126,22 @@ def test_a_cancelled_trial_says_so_and_leaves_no_process(bench: Bench, tmp_path:
 def test_trials_follow_one_another_through_one_launcher(bench: Bench, tmp_path: Path) -> None:
     for name in ("0001", "0002"):
         assert_measured(bench.run(tiny_trial(tmp_path / name, 1)), bench)
+
+
+@pytest.mark.parametrize(("seconds", "num_measured"), [(1e-9, 1), (1e9, 2)])
+def test_a_candidate_is_left_out_when_the_first_was_too_slow_for_it(
+    bench: Bench, tmp_path: Path, seconds: float, num_measured: int
+) -> None:
+    spec = tiny_trial(tmp_path / "0001", 1, 2)
+    first, second = spec.candidates
+    spec = spec.model_copy(update={"candidates": (first, second.model_copy(update={"first_within": seconds}))})
+    run = bench.run(spec)
+    assert run.stop is None
+    assert [len(events) for events in of_kind(run, MeasuredEvent)] == [num_measured] * WORLD_SIZE
+    assert all(isinstance(events[-1], DoneEvent) for events in run.events)
+
+
+def test_a_spent_time_budget_leaves_the_first_candidate_alone(bench: Bench, tmp_path: Path) -> None:
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, 2, stop_at=now() - 1))
+    assert [len(events) for events in of_kind(run, MeasuredEvent)] == [1] * WORLD_SIZE
+    assert all(isinstance(events[-1], DoneEvent) for events in run.events)

@@ -217,6 +217,18 @@ def test_an_audit_measures_pruned_candidates_and_counts_those_that_fit():
     assert str(report.num_audited) in report.sentence()
 
 
+def test_once_something_fits_a_trials_first_candidate_decides_about_the_others():
+    space = make_space()
+    first = decide(space, ())
+    assert first.first_within == {}  # there is nothing to compare with
+    records = [fitting(space, candidate) for candidate in first.candidates]
+    later = decide(space, records)
+    best = max(record.tokens_per_second for record in records)
+    step = space.workload.global_batch_size * space.workload.seq_len / best
+    assert set(later.first_within) == {candidate.key for candidate in later.candidates[1:]}
+    assert all(seconds > step / 2 for seconds in later.first_within.values())
+
+
 def test_without_an_audit_nothing_pruned_is_measured():
     space = make_space("zero2")
     report = audit_report(space, play(space, "fits"))

@@ -205,3 +205,14 @@ def test_an_unknown_gpu_and_a_cpu_have_a_prior_too(llama_like: Build):
         prediction = predict_speed(llama_like(), candidate("zero2"), world_size=2, machine=machine)
         assert math.isfinite(prediction.tokens_per_second)
         assert prediction.tokens_per_second > 0
+
+
+def test_a_machine_unlike_its_data_sheet_is_doubted_in_everything(timed):
+    usual = [p for p in timed if p.num_layers == 32 and p.rung == "zero2+opt-cpu"]
+    strange = [
+        replace(p, accumulate_seconds=30 * p.accumulate_seconds, boundary_seconds=30 * p.boundary_seconds)
+        for p in usual
+    ]
+    other = next(p for p in timed if p.num_layers == 32 and p.rung == "zero3")
+    trusted, doubted = (predict(other.workload, other.candidate, learn(points)) for points in (usual, strange))
+    assert doubted.high / doubted.low > 1.5 * trusted.high / trusted.low
