@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ class Rung:
         return frozenset({self.offload_optimizer, self.offload_param}) - {"none"}
 
 
+PIN_MEMORY = "pin_memory"
+"""The knob that DeepSpeed reads in the offload sections; all others are settings of `zero_optimization` itself."""
+
 # In the documented order: fastest claimed first, most frugal last.
 RUNGS: tuple[Rung, ...] = (
     Rung("zero0", 0),
@@ -56,6 +60,7 @@ RUNGS: tuple[Rung, ...] = (
     Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme", _NO_REUSE),
 )
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
+_KEY = re.compile(r"(?P<rung>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<on>on|off) mb=(?P<size>[1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,17 @@ class Candidate:
 def divisors(number: int) -> list[int]:
     """All divisors of `number`, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def candidate_of(key: str, sequences_per_rank: int) -> Candidate:
+    """The candidate whose `key` this is, whatever its knobs. ValueError for a text that is no candidate's key."""
+    match = _KEY.fullmatch(key)
+    if match is None or match["rung"] not in RUNGS_BY_NAME:
+        raise ValueError(f"{key!r} is no candidate's key")
+    pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
+    knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
+    size = int(match["size"])
+    return Candidate(Engine(RUNGS_BY_NAME[match["rung"]], knobs), match["on"] == "on", size, sequences_per_rank // size)
 
 
 def candidates_of(engine: Engine, sequences_per_rank: int, micro_batches: Sequence[int]) -> Iterator[Candidate]:
@@ -141,11 +157,11 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
 
 
 def engine_knobs(workload: Workload, engine: Engine) -> dict[str, bool | int]:
-    """`default_knobs`, lowered by the rung's own bounds and overridden by the engine's knobs."""
+    """`default_knobs`, lowered by the rung's own bounds and overridden by the engine's knobs, `PIN_MEMORY` aside."""
     knobs = default_knobs(workload, engine.rung)
     for name, bound in engine.rung.knobs:
         knobs[name] = min(knobs[name], bound)
-    return knobs | dict(engine.knobs)
+    return knobs | {name: value for name, value in engine.knobs if name != PIN_MEMORY}
 
 
 def deepspeed_config(
@@ -174,6 +190,7 @@ def deepspeed_config(
     for section, device in (("offload_optimizer", rung.offload_optimizer), ("offload_param", rung.offload_param)):
         if device != "none":
             zero[section] = _offload_section(section, device, workload, world_size, nvme_path)
+            zero[section][PIN_MEMORY] = bool(dict(engine.knobs).get(PIN_MEMORY, True))
     if "nvme" in rung.devices:
         config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
     if workload.optimizer == "sgd":  # not on DeepSpeed's list of optimizers tried with ZeRO
@@ -185,7 +202,7 @@ def deepspeed_config(
 def _offload_section(
     section: str, device: Device, workload: Workload, world_size: int, nvme_path: Path | None
 ) -> dict[str, Any]:
-    settings: dict[str, Any] = {"device": device, "pin_memory": True}
+    settings: dict[str, Any] = {"device": device, PIN_MEMORY: True}
     if device != "nvme":
         return settings
     if nvme_path is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from ladder import __version__
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Rung
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Rung
 from ladder.emit import Answer, best_config, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
@@ -38,6 +38,7 @@ from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task, Workload
 
 DEFAULT_GLOBAL_BATCH = 128
+_KNOB_TRIALS = 12
 # The disk's, not ours; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
@@ -78,6 +79,8 @@ class TuneOptions:
     cold: bool = False
     wait: bool = False
     """Wait for GPUs that another tune or process uses."""
+    knobs: int | None = None
+    """Settings of the winner's DeepSpeed knobs to try; None: 12 where a time budget bounds them, else none."""
     launcher: Literal["local", "simulated"] = "local"
     machine: str | None = None
     """For the simulated launcher: a machine file, or the name of a bundled machine."""
@@ -139,9 +142,10 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 swap_prefix=stage.swap_prefix,
                 save_folder=options.save_weights,
                 clock=stage.clock,
+                knob_trials=_knob_trials(options),
             ).tune(STRATEGIES[options.strategy])
         seconds = history.trial_seconds()
-    answer = _answer(result.answer, workload, machine, space.by_key, versions, run_dir) if result.answer else None
+    answer = _answer(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
     if answer is not None and paper is not None:
         answer = _said_to_be_simulated(answer, paper.name)
     files = emit_all(answer, output) if answer else []
@@ -184,6 +188,12 @@ def _require_text(options: TuneOptions) -> None:
             str(value).encode()
         except UnicodeEncodeError:
             raise UsageError(f"{shown(value)} is not valid UTF-8; rename it or choose another.") from None
+
+
+def _knob_trials(options: TuneOptions) -> int:
+    if options.knobs is not None:
+        return options.knobs
+    return _KNOB_TRIALS if options.time_budget is not None else 0
 
 
 def _require_effect(options: TuneOptions) -> None:
@@ -270,11 +280,11 @@ def _answer(
     record: Record,
     workload: Workload,
     machine: Machine,
-    by_key: dict[str, Candidate],
+    space: Space,
     versions: dict[str, str],
     run_dir: Path,
 ) -> Answer:
-    candidate, measurement = by_key[record.candidate_key], record.measurement
+    candidate, measurement = space.by_key[record.candidate_key], record.measurement
     assert measurement is not None
     assert record.tokens_per_second is not None
     return Answer(

@@ -56,7 +56,7 @@ def on_this_host(
         sweep.remember(machine.nvme_path)
     sweep()
     environment = {**rank_environment(machine), RUN_MARKER: marker}  # for what builds operators, too
-    machine, operators = with_operators(machine, rungs, workload, environment, view)
+    machine, operators = with_operators(machine, rungs, workload, environment, view, cancelled)
     launcher = LocalLauncher(
         marker=marker,
         job={"model_config": dict(workload.model.config), "task": workload.task, "operators": operators},

@@ -6,13 +6,14 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ladder.candidates import RUNGS, Candidate, Engine, Rung, deepspeed_config, divisors
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.history import History
+from ladder.knob_study import next_knobs
 from ladder.launch.base import Deadlines, Launcher, TrialRun
 from ladder.machine import Machine
 from ladder.outcome import Record
@@ -21,6 +22,7 @@ from ladder.refusal import disproved, less_disproved, refusals
 from ladder.search.auto import remaining
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
+from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
 from ladder.verdict import judge, trial_seconds
@@ -77,27 +79,33 @@ class Tuner:
         swap_prefix: str = "ladder-swap",
         save_folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
+        knob_trials: int = 0,
     ) -> None:
-        """`clock` is what the time budget is counted on, in seconds: the launcher's own where time is simulated."""
+        """`clock` is what the time budget is counted on, in seconds: the launcher's own where time is simulated.
+
+        `knob_trials` settings of the winner's DeepSpeed knobs are tried, as far as the time budget allows.
+        """
         self._workload, self._machine, self._space, self._unsupported = workload, machine, space, unsupported
         self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
         self._steps = steps or StepPolicy()
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
-        self._lost_servers = 0
+        self._lost_servers, self._knob_trials = 0, knob_trials
         self._clock, self._began = clock, clock()
 
     def tune(self, strategy: Strategy) -> TuneResult:
         """Search, then prove; what fails its proof does not fit, so that the search goes on with that."""
         stopped = self._search(strategy)
+        self._turn_knobs()
         while self._prove():
             stopped = self._search(strategy)
+            self._turn_knobs()
         records = self._history.records
         return TuneResult(
             space=self._space,
             unsupported=self._unsupported,
             records=records,
             answer=answer(records),
-            best_so_far=next(iter(ranking(records)), None),
+            best_so_far=next(iter(ranking(less_noise(self._space, records))), None),
             stopped=stopped,
             cancelled=self._cancelled(),
             seconds=self._clock() - self._began,
@@ -118,6 +126,13 @@ class Tuner:
                 self._warn_of_small_budget(decision)
             self._measure(decision)
         return "the tune was interrupted"
+
+    def _turn_knobs(self) -> None:
+        while self._knob_trials and not self._cancelled() and not self._out_of_time():
+            decision = next_knobs(self._space, less_disproved(self._history.records), self._knob_trials)
+            if isinstance(decision, Stop):
+                return
+            self._measure(decision)
 
     def _out_of_time(self) -> bool:
         return self._budget is not None and self._clock() - self._began > self._budget
@@ -144,42 +159,45 @@ class Tuner:
 
     def _measure(self, decision: Measure) -> None:
         refused = self._refuse(decision.candidates)
-        candidates = [candidate for candidate in decision.candidates if candidate.key not in refused]
+        candidates = tuple(candidate for candidate in decision.candidates if candidate.key not in refused)
         if candidates:
-            accumulation = 2 if any(candidate.accumulation > 1 for candidate in candidates) else 1
-            self._run(decision.engine, candidates, accumulation, decision.reason, proving=False)
+            # What was decided about the first candidate says nothing about another one in its place.
+            within = decision.first_within if candidates[0] == decision.candidates[0] else {}
+            self._run(replace(decision, candidates=candidates, first_within=within), proving=False)
 
     def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
         """Record those that the host has no memory for, as a trial of their own that starts no process."""
         name, _ = self._history.next_trial()
         records = refusals(candidates, name, self._space, self._history.records)
         if records:
-            self._history.add(records, self._space.by_key, {})
+            self._add(records, {})
         for record in records:
             self._view.note(f"trial {name}: {record.candidate_key} is {record.outcome.sentence}")
         return {record.candidate_key for record in records}
 
     def _run_proof(self, decision: Prove) -> None:
         candidate = decision.candidate
-        accumulation = min(2, candidate.accumulation)
-        self._run(candidate.engine, (candidate,), accumulation, decision.reason, proving=True)
+        self._run(Measure(candidate.engine, (candidate,), decision.reason), proving=True)
 
-    def _run(
-        self, engine: Engine, candidates: Sequence[Candidate], accumulation: int, reason: str, *, proving: bool
-    ) -> None:
+    def _run(self, wanted: Measure, *, proving: bool) -> None:
+        candidates = wanted.candidates
         name, folder = self._history.next_trial()
-        spec = self._spec(name, folder, engine, candidates, accumulation, proving)
-        self._view.trial_begins(spec, reason)
-        run = self._launcher.run(spec, self._deadlines(engine), self._view.event)
+        spec = self._spec(name, folder, wanted, proving)
+        self._view.trial_begins(spec, wanted.reason)
+        run = self._launcher.run(spec, self._deadlines(wanted.engine), self._view.event)
         records = judge(run, self._workload, candidates)
         if run.stop is not None and run.stop.kind in ("cancelled", "lost_server", "environment"):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]
         self._count_lost_servers(run)
-        self._history.add(records, self._space.by_key, trial_seconds(run))
+        self._add(records, trial_seconds(run))
         self._view.trial_ends(run, records)
         if run.stop is not None and run.stop.kind == "environment":
             raise EnvironmentFaultError(run.stop.sentence)
+
+    def _add(self, records: Sequence[Record], seconds: dict[str, float]) -> None:
+        candidates = {record.candidate_key: self._space.by_key[record.candidate_key] for record in records}
+        self._history.add(records, candidates, seconds)
 
     def _count_lost_servers(self, run: TrialRun) -> None:
         """The trial server is restarted when it dies; that it dies again and again is no configuration's fault."""
@@ -191,15 +209,8 @@ class Tuner:
                 "and the kernel's log, then start the same command again."
             )
 
-    def _spec(
-        self,
-        name: str,
-        folder: Path,
-        engine: Engine,
-        candidates: Sequence[Candidate],
-        accumulation: int,
-        proving: bool,
-    ) -> TrialSpec:
+    def _spec(self, name: str, folder: Path, wanted: Measure, proving: bool) -> TrialSpec:
+        candidates = wanted.candidates
         machine, workload = self._machine, self._workload
         swap = machine.nvme_path / f"{self._swap_prefix}-{name}" if machine.nvme_path else None
         best = next(iter(ranking(self._history.records)), None)
@@ -218,9 +229,9 @@ class Tuner:
             dtype=workload.dtype,
             deepspeed=deepspeed_config(
                 workload,
-                engine,
+                wanted.engine,
                 micro_batch=candidates[0].micro_batch,
-                accumulation=accumulation,
+                accumulation=2 if any(candidate.accumulation > 1 for candidate in candidates) else 1,
                 world_size=machine.world_size,
                 nvme_path=swap,
             ),
@@ -231,6 +242,7 @@ class Tuner:
                     micro_batch=candidate.micro_batch,
                     accumulation=candidate.accumulation,
                     beat_step_seconds=beat,
+                    first_within=wanted.first_within.get(candidate.key),
                 )
                 for candidate in candidates
             ),

@@ -103,6 +103,16 @@ def tune(
             min=0.0, max=1.0, metavar="SHARE", help="auto: measure this share of what it ruled out, to check it."
         ),
     ] = 0.0,
+    knobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=200,
+            metavar="N",
+            help="Then try N settings of the winner's DeepSpeed knobs. [default: 12 with --time-budget, else 0]",
+            show_default=False,
+        ),
+    ] = None,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")
@@ -172,6 +182,7 @@ def tune(
         cold=cold,
         wait=wait,
         audit=audit,
+        knobs=knobs,
         launcher=launcher.value,
         machine=machine,
     )

@@ -34,6 +34,7 @@ _STRAY = {
     "gather": 0.30,
     "engine_time": 0.06,
     "engine_variant_time": 0.02,
+    "knob_time": 0.01,
     "shape_time": 0.012,
     "start": 0.25,
     "activations": 0.10,
@@ -119,7 +120,7 @@ class Physics:
             outside = int((0.8 * GIB + (0.7 * GIB if self._world_size > 1 else 0)) * self._stray("outside"))
         accumulate, update = self._seconds(candidate)
         host, _ = offloaded(self._workload, candidate, self._world_size)
-        host = (1.9 * GIB * self._world_size + host) * self._stray("host", candidate.engine.key)
+        host = (1.9 * GIB * self._world_size + host) * self._stray("host", candidate.engine.rung.name)
         return Truth(
             accumulate_seconds=accumulate,
             boundary_seconds=accumulate + update,
@@ -159,19 +160,19 @@ class Physics:
 
     def _memory(self, candidate: Candidate) -> tuple[Moment, float, float]:
         """The fullest moment, its bytes on the fullest rank, and the bytes of the engine at rest."""
-        key = candidate.engine.key
+        name = candidate.engine.rung.name
         moments = moments_of(self._workload, candidate, self._world_size, self._device)
         tokens = candidate.micro_batch * self._workload.seq_len
         # Attention and rotary embeddings keep scratch space that the textbook leaves out, more for larger batches.
         scratch = 40.0 * tokens * self._workload.model.hidden_size * (tokens / 8192) ** 0.1 / 10
         kind = "recomputed" if candidate.gradient_checkpointing else "activations"
         factors = {
-            "activations": self._stray(kind) * self._stray("engine_variant_time", f"memory {key}"),
+            "activations": self._stray(kind) * self._stray("engine_variant_time", f"memory {name}"),
             "logits": self._stray("logits"),
             "buffers": self._stray("buffers"),
             "live": self._stray("live"),
         }
-        states = self._stray("states", key)
+        states = self._stray("states", name)
         sizes = []
         for moment in moments:
             scaled = replace(moment, **{name: getattr(moment, name) * factor for name, factor in factors.items()})
@@ -217,9 +218,9 @@ class Physics:
         busy = compute + max(reduce * (1 - hidden), reduce - hidden * 0.6 * compute)
         micro = (busy**self._exponent + gather**self._exponent) ** (1 / self._exponent)
         update += self._update_seconds(candidate, pcie)
-        whole = self._stray("engine_time", key)
+        whole = self._stray("engine_time", rung.name) * (self._stray("knob_time", key) if candidate.engine.knobs else 1)
         variant = "ckpt" if candidate.gradient_checkpointing else "whole"
-        whole *= self._stray("engine_variant_time", f"{key} {variant}")
+        whole *= self._stray("engine_variant_time", f"{rung.name} {variant}")
         micro *= self._stray("shape_time", f"{variant} {candidate.micro_batch}")
         return micro * whole, update * whole
 

@@ -9,6 +9,7 @@ from typing import Literal
 from ladder.candidates import Rung
 from ladder.outcome import Record
 from ladder.search.belief import Outlook, believe
+from ladder.search.knobs import turned
 from ladder.search.policy import answer
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.units import format_bytes
@@ -53,13 +54,14 @@ class Entry:
 
 
 def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, str]) -> list[Entry]:
-    """Every candidate in the documented order, then the rungs that this machine does not support."""
+    """Every candidate in the documented order, those with other knobs, then the rungs this machine does not support."""
     best = answer(records)
     fastest = best or next(iter(ranking(records)), None)
     tried = measured(records)
     belief = believe(space, records)
     entries = []
-    for candidate in space.candidates:
+    with_knobs = [space.by_key[key] for key in turned(space, records)]
+    for candidate in (*space.candidates, *with_knobs):
         record, predicted = tried.get(candidate.key), None
         if record is not None:
             status, why = _verdict(record, best, space, records)
@@ -68,16 +70,19 @@ def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, s
         else:
             predicted = _predicted(belief.outlook(candidate))
             status, why = "predicted", _why_not(predicted, fastest, space)
+        knobs = (
+            ", ".join(f"{name}={value}" for name, value in candidate.engine.knobs) if candidate in with_knobs else ""
+        )
         entries.append(
             Entry(
-                rung=candidate.engine.key,
+                rung=candidate.engine.rung.name if knobs else candidate.engine.key,
                 candidate_key=candidate.key,
                 gradient_checkpointing=candidate.gradient_checkpointing,
                 micro_batch=candidate.micro_batch,
                 accumulation=candidate.accumulation,
                 status=status,
                 record=record,
-                why=why,
+                why=f"{why}; with {knobs}" if knobs else why,
                 predicted=predicted,
             )
         )

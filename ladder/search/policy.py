@@ -8,6 +8,7 @@ from ladder.candidates import Candidate
 from ladder.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.decisions import Decision, Measure, Prove, Stop, Strategy
+from ladder.search.knobs import less_noise
 from ladder.search.space import Space, measured, proven, ranking, ruled_out
 
 
@@ -108,6 +109,7 @@ _MAX_EXTRA_PROOFS = 2
 
 def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
     """Which candidate to prove next: the fastest that fits, then those that its own proof made look faster."""
+    records = less_noise(space, records)
     proofs = proven(records)
     best_proven = max((record.tokens_per_second or 0.0 for record in proofs.values()), default=0.0)
     for record in ranking(records):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ladder.candidates import Candidate, Engine, candidates_of
+from ladder.candidates import Candidate, Engine, candidate_of, candidates_of
 from ladder.outcome import MEMORY_OUTCOMES, Outcome, Record
 from ladder.search.memory import predict_memory
 from ladder.workload import Workload
@@ -49,7 +49,8 @@ class Space:
 
     @cached_property
     def by_key(self) -> dict[str, Candidate]:
-        return {candidate.key: candidate for candidate in self.candidates}
+        """The space's candidates; asked for by key, also one with other knobs. KeyError for what is no key."""
+        return _Candidates(self)
 
     @cached_property
     def _sorted(self) -> dict[Engine, tuple[Candidate, ...]]:
@@ -69,6 +70,20 @@ class Space:
         return predict_memory(
             self.workload, candidate, world_size=self.world_size, device="cuda" if self.device == "cuda" else "cpu"
         ).peak
+
+
+class _Candidates(dict[str, Candidate]):
+    """A space's candidates by key. The knobs that are tried later are no part of the space, but have keys as well."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__((candidate.key, candidate) for candidate in space.candidates)
+        self._sequences_per_rank = space.sequences_per_rank
+
+    def __missing__(self, key: str) -> Candidate:
+        try:
+            return candidate_of(key, self._sequences_per_rank)
+        except ValueError:
+            raise KeyError(key) from None
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,20 @@ def test_an_audit_counts_what_was_wrongly_pruned(folder: Path, capsys: pytest.Ca
     assert "pruned candidates fit when measured anyway" in capsys.readouterr().out
 
 
+def test_knobs_are_tried_reported_and_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--knobs", "3", "--rung", "zero2") == 0
+    assert capsys.readouterr().err.count("knobs of the fastest candidate") == 3
+    (table,) = folder.glob("ladder-runs/*/trials.csv")
+    assert table.read_text().count("; with ") == 3
+    assert main(["explain"]) == 0
+    assert capsys.readouterr().out.count("measured") >= 4
+
+
+def test_a_budget_pays_for_knobs_with_what_the_search_leaves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--rung", "zero2", "--time-budget", "1h") == 0
+    assert capsys.readouterr().err.count("knobs of the fastest candidate") == 12
+
+
 def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -230,6 +230,27 @@ def test_a_spent_time_budget_ends_the_search_and_the_best_is_proven_all_the_same
     assert result.answer is not None
 
 
+@pytest.mark.parametrize(("gain", "kept"), [(0.5, True), (0.99, False)])
+def test_knobs_that_gain_more_than_noise_are_in_the_answer_and_others_are_not(
+    tmp_path: Path, gain: float, kept: bool
+) -> None:
+    def unpipelined_is_faster(spec: TrialSpec, candidate: CandidateSpec) -> float | None:
+        seconds = larger_is_faster(spec, candidate)
+        overlaps = spec.deepspeed["zero_optimization"]["overlap_comm"]
+        return seconds if seconds is None or overlaps else gain * seconds
+
+    launcher = Pretender(unpipelined_is_faster)
+    result = tune(tmp_path / "run", launcher, knob_trials=6)
+    assert result.answer is not None
+    assert ("overlap_comm=False" in result.answer.candidate_key) == kept
+    assert result.best_so_far is not None
+    assert result.best_so_far.candidate_key == result.answer.candidate_key
+    assert sum("[" in record.candidate_key for record in result.records if record.purpose == "measure") == 6
+    again = Pretender(unpipelined_is_faster)
+    assert tune(tmp_path / "run", again, knob_trials=6).answer == result.answer
+    assert again.specs == []
+
+
 class Slow(Pretender):
     """Each trial takes a minute on a clock of its own."""
 

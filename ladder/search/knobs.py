@@ -1,0 +1,104 @@
+"""The knobs of the winning engine: which there are to turn, and when a gain is more than noise.
+
+An engine with knobs is an engine like any other; what is asked for here is one more trial of it. Which values to try
+next is left to an optimizer (ladder/knob_study.py), which sees these choices and the records, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ladder.candidates import PIN_MEMORY, Candidate, Engine, engine_knobs
+from ladder.outcome import Record
+from ladder.search.space import Space, measured, ranking
+from ladder.search.speed import STEP_NOISE
+from ladder.workload import Workload
+
+Choices = Mapping[str, tuple[bool | int, ...]]
+"""By knob: the values to choose from, ascending; our own among them."""
+
+_FACTORS = {
+    "reduce_bucket_size": (0.1, 0.25, 0.5, 2, 4),
+    "allgather_bucket_size": (0.1, 0.25, 0.5, 2, 4),
+    "stage3_prefetch_bucket_size": (0, 0.25, 0.5, 2, 4),
+    "stage3_param_persistence_threshold": (0, 0.1, 10, 100),
+    "stage3_max_live_parameters": (0.1, 0.3, 3),
+    "sub_group_size": (0.25, 0.5, 2.5, 5),
+}
+_LARGEST = 1_000_000_000
+_SWITCHES = ("overlap_comm", "round_robin_gradients")
+_NOISES = 2.0
+"""A gain counts from so many times what two measurements scatter."""
+
+
+def knob_choices(workload: Workload, engine: Engine) -> Choices:
+    """What can be turned of `engine`, in elements and switches; nothing at stage 0."""
+    usual = engine_knobs(workload, Engine(engine.rung))
+    choices: dict[str, tuple[bool | int, ...]] = {}
+    for name, factors in _FACTORS.items():
+        if name in usual:
+            values = {min(_LARGEST, int(usual[name] * factor)) // 2 * 2 for factor in factors}  # even: DeepSpeed aligns
+            choices[name] = tuple(sorted(values | {usual[name]}))
+    choices |= {name: (False, True) for name in _SWITCHES if name in usual}
+    if engine.rung.devices:
+        choices[PIN_MEMORY] = (False, True)
+    return choices
+
+
+def knobs_of(workload: Workload, engine: Engine) -> dict[str, bool | int]:
+    """The value of every knob of `engine` that can be turned."""
+    values = {PIN_MEMORY: True, **engine_knobs(workload, engine), **dict(engine.knobs)}
+    return {name: values[name] for name in knob_choices(workload, engine)}
+
+
+def with_knobs(workload: Workload, candidate: Candidate, values: Mapping[str, bool | int]) -> Candidate:
+    """`candidate` with its knobs at `values`; those that are our own anyway are left out of its key."""
+    usual = knobs_of(workload, Engine(candidate.engine.rung))
+    turned = tuple(sorted((name, value) for name, value in values.items() if usual[name] != value))
+    return Candidate(
+        Engine(candidate.engine.rung, turned),
+        candidate.gradient_checkpointing,
+        candidate.micro_batch,
+        candidate.accumulation,
+    )
+
+
+def plain(candidate: Candidate) -> Candidate:
+    """The same with our own knobs."""
+    return Candidate(
+        Engine(candidate.engine.rung),
+        candidate.gradient_checkpointing,
+        candidate.micro_batch,
+        candidate.accumulation,
+    )
+
+
+def turned(space: Space, records: Sequence[Record]) -> dict[str, Record]:
+    """The measuring records of candidates with other knobs than the space's, by key."""
+    return {key: record for key, record in measured(records).items() if key not in space.by_key}
+
+
+def winner(space: Space, records: Sequence[Record]) -> Candidate | None:
+    """The candidate whose knobs are worth turning: the fastest of the space itself."""
+    own = [record for record in ranking(records) if record.candidate_key in space.by_key]
+    return space.by_key[own[0].candidate_key] if own else None
+
+
+def less_noise(space: Space, records: Sequence[Record]) -> list[Record]:
+    """`records` without those knobs whose gain over our own may be noise: nobody should carry a setting for nothing."""
+    seen = measured(records)
+    noise = set()
+    for key, record in turned(space, records).items():
+        other = seen.get(plain(space.by_key[key]).key)
+        if other is None or not _gains(record, other):
+            noise.add(key)
+    return [record for record in records if record.candidate_key not in noise]
+
+
+def _gains(record: Record, other: Record) -> bool:
+    """Whether `record` is faster than `other` by more than both scatter; what did not fit is kept as it is."""
+    if not record.tokens_per_second or not other.tokens_per_second:
+        return not record.tokens_per_second
+    spreads = [each.measurement.spread for each in (record, other) if each.measurement is not None]
+    noise = max(STEP_NOISE, *spreads)
+    return record.tokens_per_second > other.tokens_per_second * (1 + _NOISES * noise)

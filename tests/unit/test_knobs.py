@@ -1,0 +1,142 @@
+"""The winner's knobs: what can be turned, in which order it is tried, and what is kept of it."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import bundled_workload, make_candidate, make_measurement, make_record
+
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, deepspeed_config
+from ladder.knob_study import next_knobs
+from ladder.outcome import Record
+from ladder.search.decisions import Measure, Stop
+from ladder.search.knobs import knob_choices, knobs_of, less_noise, plain, with_knobs
+from ladder.search.ledger import ledger
+from ladder.search.space import Space
+from ladder.units import GIB
+
+WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
+WINNER = make_candidate("zero3+opt-cpu", micro_batch=4, accumulation=4)
+SLOWER = make_candidate("zero2", micro_batch=1, accumulation=16)
+EVERY_RUNG = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
+
+
+@pytest.fixture
+def space() -> Space:
+    return Space(
+        workload=WORKLOAD,
+        world_size=4,
+        device="cuda",
+        memory_limit=80 * GIB,
+        host_memory=1024 * GIB,
+        engines=(WINNER.engine, SLOWER.engine),
+        micro_batches=(1, 2, 4),
+    )
+
+
+def measured(candidate: Candidate, speed: float, trial: str = "0001", spread: float = 0.001) -> Record:
+    return make_record(candidate, trial=trial, tokens_per_second=speed, measurement=make_measurement(spread=spread))
+
+
+@EVERY_RUNG
+def test_every_knob_has_our_own_value_among_its_choices_and_another(rung):
+    own = knobs_of(WORKLOAD, Engine(rung))
+    choices = knob_choices(WORKLOAD, Engine(rung))
+    assert set(own) == set(choices)
+    assert all(own[name] in options and len(set(options)) > 1 for name, options in choices.items())
+    assert bool(choices) == (rung.stage > 0)
+
+
+@EVERY_RUNG
+def test_every_choice_reaches_deepspeed(rung):
+    plainly = Candidate(Engine(rung), True, 1, 16)
+    for name, options in knob_choices(WORKLOAD, plainly.engine).items():
+        for value in options:
+            candidate = with_knobs(WORKLOAD, plainly, {**knobs_of(WORKLOAD, plainly.engine), name: value})
+            zero = deepspeed_config(
+                WORKLOAD, candidate.engine, micro_batch=1, accumulation=16, world_size=4, nvme_path="/nvme"
+            )["zero_optimization"]
+            offloads = [zero[key] for key in ("offload_optimizer", "offload_param") if key in zero]
+            places = offloads if name == "pin_memory" else [zero]
+            assert places
+            assert all(place[name] == value for place in places)
+
+
+def test_a_key_tells_the_candidate_whatever_its_knobs():
+    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False, "sub_group_size": 50_000_000, "pin_memory": False})
+    for candidate in (WINNER, SLOWER, turned):
+        assert candidate_of(candidate.key, 16) == candidate
+    assert plain(turned) == WINNER
+    for text in ("", "zero9 ckpt=on mb=1", "zero2 ckpt=on mb=0", "zero2[ ckpt=on mb=1"):
+        with pytest.raises(ValueError, match="no candidate's key"):
+            candidate_of(text, 16)
+
+
+def test_our_own_values_are_left_out_of_the_key():
+    assert with_knobs(WORKLOAD, WINNER, knobs_of(WORKLOAD, WINNER.engine)) == WINNER
+
+
+def play(space: Space, num_trials: int, speed_of_unpinned: float) -> list[Record]:
+    """A study in which nothing counts but whether memory is pinned; what keeps fewer buffers does not fit."""
+    records = [measured(SLOWER, 50.0), measured(WINNER, 100.0)]
+    for number in range(num_trials + 1):
+        decision = next_knobs(space, records, num_trials)
+        if isinstance(decision, Stop):
+            assert number == num_trials
+            return records
+        (candidate,) = decision.candidates
+        assert plain(candidate) == WINNER
+        assert candidate.key not in {record.candidate_key for record in records}
+        values, trial = knobs_of(space.workload, candidate.engine), f"{number + 2:04d}"
+        if not values["overlap_comm"]:
+            records.append(make_record(candidate, "gpu_oom", trial=trial))
+        else:
+            records.append(measured(candidate, 100.0 if values["pin_memory"] else speed_of_unpinned, trial))
+    raise AssertionError("it asks for more than it may")
+
+
+def test_as_many_settings_of_the_fastest_candidate_are_asked_for_as_may_be_and_none_twice(space):
+    assert len(play(space, 10, 120.0)) == 12
+
+
+def test_the_same_history_asks_for_the_same_setting(space):
+    records = play(space, 5, 120.0)
+    assert next_knobs(space, records, 9) == next_knobs(space, list(records), 9)
+
+
+def test_what_was_fast_and_what_did_not_fit_is_learnt(space):
+    late = play(space, 24, 150.0)[-8:]
+    values = [knobs_of(WORKLOAD, space.by_key[record.candidate_key].engine) for record in late]
+    assert sum(not each["pin_memory"] for each in values) >= 6
+    assert sum(each["overlap_comm"] for each in values) >= 6
+
+
+def test_without_anything_that_fits_and_without_knobs_there_is_nothing_to_ask(space):
+    assert isinstance(next_knobs(space, [make_record(WINNER, "gpu_oom")], 3), Stop)
+    assert isinstance(next_knobs(space, [measured(make_candidate("zero0"), 1.0)], 3), Stop)
+
+
+@pytest.mark.parametrize(
+    ("speed", "spread", "kept"), [(101.0, 0.0, False), (104.0, 0.0, True), (104.0, 0.05, False), (99.0, 0.0, False)]
+)
+def test_a_setting_is_kept_only_when_its_gain_is_more_than_noise(space, speed, spread, kept):
+    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False})
+    records = [measured(WINNER, 100.0), measured(turned, speed, "0002", spread)]
+    assert [record.candidate_key for record in less_noise(space, records)] == [
+        WINNER.key,
+        *([turned.key] if kept else []),
+    ]
+
+
+def test_the_ledger_names_the_rung_and_the_knobs(space):
+    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False})
+    entries = ledger(space, [measured(WINNER, 100.0), measured(turned, 90.0, "0002")], {})
+    (entry,) = [entry for entry in entries if entry.candidate_key == turned.key]
+    assert entry.rung == RUNGS_BY_NAME["zero3+opt-cpu"].name
+    assert "with overlap_comm=False" in entry.why
+
+
+def test_a_request_is_a_trial_like_any_other(space):
+    decision = next_knobs(space, [measured(WINNER, 100.0)], 3)
+    assert isinstance(decision, Measure)
+    assert decision.candidates[0].engine == decision.engine
+    assert "1 of 3" in decision.reason
