@@ -114,12 +114,12 @@ def unsupported_reason(rung: Rung, machine: Machine) -> str | None:
             return "no --nvme-path was given"
         if ctypes.util.find_library("aio") is None:
             return "libaio is missing (Debian and Ubuntu: apt-get install libaio-dev)"
-    if operators_of(rung, machine, "adamw") and shutil.which(_compiler()) is None:
+    if operators_of(rung, machine, "adamw") and shutil.which(compiler()) is None:
         return "no C++ compiler to build DeepSpeed's operators (Debian and Ubuntu: apt-get install g++)"
     return None
 
 
-def _compiler() -> str:
+def compiler() -> str:
     """The program CXX names, which may be a command with arguments."""
     words = [word for word in shlex.split(os.environ.get("CXX", "")) if not word.startswith("-")]
     return words[-1] if words else "g++"

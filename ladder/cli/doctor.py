@@ -1,0 +1,105 @@
+"""`ladder doctor`: can this machine run trials, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ladder.errors import EXIT_FOUND, EnvironmentFaultError
+
+if TYPE_CHECKING:
+    from ladder.doctor.check import Check
+
+_STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
+
+
+class DoctorFormat(str, Enum):
+    text = "text"
+    json = "json"
+
+
+def doctor(
+    build: Annotated[bool, typer.Option("--build", help="Build DeepSpeed's operators now; takes minutes.")] = False,
+    nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
+    model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,
+    output_format: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.text,
+) -> int:
+    """Check what trials need: GPUs, driver, packages, compilers, memory, drive and Hub; each problem with its fix.
+
+    Ends with status 4 where something fails. The JSON is for a bug report and holds no secret.
+
+    Examples:
+
+      ladder doctor
+
+      ladder doctor --build --nvme-path /tmp
+
+      ladder doctor --model meta-llama/Llama-2-7b-hf --format json
+    """
+    checks = []
+    for check in _checks(build=build, nvme_path=nvme_path, model=model):
+        checks.append(check)
+        if output_format is DoctorFormat.text:
+            _print(check)
+    failed = [check.name for check in checks if check.status == "FAIL"]
+    if output_format is DoctorFormat.json:
+        typer.echo(_as_json(checks, failed))
+    if failed:
+        raise EnvironmentFaultError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}.")
+    return EXIT_FOUND
+
+
+def _print(check: Check) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from ladder.units import printable
+
+    console = Console(highlight=False)
+    console.print(
+        Text.assemble((f"{check.status:<5}", _STYLES[check.status]), printable(f"{check.name}: {check.sentence}"))
+    )
+    if check.fix:
+        console.print(Text(f"     fix: {printable(check.fix)}", style="dim"))
+
+
+def _as_json(checks: list[Check], failed: list[str]) -> str:
+    """For others to read: without the user's home, and without any value that a secret of the environment has."""
+    from ladder.launch.secrets import blanked_secrets
+
+    text = json.dumps({"failed": failed, "checks": [asdict(check) for check in checks]}, indent=2)
+    hidden = {os.environ[name]: "(secret)" for name in blanked_secrets(os.environ)} | {str(Path.home()): "~"}
+    for value, instead in hidden.items():
+        if len(value) > 1:
+            text = text.replace(json.dumps(value)[1:-1], instead)
+    return text
+
+
+def _checks(*, build: bool, nvme_path: Path | None, model: str | None) -> Iterator[Check]:
+    from ladder.doctor import hardware, hub, software
+    from ladder.doctor.check import guarded
+
+    cuda = hardware.driver_cuda()
+    looks: dict[str, Callable[[], Iterator[Check]]] = {
+        "python": hardware.python,
+        "packages": software.packages,
+        "GPUs": hardware.gpus,
+        "torch and CUDA": partial(software.torch_and_driver, cuda),
+        "compiler": software.compilers,
+        "operators": partial(software.operators, build=build, on_gpus=cuda is not None),
+        "memory": hardware.memory,
+        "NVMe": partial(hardware.nvme, nvme_path),
+        "Hub token": hub.token,
+    }
+    if model is not None:
+        looks["model"] = partial(hub.access, model)
+    for name, look in looks.items():
+        yield from guarded(name, look)

@@ -1,0 +1,42 @@
+"""One thing that was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["OK", "WARN", "FAIL"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """FAIL: tunes cannot run, or what was asked for cannot work. WARN: some rungs cannot, or are slower."""
+
+    name: str
+    status: Status
+    sentence: str
+    fix: str = ""
+    """What to do about it; empty for OK."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Numbers and versions for a bug report; no secret, no name of a user."""
+
+
+def ok(name: str, sentence: str, **facts: Any) -> Check:
+    return Check(name=name, status="OK", sentence=sentence, facts=facts)
+
+
+def warn(name: str, sentence: str, fix: str, **facts: Any) -> Check:
+    return Check(name=name, status="WARN", sentence=sentence, fix=fix, facts=facts)
+
+
+def fail(name: str, sentence: str, fix: str, **facts: Any) -> Check:
+    return Check(name=name, status="FAIL", sentence=sentence, fix=fix, facts=facts)
+
+
+def guarded(name: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """The checks of `look`; a look that breaks down is itself a finding, and ends none of the others."""
+    try:
+        yield from look()
+    except Exception as error:
+        yield fail(name, f"could not be looked at: {type(error).__name__}: {error}", "report this as a bug in ladder")

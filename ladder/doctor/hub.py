@@ -1,0 +1,35 @@
+"""The Hub: whether a token is there, and whether a model's configuration can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ladder.doctor.check import Check, fail, ok, warn
+from ladder.errors import LadderError
+from ladder.text import shown
+
+
+def token() -> Iterator[Check]:
+    """That there is a token; never which."""
+    from huggingface_hub import get_token
+
+    if get_token():
+        yield ok("Hub token", "is set")
+    else:
+        yield ok("Hub token", "none; gated models need one (hf auth login, or HF_TOKEN)")
+
+
+def access(model: str) -> Iterator[Check]:
+    """Whether trials could take `model`: only its configuration is asked for."""
+    from ladder.model_source import resolve_model
+
+    try:
+        shape = resolve_model(model)
+    except LadderError as error:
+        yield fail("model", str(error), "see what the sentence says")
+        return
+    size = f"{shape.num_parameters / 1e9:.3g} billion parameters"
+    if shape.note:
+        yield warn("model", f"{size}; {shown(shape.note)}", "hf auth login, and ask for access on the model's page")
+    else:
+        yield ok("model", f"{shown(shape.name)}: {size} ({shape.source})")

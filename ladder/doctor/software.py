@@ -1,0 +1,120 @@
+"""Python packages, torch against the driver, NCCL, the compiler and DeepSpeed's operators."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from ladder.doctor.check import Check, fail, ok, warn
+from ladder.launch.operators import build_operators
+from ladder.machine import compiler
+from ladder.text import shown
+
+# What a machine without GPUs loads in every rank, what the CPU offload of the optimizer and the NVMe offload need.
+_OPERATORS = {"shm_comm": "every trial on the CPU", "cpu_adam": "optimizer offload", "async_io": "NVMe offload"}
+_CHECKED = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "huggingface-hub", "nvidia-ml-py")
+_TORCH_SECONDS = 120.0
+
+
+def packages() -> Iterator[Check]:
+    """Versions within what this ladder says it works with."""
+    wanted = {}
+    for line in importlib.metadata.requires("ladder") or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            wanted[requirement.name] = requirement.specifier
+    for name in _CHECKED:
+        specifier = wanted.get(name)
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield fail(name, "is not installed", f"pip install '{name}{specifier or ''}'")
+            continue
+        if specifier is None or specifier.contains(version, prereleases=True):
+            yield ok(name, version, version=version)
+        else:
+            yield fail(name, f"{version} is outside {specifier}", f"pip install '{name}{specifier}'", version=version)
+
+
+def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
+    """torch's CUDA against the newest that the driver takes (None: there is no driver), and NCCL."""
+    try:
+        about = _about_torch()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        yield fail("torch", f"cannot be imported: {shown(str(error)[-300:])}", "reinstall torch for this machine")
+        return
+    built_for = about["cuda"]
+    if driver_cuda is None:
+        if built_for is not None:
+            yield ok("torch and CUDA", f"torch is built for CUDA {built_for}; there is no GPU here to use it", **about)
+        else:
+            yield ok("torch and CUDA", "torch is built for the CPU, which is all there is here", **about)
+        return
+    if built_for is None:
+        fix = "install a CUDA build of torch: pip install torch --index-url https://download.pytorch.org/whl/cu128"
+        yield fail("torch and CUDA", "torch is built for the CPU only, and there are GPUs", fix, **about)
+        return
+    version = tuple(int(part) for part in built_for.split(".")[:2])
+    if version[0] > driver_cuda[0]:
+        sentence = f"torch is built for CUDA {built_for}, the driver takes {driver_cuda[0]}.{driver_cuda[1]} at most"
+        yield fail("torch and CUDA", sentence, "update the NVIDIA driver, or install an older build of torch", **about)
+    elif not about["cuda_works"]:
+        fix = "see that nvidia-smi works, that CUDA_VISIBLE_DEVICES is right, and reboot after an update of the driver"
+        yield fail("torch and CUDA", f"torch cannot use CUDA: {about['cuda_error']}", fix, **about)
+    else:
+        yield ok("torch and CUDA", f"torch built for CUDA {built_for}, driver up to {driver_cuda[0]}.{driver_cuda[1]}")
+    if about["nccl"] is None:
+        yield fail("NCCL", "this torch has no NCCL, which several GPUs need", "install the CUDA build of torch")
+    else:
+        yield ok("NCCL", about["nccl"], version=about["nccl"])
+
+
+def _about_torch() -> dict[str, Any]:
+    """What torch says of itself, asked in a process of its own: it takes seconds to import, and CUDA stays there."""
+    command = [sys.executable, "-m", "ladder.trial.about"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_TORCH_SECONDS, stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode != 0:
+        raise OSError((done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
+    about: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return about
+
+
+def compilers() -> Iterator[Check]:
+    """A C++ compiler and ninja: DeepSpeed compiles its operators on first use."""
+    for name, program, fix in (
+        ("compiler", compiler(), "apt-get install g++ (Debian, Ubuntu), or set CXX"),
+        ("ninja", "ninja", "pip install ninja, and run ladder with the environment's bin folder on PATH"),
+    ):
+        found = shutil.which(program) or (shutil.which(program, path=os.path.dirname(sys.executable)))
+        if found is None:
+            rungs = "optimizer offload, NVMe and CPU ranks need it"
+            yield warn(name, f"{shown(program)} is missing; {rungs}", fix)
+        else:
+            yield ok(name, found)
+
+
+def operators(*, build: bool, on_gpus: bool) -> Iterator[Check]:
+    """DeepSpeed's operators: built here and now, or only said to be buildable."""
+    names = [name for name in _OPERATORS if name != "shm_comm" or not on_gpus]
+    if not build:
+        yield ok("operators", f"not tried: `ladder doctor --build` builds {', '.join(names)}")
+        return
+    accelerator = {"DS_ACCELERATOR": "cuda" if on_gpus else "cpu"}
+    for name, reason in build_operators(names, accelerator).items():
+        needed = _OPERATORS[name]
+        if reason is None:
+            yield ok(f"operator {name}", f"is built and loads ({needed})")
+        else:
+            fix = "install what it names: g++ and, for async_io, libaio-dev"
+            severity = fail if name == "shm_comm" else warn
+            yield severity(f"operator {name}", f"cannot be built ({shown(reason)}); {needed} needs it", fix)

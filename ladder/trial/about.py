@@ -1,0 +1,31 @@
+"""Says what torch is built for, as one line of JSON: `python -m ladder.trial.about`, for `ladder doctor`."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+
+def main() -> None:
+    """Ask torch; CUDA is touched, which a process that ranks fork from must never do."""
+    error = ""
+    if torch.version.cuda is not None:
+        try:
+            torch.zeros(1, device="cuda")
+        except Exception as problem:
+            error = str(problem).splitlines()[0]
+    nccl = torch.cuda.nccl.version() if torch.version.cuda is not None and not error else None
+    about = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cuda_works": torch.version.cuda is not None and not error,
+        "cuda_error": error,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "architectures": torch.cuda.get_arch_list() if torch.version.cuda is not None else [],
+    }
+    print(json.dumps(about))
+
+
+if __name__ == "__main__":
+    main()

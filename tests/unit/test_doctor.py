@@ -1,0 +1,130 @@
+"""`ladder doctor`: every problem has its status and its fix, and what it prints gives nothing away."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.cli.main import main
+from ladder.doctor import hardware, hub, software
+from ladder.doctor.check import Check, guarded
+from ladder.errors import UsageError
+
+
+def only(checks: Iterator[Check]) -> Check:
+    (check,) = checks
+    return check
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    status = main(["doctor", "--format", "json", *arguments])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_on_a_sound_machine_nothing_fails_and_every_warning_has_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_neverShownAnywhere")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    status, document = as_json(capsys, "--model", "tiny-llama")
+    assert (status, document["failed"]) == (0, [])
+    names = {check["name"] for check in document["checks"]}
+    assert {"torch", "deepspeed", "compiler", "host memory", "/dev/shm", "libaio", "Hub token", "model"} <= names
+    for check in document["checks"]:
+        assert bool(check["fix"]) == (check["status"] != "OK"), check
+    assert "hf_neverShown" not in json.dumps(document)
+    assert "/home/somebody" not in json.dumps(document)
+
+
+def test_what_fails_ends_the_command_with_its_own_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--nvme-path", str(tmp_path / "missing"), "--model", "no-such-model"]) == 4
+    printed = capsys.readouterr()
+    assert "checks failed: NVMe folder, model" in printed.err
+    assert printed.out.count("FAIL") == 2
+
+
+def test_a_secret_in_a_sentence_does_not_reach_the_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "verysecretvalue")
+    monkeypatch.setenv("CXX", "verysecretvalue")
+    _, document = as_json(capsys)
+    assert "verysecretvalue" not in json.dumps(document)
+    assert "(secret)" in json.dumps(document)
+
+
+def test_a_package_outside_its_range_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.metadata.version
+    old = {"transformers": "4.40.0"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or found(name))
+    bad = [check for check in software.packages() if check.status != "OK"]
+    assert [check.name for check in bad] == ["transformers"]
+    assert "4.40.0 is outside" in bad[0].sentence
+    assert bad[0].fix.startswith("pip install 'transformers")
+
+
+def test_without_a_compiler_the_warning_says_which_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    check = next(iter(software.compilers()))
+    assert (check.status, check.name) == ("WARN", "compiler")
+    assert "no-such-compiler" in check.sentence
+    assert "apt-get install g++" in check.fix
+
+
+def test_a_cpu_build_of_torch_beside_a_driver_fails() -> None:
+    check = only(software.torch_and_driver((12, 8)))
+    if "CPU only" not in check.sentence:
+        pytest.skip("this torch is built for CUDA")
+    assert check.status == "FAIL"
+    assert "pip install torch" in check.fix
+
+
+def test_torch_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check = only(software.torch_and_driver(None))
+    assert check.status == "FAIL"
+    assert "libcudart.so.12" in check.sentence
+
+
+def test_the_drive_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    from ladder.nvme import check_nvme_path
+
+    try:
+        check_nvme_path(tmp_path)
+    except UsageError as error:
+        pytest.skip(f"no O_DIRECT here: {error}")
+    folder = next(check for check in hardware.nvme(tmp_path) if check.name == "NVMe folder")
+    assert folder.facts["write_bytes_per_second"] > 1e6
+    assert folder.facts["read_bytes_per_second"] > 1e6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_look_that_breaks_down_ends_none_of_the_others() -> None:
+    def broken() -> Iterator[Check]:
+        raise ZeroDivisionError("in the depths")
+        yield
+
+    check = only(guarded("something", broken))
+    assert check.status == "FAIL"
+    assert "in the depths" in check.sentence
+
+
+def test_a_gated_model_that_is_bundled_is_a_warning_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    check = only(hub.access("meta-llama/Llama-2-7b-hf"))
+    assert check.status in ("OK", "WARN")
+    assert "6.74 billion" in check.sentence
+
+
+@pytest.mark.nvme
+def test_build_builds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = as_json(capsys, "--build")
+    built = {check["name"]: check["status"] for check in document["checks"] if check["name"].startswith("operator ")}
+    assert set(built.values()) == {"OK"}
+    assert "operator async_io" in built
