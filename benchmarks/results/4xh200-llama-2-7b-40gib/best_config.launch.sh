@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Written by ladder for llama-2-7b on 4 × NVIDIA H200:
-# zero3 ckpt=on mb=4, 31,911 tokens/s, peak 40.15 GiB of 40.00 GiB per GPU.
+# zero3 ckpt=on mb=4, 30,747 tokens/s, peak 39.00 GiB of 40.00 GiB per GPU.
 #
 # A script that uses accelerate, with a torch optimizer and no DummyOptim:
 #   bash /tmp/auto/best_config.launch.sh train.py --its-own arguments
