@@ -38,6 +38,7 @@ class Machine:
     host_memory: int
     """Bytes of host memory all ranks may hold together."""
     num_cores: int
+    num_nodes: int = 1
     nvme_path: Path | None = None
     nvme_write_speed: float | None = None
     """Bytes a second that `nvme_path` took when it was tried."""

@@ -76,6 +76,8 @@ class TrialSpec(_Frozen):
     steps: StepPolicy = StepPolicy()
     proof: bool = False
     """Also run an evaluation pass and gather the 16-bit weights."""
+    parity: bool = False
+    """Losses are to be compared with another engine's: weights by name, no dropout, one batch again and again."""
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""
     stop_at: float | None = None

@@ -110,7 +110,7 @@ def run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool]
 
 def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool], leases: Leases) -> TuneOutput:
     paper = paper_machine(options)
-    workload, machine = _workload_and_machine(options, paper, view, leases)
+    workload, machine = workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     output = _writable_output(options.output)
     versions = package_versions()
@@ -143,6 +143,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 save_folder=options.save_weights,
                 clock=stage.clock,
                 knob_trials=_knob_trials(options),
+                parity=paper is None,  # on paper no loss falls
             ).tune(STRATEGIES[options.strategy])
         seconds = history.trial_seconds()
     answer = _answer(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
@@ -202,9 +203,10 @@ def _require_effect(options: TuneOptions) -> None:
         raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
 
 
-def _workload_and_machine(
+def workload_and_machine(
     options: TuneOptions, paper: SimulatedMachine | None, view: View, leases: Leases
 ) -> tuple[Workload, Machine]:
+    """What is to be trained, and what on; the GPUs are leased from here on."""
     model = resolve_model(options.model, task=options.task)
     if model.note:
         view.note(model.note)

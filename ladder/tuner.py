@@ -16,7 +16,8 @@ from ladder.history import History
 from ladder.knob_study import next_knobs
 from ladder.launch.base import Deadlines, Launcher, TrialRun
 from ladder.machine import Machine
-from ladder.outcome import Record
+from ladder.outcome import Outcome, Record
+from ladder.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.protocol import CandidateSpec, Event, StepPolicy, TrialSpec
 from ladder.refusal import disproved, less_disproved, refusals
 from ladder.search.auto import remaining
@@ -80,16 +81,19 @@ class Tuner:
         save_folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         knob_trials: int = 0,
+        parity: bool = False,
     ) -> None:
         """`clock` is what the time budget is counted on, in seconds: the launcher's own where time is simulated.
 
-        `knob_trials` settings of the winner's DeepSpeed knobs are tried, as far as the time budget allows.
+        `knob_trials` settings of the winner's DeepSpeed knobs are tried, as far as the time budget allows. With
+        `parity` the losses of what is to be proven are compared with the plain rung's first.
         """
         self._workload, self._machine, self._space, self._unsupported = workload, machine, space, unsupported
         self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
         self._steps = steps or StepPolicy()
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
         self._lost_servers, self._knob_trials = 0, knob_trials
+        self._parity, self._plain_losses = parity, list[float]()
         self._clock, self._began = clock, clock()
 
     def tune(self, strategy: Strategy) -> TuneResult:
@@ -177,15 +181,41 @@ class Tuner:
 
     def _run_proof(self, decision: Prove) -> None:
         candidate = decision.candidate
-        self._run(Measure(candidate.engine, (candidate,), decision.reason), proving=True)
+        parity = self._compare_losses(candidate) if self._parity else Parity(agrees=True)
+        if parity.agrees is False:
+            outcome = Outcome(kind="crash", moment="parity", sentence=parity.sentence)
+            name, _ = self._history.next_trial()
+            self._add([Record(candidate_key=candidate.key, trial=name, purpose="proof", outcome=outcome)], {})
+            self._view.note(f"{candidate.key} is not the answer: {parity.sentence}.")
+        elif not self._cancelled():
+            warnings = (parity.sentence,) if parity.sentence else ()
+            self._run(Measure(candidate.engine, (candidate,), decision.reason), proving=True, warnings=warnings)
 
-    def _run(self, wanted: Measure, *, proving: bool) -> None:
+    def _compare_losses(self, candidate: Candidate) -> Parity:
+        own, plain = as_parity_candidate(candidate), as_plain(candidate)
+        if own == plain:
+            return Parity(agrees=True)
+        self._plain_losses = self._plain_losses or self._losses(plain)
+        return compare(self._losses(own), self._plain_losses, candidate.engine)
+
+    def _losses(self, candidate: Candidate) -> list[float]:
+        """Of a shallow model. What such a trial measures is no record: it says nothing about the real model."""
+        wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
+        spec = parity_trial(self._spec(*self._history.next_trial(), wanted, False), self._workload.model)
+        self._view.trial_begins(spec, wanted.reason)
+        run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
+        self._count_lost_servers(run)
+        self._view.trial_ends(run, [])
+        return losses_of(run)
+
+    def _run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> None:
         candidates = wanted.candidates
         name, folder = self._history.next_trial()
         spec = self._spec(name, folder, wanted, proving)
         self._view.trial_begins(spec, wanted.reason)
-        run = self._launcher.run(spec, self._deadlines(wanted.engine), self._view.event)
+        run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         records = judge(run, self._workload, candidates)
+        records = [replace(record, warnings=record.warnings + warnings) for record in records]
         if run.stop is not None and run.stop.kind in ("cancelled", "lost_server", "environment"):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]
@@ -253,11 +283,12 @@ class Tuner:
             save_folder=str(self._save_folder) if proving and self._save_folder else None,
         )
 
-    def _deadlines(self, engine: Engine) -> Deadlines:
-        """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
-        billions = self._workload.model.num_parameters / 1e9
-        slow = 60.0 if "nvme" in engine.rung.devices else 15.0
-        return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)
+
+def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:
+    """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
+    billions = workload.model.num_parameters / 1e9
+    slow = 60.0 if "nvme" in engine.rung.devices else 15.0
+    return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
@@ -304,6 +335,7 @@ def make_space(
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,
+        num_nodes=machine.num_nodes,
         tolerance=tolerance,
         audit=audit,
     )

@@ -149,6 +149,7 @@ def _space(
         micro_batches=tuple(divisors(workload.global_batch_size // world_size)),
         gpu_name=simulated.gpu_name if simulated else None,
         num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
+        num_nodes=nodes,
     )
 
 

@@ -87,6 +87,7 @@ class SimulatedMachine(BaseModel):
             memory_limit=memory,
             host_memory=host_memory or self.host_memory * nodes,
             num_cores=self.num_cores * nodes,
+            num_nodes=nodes,
             nvme_path=(nvme_path or Path("/simulated-nvme")) if self.nvme_space else None,
         )
 

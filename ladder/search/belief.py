@@ -119,7 +119,7 @@ class Belief:
     @cached_property
     def machine(self) -> MachineSpeed:
         space = self.space
-        return machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores)
+        return machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
 
     @cached_property
     def _memory_seen(self) -> list[MemoryObservation]:

@@ -50,11 +50,13 @@ _GPUS: tuple[tuple[str, float, float, float], ...] = (
     ("RTX 4090", 165e12, 1.0e12, 15e9),
     ("RTX 3090", 71e12, 0.94e12, 12e9),
 )
+_NETWORK = 25e9
+"""Bytes a second of a GPU between nodes: one port of 200 Gbit/s for each (estimate)."""
 _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
 
 
-def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int) -> MachineSpeed:
-    """The prior for `world_size` GPUs of this name (None: unknown) in a node of `cores`, or for ranks on a CPU.
+def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:
+    """The prior for `world_size` GPUs of this name (None: unknown) on nodes of `cores` together, or for ranks on a CPU.
 
     A core is believed to update 47 million parameters a second with CPU Adam (measured: 64 cores, 3.0e9), and on a CPU
     to reach 20 GFLOP/s in bf16.
@@ -79,10 +81,10 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         flops=flops,
         achievable=0.55,
         device_bytes=memory,
-        link_bytes=link,
+        link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
         pcie_bytes=40e9 if memory > 3e12 else 20e9 if memory > 0.5e12 else 10e9,
         cpu_adam_parameters=47e6 * cores,
-        nvme_bytes=3e9,
+        nvme_bytes=3e9 * num_nodes,
         doubt=1.0 if known else 1.6,
     )
 

@@ -33,7 +33,8 @@ class Space:
     gpu_name: str | None = None
     """As the driver gives it; the prior of the speed model."""
     num_cores: int = 16
-    """CPU cores of the node: CPU Adam's speed depends on them."""
+    """CPU cores of all nodes: CPU Adam's speed depends on them."""
+    num_nodes: int = 1
     tolerance: float = 0.02
     """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
     audit: float = 0.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
+import deepspeed
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
@@ -16,6 +19,7 @@ _AUTO_CLASSES = {
     "masked-lm": AutoModelForMaskedLM,
     "seq2seq-lm": AutoModelForSeq2SeqLM,
 }
+_PARITY_RATE = 1e-3  # at which a few steps on one batch are seen in its loss
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -37,14 +41,36 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
     """The model with random weights in 16 bits, on the device; partitioned from the start under stage 3."""
     torch.manual_seed(spec.seed)
     config = model_config(spec.model_config_json)
+    if spec.parity:
+        _switch_off_dropout(config)
     stage3 = spec.deepspeed["zero_optimization"]["stage"] == 3
     # transformers enters zero.Init by itself as long as this object lives: the way the Trainer goes.
     keep_alive = HfDeepSpeedConfig(spec.deepspeed) if stage3 else None
     with torch.device("cpu" if stage3 else spec.device):
         model: PreTrainedModel = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
     del keep_alive
+    if spec.parity:
+        _set_weights_by_name(model)
     model.train()
     return model
+
+
+def _switch_off_dropout(config: Any) -> None:
+    """What is left out at random differs from engine to engine."""
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _set_weights_by_name(model: torch.nn.Module) -> None:
+    """Matrices that depend on their name and shape alone: random numbers come in another order under stage 3."""
+    for name, parameter in model.named_parameters():
+        partitioned = hasattr(parameter, "ds_id")
+        whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if partitioned else nullcontext()
+        with whole, torch.no_grad():
+            if parameter.dim() > 1:
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
 
 
 def set_checkpointing(model: PreTrainedModel, on: bool) -> None:
@@ -75,16 +101,17 @@ def _has_decoder(spec: TrialSpec) -> bool:
 def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer the Trainer and accelerate would use: torch's; DeepSpeedCPUAdam where its states leave the GPU."""
     groups = _parameter_groups(model.parameters())
+    rate = _PARITY_RATE if spec.parity else 1e-5
     offloaded = "offload_optimizer" in spec.deepspeed["zero_optimization"]
     if spec.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=1e-5)
+        return torch.optim.SGD(groups, lr=rate)
     if offloaded:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=1e-5, adamw_mode=spec.optimizer == "adamw")
+        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=rate, adamw_mode=spec.optimizer == "adamw")
         return optimizer
     cls = torch.optim.AdamW if spec.optimizer == "adamw" else torch.optim.Adam
-    return cls(groups, lr=1e-5, fused=True)  # the Trainer's default too; without it the step makes whole copies
+    return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without it the step makes whole copies
 
 
 def _parameter_groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict[str, Any]]:

@@ -44,7 +44,8 @@ class Stepper:
         self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
         rank = dist.get_rank()
         # Seeded by rank and not by candidate: each candidate of each engine sees the same stream of tokens.
-        self._generator = torch.Generator().manual_seed(spec.seed * 1000 + rank)
+        self._seed = spec.seed * 1000 + rank
+        self._generator = torch.Generator().manual_seed(self._seed)
         self._flag = torch.zeros(1, device=spec.device)
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
@@ -99,6 +100,8 @@ class Stepper:
     def _optimizer_step(self, candidate: CandidateSpec) -> tuple[float | None, float, list[float], bool]:
         """Median accumulate seconds (None without accumulation), boundary seconds, losses, whether it was skipped."""
         skipped_before = self._engine.skipped_steps
+        if self._spec.parity:
+            self._generator.manual_seed(self._seed)
         seconds, losses = [], []
         for _ in range(self._accumulation):
             elapsed, loss = self._micro_step(candidate)

@@ -251,6 +251,49 @@ def test_knobs_that_gain_more_than_noise_are_in_the_answer_and_others_are_not(
     assert again.specs == []
 
 
+class Learner(Pretender):
+    """Losses fall in its parity trials, but those of the zero2 engine."""
+
+    def __init__(self, zero2_losses: list[float]) -> None:
+        super().__init__(larger_is_faster)
+        self._zero2_losses = zero2_losses
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        run = super().run(spec, deadlines, listener)
+        losses = self._zero2_losses if spec.candidates[0].key.startswith("zero2") else [9.0, 8.0, 7.0]
+        told = [
+            event.model_copy(update={"losses": losses}) if isinstance(event, MeasuredEvent) else event
+            for event in run.events[0]
+        ]
+        run.events = [told] * spec.world_size
+        return run
+
+
+@pytest.mark.parametrize(
+    ("losses", "rung", "warns"),
+    [
+        ([9.0, 8.01, 7.01], "zero2", False),
+        ([9.0, 9.0, 9.0], "zero1", False),
+        ([9.0, float("nan"), 7.0], "zero1", False),
+        ([], "zero2", True),
+    ],
+)
+def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
+    tmp_path: Path, losses: list[float], rung: str, warns: bool
+) -> None:
+    launcher = Learner(losses)
+    result = tune(tmp_path / "run", launcher, parity=True)
+    assert result.answer is not None
+    assert result.answer.candidate_key.startswith(rung)
+    assert any("losses were not compared" in warning for warning in result.answer.warnings) == warns
+    shallow = [spec for spec in launcher.specs if spec.parity]
+    assert {candidate.micro_batch for spec in shallow for candidate in spec.candidates} == {1}
+    assert all(record.trial not in {spec.trial for spec in shallow} for record in result.records if record.measurement)
+    again = Learner(losses)
+    assert tune(tmp_path / "run", again, parity=True).answer == result.answer
+    assert again.specs == []
+
+
 class Slow(Pretender):
     """Each trial takes a minute on a clock of its own."""
 

@@ -1,0 +1,44 @@
+"""Loss parity with real ranks: every stage trains alike, and an engine that does not is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import TINY_CONFIG, Bench, tiny_trial
+
+from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.parity import compare, losses_of, parity_trial
+from ladder.protocol import TrialSpec
+from ladder.shapes import shape_from_config
+
+TINY = shape_from_config(TINY_CONFIG, name="tiny", source="file")
+
+
+@pytest.fixture(scope="module")
+def bench(local_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    bench = local_bench()
+    yield bench
+    bench.launcher.close()
+
+
+def losses(bench: Bench, folder: Path, change: Callable[[TrialSpec], TrialSpec] = lambda spec: spec, **trial: str):
+    return losses_of(bench.run(change(parity_trial(tiny_trial(folder, 1, **trial), TINY))))
+
+
+def with_gradients_lost(spec: TrialSpec) -> TrialSpec:
+    """Clipped to nothing: an engine whose optimizer steps change nothing."""
+    return spec.model_copy(update={"deepspeed": spec.deepspeed | {"gradient_clipping": 1e-12}})
+
+
+def test_every_stage_trains_alike_and_an_engine_that_loses_its_steps_does_not(bench: Bench, tmp_path: Path) -> None:
+    plain = losses(bench, tmp_path / "0001", rung="zero1")
+    assert plain[-1] < 0.96 * plain[0]  # so there is something to compare
+    for number, rung in enumerate(("zero0", "zero2", "zero3"), start=2):
+        own = losses(bench, tmp_path / f"{number:04d}", rung=rung)
+        assert compare(own, plain, Engine(RUNGS_BY_NAME[rung])).agrees, (own, plain)
+    lost = losses(bench, tmp_path / "0009", with_gradients_lost, rung="zero2")
+    found = compare(lost, plain, Engine(RUNGS_BY_NAME["zero2"]))
+    assert found.agrees is False
+    assert "are not those of zero1" in found.sentence
