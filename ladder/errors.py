@@ -34,3 +34,9 @@ class ModelNotAccessibleError(LadderError):
     """The model's configuration cannot be read, or must not be used."""
 
     exit_code = 5
+
+
+class SlowerThanPromisedError(LadderError):
+    """What was proven still fits, but is slower than its file promises, by more than the tolerance."""
+
+    exit_code = 6

@@ -49,7 +49,7 @@ class History:
         """
         self.folder = folder
         self._journal = folder / "journal.log"
-        _make_private(folder)
+        make_private(folder)
         self._make_inside()
         self._lock = self._take_lock()
         try:
@@ -256,7 +256,7 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
     )
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Make `folder` for its owner alone, or take over one that is ours. What others could read or swap is refused."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,19 @@ def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--launcher", "simulated", "--machine", "a100-40", "--output", str(folder / "best_config.json")]
     assert main(["tune", "llama-2-7b", "--quiet", *options, "--run-dir", str(folder / "run")]) == 0
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def small_tune(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a real tune has run, on two CPU ranks and of as few trials as there can be.
+
+    It holds best_config.json and its companions, and ladder-runs/. Add files to it, but change none.
+    """
+    folder = tmp_path_factory.mktemp("small tune")
+    command = [sys.executable, "-m", "ladder.cli.main", "tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "700MiB"]
+    command += ["--rung", "zero2", "--micro-batch", "1", "--strategy", "walk"]
+    subprocess.run(command, check=True, cwd=folder, capture_output=True, timeout=280)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ladder.cli import doctor, explain, plan, report, tune
+from ladder.cli import doctor, explain, plan, report, tune, verify
 from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("tune")(tune.tune)
 app.command("plan")(plan.plan)
 app.command("explain")(explain.explain)
 app.command("report")(report.report)
+app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
 
 

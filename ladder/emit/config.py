@@ -119,6 +119,7 @@ def _section(answer: Answer) -> dict[str, Any]:
             "peak_reserved_gib": gib(seen.peak_reserved),
             "peak_device_gib": gib(seen.peak_device),
             "limit_gib": gib(answer.memory_limit),
+            "limit_bytes": answer.memory_limit,
         },
         "headroom": round(answer.headroom, 4),
         "host_memory_gib": gib(seen.peak_host),

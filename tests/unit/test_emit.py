@@ -157,6 +157,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
             "peak_reserved_gib": 33.0,
             "peak_device_gib": 35.0,
             "limit_gib": 40.0,
+            "limit_bytes": 40 * GIB,
         },
         "headroom": 0.125,
         "host_memory_gib": 20.0,

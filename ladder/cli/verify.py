@@ -1,0 +1,83 @@
+"""`ladder verify`: does a best_config.json still hold, after an upgrade or on another machine?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ladder.cli.tune import OutputFormat
+from ladder.errors import EXIT_FOUND, LadderError, UsageError
+
+if TYPE_CHECKING:
+    from ladder.verify import Verification
+
+
+def verify(
+    config: Annotated[Path, typer.Argument(help="A best_config.json.", show_default=False)] = Path("best_config.json"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Time so many optimizer steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Train for so long: a soak test.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="How much slower than promised still holds.")
+    ] = 0.05,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")] = False,
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="json: one document on stdout, all else on stderr.")
+    ] = OutputFormat.text,
+) -> int:
+    """Run the proof of fit again, and compare speed and memory with what the file promises.
+
+    Ends with status 0 if it holds, 3 if it no longer fits, 6 if it is slower than the tolerance allows.
+
+    Examples:
+
+      ladder verify best_config.json
+
+      ladder verify best_config.json --minutes 30 --tolerance 0.1
+    """
+    from ladder.cli.plain import PlainView
+    from ladder.cli.tune_result import error_as_json
+    from ladder.cli.views import QuietView
+    from ladder.interruption import interruptible
+    from ladder.verify import InterruptedVerificationError, run_verification
+
+    if steps is not None and minutes is not None:
+        raise UsageError("--steps and --minutes both say how long to train; give one of them.")
+    view = QuietView() if quiet else PlainView()
+    with interruptible() as interruption:
+        try:
+            done = run_verification(config, view, interruption, steps=steps, minutes=minutes, tolerance=tolerance)
+        except InterruptedVerificationError:
+            return interruption.exit_code
+        except LadderError as error:
+            if output_format is OutputFormat.json:
+                typer.echo(error_as_json(error))
+            raise
+    typer.echo(_as_json(done) if output_format is OutputFormat.json else f"{done.candidate_key}: {done.sentence()}.")
+    done.require()
+    return EXIT_FOUND
+
+
+def _as_json(done: Verification) -> str:
+    from ladder.units import gib
+
+    seen = done.record.measurement
+    document = {
+        "candidate": done.candidate_key,
+        "fits": done.fits,
+        "holds": done.holds,
+        "outcome": done.record.outcome.kind,
+        "sentence": done.sentence(),
+        "tokens_per_second": {"promised": done.promised_tokens_per_second, "seen": done.record.tokens_per_second},
+        "peak_device_gib": {
+            "promised": gib(done.promised_device_bytes),
+            "seen": gib(seen.peak_device) if seen else None,
+            "limit": gib(done.memory_limit),
+        },
+        "optimizer_steps": seen.num_steps if seen else 0,
+        "tolerance": done.tolerance,
+        "seconds": round(done.seconds, 1),
+    }
+    return json.dumps(document, indent=2)

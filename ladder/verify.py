@@ -1,0 +1,235 @@
+"""Does a best_config.json still hold on this machine? Its proof of fit once more, beside what the file promises."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import Candidate, candidate_of
+from ladder.emit.config import SECTION, load_best_config, original_text
+from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
+from ladder.gpus import visible_gpus
+from ladder.history import make_private
+from ladder.launch.base import Launcher
+from ladder.launch.lease import Leases
+from ladder.machine import Machine
+from ladder.outcome import Record
+from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.run import TuneOptions, TuneView, workload_and_machine
+from ladder.stage import on_this_host
+from ladder.tuner import trial_deadlines
+from ladder.units import GIB, format_bytes
+from ladder.verdict import judge, trial_seconds
+from ladder.workload import Workload
+
+_PROOF_STEPS, _PROOF_SECONDS = 3, 30.0
+_LONGEST_SECONDS = 7 * 24 * 3600.0
+_TRIAL = "0001"
+
+
+class InterruptedVerificationError(LadderError):
+    """The user ended it; nothing is known."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What the file promises and what was seen. Bytes of the fullest GPU, tokens/s of all."""
+
+    path: Path
+    candidate_key: str
+    record: Record
+    promised_tokens_per_second: float
+    promised_device_bytes: int
+    memory_limit: int
+    tolerance: float
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        return self.record.outcome.kind == "fits"
+
+    @property
+    def slower(self) -> float | None:
+        """The part of the promised speed that is missing; negative where it is faster, None where it does not fit."""
+        speed = self.record.tokens_per_second
+        return None if speed is None else 1 - speed / self.promised_tokens_per_second
+
+    @property
+    def holds(self) -> bool:
+        return self.slower is not None and self.slower <= self.tolerance
+
+    def sentence(self) -> str:
+        """Speed and memory, seen beside promised; or how it ended."""
+        seen, speed = self.record.measurement, self.record.tokens_per_second
+        if seen is None or speed is None:
+            return self.record.outcome.sentence
+        return (
+            f"{speed:,.0f} tokens/s ({self.promised_tokens_per_second:,.0f} promised), "
+            f"{format_bytes(seen.peak_device)} of {format_bytes(self.memory_limit)} per GPU "
+            f"({format_bytes(self.promised_device_bytes)} promised), {seen.num_steps} optimizer steps"
+        )
+
+    def require(self) -> None:
+        """NothingFitsError if it no longer fits, SlowerThanPromisedError if it is slower than the tolerance allows."""
+        if not self.fits:
+            raise NothingFitsError(
+                f"{str(self.path)!r} no longer fits here: {self.record.outcome.sentence}; run `ladder tune` again."
+            )
+        if not self.holds:
+            raise SlowerThanPromisedError(
+                f"{str(self.path)!r} still fits, but is {self.slower:.1%} slower than it promises (tolerance "
+                f"{self.tolerance:.0%}); see what else uses the machine, or run `ladder tune` again."
+            )
+
+
+def run_verification(
+    path: Path,
+    view: TuneView,
+    cancelled: Callable[[], bool] = lambda: False,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    tolerance: float = 0.05,
+) -> Verification:
+    """Train as `path` says, in fresh processes, with an evaluation pass and the gathering of weights.
+
+    `steps` optimizer steps, or as many as `minutes` have room for; by default enough to know the speed. Raises
+    UsageError for a file that is not as ladder wrote it, or that needs other GPUs than there are.
+    """
+    document = load_best_config(path)
+    promise = document[SECTION]
+    with Leases(note=view.note, cancelled=cancelled) as leases:
+        workload, machine = workload_and_machine(_options(promise, document), None, view, leases)
+        if machine.world_size != promise["world_size"]:
+            raise UsageError(f"{str(path)!r} is for {promise['world_size']} ranks, and here are {machine.world_size}.")
+        if machine.gpu_name != promise["gpu"]:
+            view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
+        candidate = _candidate(promise, workload, machine)
+        run_dir = Path("ladder-runs") / f"verify-{promise['digest']}"
+        make_private(run_dir)
+        leases.name_run(run_dir)
+        rungs = [candidate.engine.rung]
+        with on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as stage:
+            if (reason := stage.machine.unsupported.get(rungs[0].name)) is not None:
+                raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
+            spec = _spec(
+                document, candidate, workload, stage.machine, run_dir, stage.swap_prefix, _steps(steps, minutes)
+            )
+            record, seconds = _prove(spec, candidate, workload, stage.launcher, view)
+    return Verification(
+        path=path,
+        candidate_key=candidate.key,
+        record=record,
+        promised_tokens_per_second=promise["tokens_per_second"],
+        promised_device_bytes=int(promise["memory_per_gpu"]["peak_device_gib"] * GIB),
+        memory_limit=machine.memory_limit,
+        tolerance=tolerance,
+        seconds=seconds,
+    )
+
+
+def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOptions:
+    workload, on_cpu = promise["workload"], promise["device"] == "cpu"
+    memory = promise["memory_per_gpu"]
+    limit = memory.get("limit_bytes") or int(memory["limit_gib"] * GIB)
+    # A limit that is the whole card's is none: another driver may leave a little less of it.
+    smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus()), default=0)
+    swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
+    return TuneOptions(
+        model=original_text(promise["model"]["name"]),
+        gpus=0 if on_cpu else promise["world_size"],
+        gpu_memory=limit if on_cpu or limit < 0.99 * smallest else None,
+        nvme_path=Path(swap[0]) if swap else None,
+        **workload,
+    )
+
+
+def _candidate(promise: Mapping[str, Any], workload: Workload, machine: Machine) -> Candidate:
+    checkpointing = "on" if promise["gradient_checkpointing"] else "off"
+    key = f"{promise['engine']} ckpt={checkpointing} mb={promise['micro_batch']}"
+    return candidate_of(key, workload.global_batch_size // machine.world_size)
+
+
+def _steps(steps: int | None, minutes: float | None) -> StepPolicy:
+    if steps is not None:
+        return StepPolicy(minimum=steps, maximum=steps, seconds=_LONGEST_SECONDS)
+    if minutes is not None:
+        return StepPolicy(minimum=_PROOF_STEPS, maximum=1 << 40, seconds=60 * minutes, target_spread=0.0)
+    return StepPolicy(minimum=_PROOF_STEPS, seconds=_PROOF_SECONDS)
+
+
+def _spec(
+    document: Mapping[str, Any],
+    candidate: Candidate,
+    workload: Workload,
+    machine: Machine,
+    run_dir: Path,
+    swap_prefix: str,
+    steps: StepPolicy,
+) -> TrialSpec:
+    """The file's own DeepSpeed configuration, whatever this version of ladder would write today."""
+    config = {key: value for key, value in document.items() if key != SECTION}
+    config["zero_optimization"] = {**config["zero_optimization"]}
+    for name in ("offload_optimizer", "offload_param"):
+        section = config["zero_optimization"].get(name, {})
+        if "nvme_path" in section and machine.nvme_path is not None:
+            swap = machine.nvme_path / f"{swap_prefix}-{_TRIAL}"
+            config["zero_optimization"][name] = {**section, "nvme_path": str(swap)}
+    accumulation = min(2, candidate.accumulation)  # timed apart, as in the tune
+    config["gradient_accumulation_steps"] = accumulation
+    config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
+    return TrialSpec(
+        trial=_TRIAL,
+        folder=str(run_dir / "trials" / _TRIAL),
+        device=machine.device,
+        world_size=machine.world_size,
+        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+        model_config_json=dict(workload.model.config),
+        task=workload.task,
+        seq_len=workload.seq_len,
+        optimizer=workload.optimizer,
+        dtype=workload.dtype,
+        deepspeed=config,
+        candidates=(
+            CandidateSpec(
+                key=candidate.key,
+                gradient_checkpointing=candidate.gradient_checkpointing,
+                micro_batch=candidate.micro_batch,
+                accumulation=candidate.accumulation,
+            ),
+        ),
+        memory_limit=machine.memory_limit,
+        steps=steps,
+        proof=True,
+    )
+
+
+def _prove(
+    spec: TrialSpec, candidate: Candidate, workload: Workload, launcher: Launcher, view: TuneView
+) -> tuple[Record, float]:
+    """The proof's record, and the seconds it took. InterruptedVerificationError if the user ended it."""
+    shutil.rmtree(spec.folder, ignore_errors=True)  # an earlier verification's
+    view.trial_begins(spec, "what the file promises")
+    deadlines = trial_deadlines(workload, candidate.engine)
+    if spec.steps.seconds > _PROOF_SECONDS:
+        deadlines = replace(deadlines, total=deadlines.total + min(spec.steps.seconds, _LONGEST_SECONDS))
+    run = launcher.run(spec, deadlines, view.event)
+    records = judge(run, workload, [candidate])
+    view.trial_ends(run, records)
+    if run.stop is not None and run.stop.kind == "cancelled":
+        raise InterruptedVerificationError("The verification was interrupted.")
+    if run.stop is not None and run.stop.kind in ("environment", "lost_server"):
+        raise EnvironmentFaultError(f"The verification could not be ended: {run.stop.sentence}; start it again.")
+    # A proof whose teardown alone failed, or that died between measuring and saving, has a second record.
+    failed = [record for record in records if record.outcome.kind != "fits"]
+    return (failed or records)[0], sum(trial_seconds(run).values())
+
+
+def _offloads(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    zero = document.get("zero_optimization", {})
+    return [zero[name] for name in ("offload_optimizer", "offload_param") if name in zero]

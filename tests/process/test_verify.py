@@ -1,0 +1,56 @@
+"""`ladder verify` with real trials on two CPU ranks: what holds, what no longer fits, what is slower than promised."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.emit.config import _digest
+
+COMMAND = [sys.executable, "-m", "ladder.cli.main"]
+
+
+def ladder(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+def promise(small_tune: Path, name: str, *, tokens_per_second: float | None = None, limit: int | None = None) -> str:
+    """A best_config.json that promises something else, as if ladder had written it."""
+    document: dict[str, Any] = json.loads((small_tune / "best_config.json").read_text())
+    if tokens_per_second is not None:
+        document["ladder"]["tokens_per_second"] = tokens_per_second
+    if limit is not None:
+        document["ladder"]["memory_per_gpu"]["limit_bytes"] = limit
+    document["ladder"]["digest"] = _digest(document)
+    (small_tune / name).write_text(json.dumps(document))
+    return name
+
+
+def test_what_was_proven_a_moment_ago_still_holds(small_tune: Path) -> None:
+    done = ladder("verify", "--tolerance", "0.9", "--minutes", "0.2", "--format", "json", folder=small_tune)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["holds"]
+    assert document["seconds"] > 12  # it trained for as long as it was told
+    seen = document["peak_device_gib"]
+    assert seen["seen"] == pytest.approx(seen["promised"], rel=0.2)
+    assert "proof of" in done.stderr
+
+
+def test_slower_than_promised_has_a_status_of_its_own(small_tune: Path) -> None:
+    done = ladder("verify", promise(small_tune, "fast.json", tokens_per_second=1e6), "--steps", "1", folder=small_tune)
+    assert done.returncode == 6
+    assert "1,000,000 promised" in done.stdout
+    assert "slower than it promises" in done.stderr
+
+
+def test_what_no_longer_fits_says_where_it_ran_out(small_tune: Path) -> None:
+    done = ladder("verify", promise(small_tune, "small.json", limit=200 << 20), folder=small_tune)
+    assert done.returncode == 3
+    assert "no longer fits here: rank" in done.stderr
+    assert done.stderr.count("Traceback") == 0

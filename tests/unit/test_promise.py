@@ -1,0 +1,86 @@
+"""`ladder verify`, before any trial: files that are no promise, options that contradict each other, what holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import make_candidate, make_measurement, make_record
+
+from ladder.cli.main import main
+from ladder.errors import NothingFitsError, SlowerThanPromisedError
+from ladder.outcome import Record
+from ladder.units import GIB
+from ladder.verify import Verification
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("edited", "changed after ladder wrote it"),
+        ('{"zero_optimization": {"stage": 2}}', "was not written by ladder"),
+        ("[]", "was not written by ladder"),
+        ("not json", "is not JSON"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_file_that_is_no_promise_is_refused_in_one_sentence(
+    text: str | None, words: str, simulated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text == "edited":
+        document = json.loads((simulated_run / "best_config.json").read_text())
+        text = json.dumps({**document, "gradient_clipping": 0.5})
+    file = tmp_path / "best_config.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["verify", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_gpus_that_are_not_here_are_said_before_any_trial(
+    simulated_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["verify", str(simulated_run / "best_config.json")]) == 2
+    assert "8 asks for more GPUs" in capsys.readouterr().err
+
+
+def test_steps_and_minutes_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--steps", "3", "--minutes", "1"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+def verification(record: Record, tolerance: float = 0.05) -> Verification:
+    return Verification(
+        path=Path("best_config.json"),
+        candidate_key=record.candidate_key,
+        record=record,
+        promised_tokens_per_second=1000.0,
+        promised_device_bytes=4 * GIB,
+        memory_limit=8 * GIB,
+        tolerance=tolerance,
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(("speed", "holds"), [(2000.0, True), (1000.0, True), (951.0, True), (949.0, False)])
+def test_it_holds_down_to_the_tolerance(speed: float, holds: bool) -> None:
+    seen = verification(make_record(make_candidate(), tokens_per_second=speed, measurement=make_measurement()))
+    assert seen.holds is holds
+    if holds:
+        seen.require()
+    else:
+        with pytest.raises(SlowerThanPromisedError, match=r"5\.1% slower"):
+            seen.require()
+
+
+def test_what_runs_out_of_memory_no_longer_fits_however_fast_it_was() -> None:
+    seen = verification(make_record(make_candidate(), "gpu_oom"), tolerance=0.99)
+    assert (seen.fits, seen.holds) == (False, False)
+    with pytest.raises(NothingFitsError, match="no longer fits here: ended in gpu_oom"):
+        seen.require()
