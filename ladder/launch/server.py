@@ -34,7 +34,7 @@ class TrialServer:
         self._log = log
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ladder.trial.server", json.dumps(job)],
+                [sys.executable, "-m", "ladder.trial.server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -46,6 +46,7 @@ class TrialServer:
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._buffer = b""
         self._ready = False
+        self._send(job)  # not as an argument, which the kernel limits to 128 KiB: a model's labels can be longer
         self._ranks: dict[int, psutil.Process] = {}
 
     @property
@@ -72,10 +73,10 @@ class TrialServer:
         raise EnvironmentFaultError(f"The trial server did not start; its last words are in {self._log}.")
 
     def start(self, trial: str, spec: Path) -> None:
-        self._send(op="start", trial=trial, spec=str(spec))
+        self._send({"op": "start", "trial": trial, "spec": str(spec)})
 
     def kill_ranks(self) -> None:
-        self._send(op="kill")
+        self._send({"op": "kill"})
 
     def poll(self, seconds: float) -> list[dict[str, Any]] | None:
         """Events that come within `seconds`, perhaps none; None once the server is gone."""
@@ -112,9 +113,11 @@ class TrialServer:
         # A rank that is being killed has no environment left to be found by, but is not gone yet.
         return [rank.pid for rank in wait_gone(list(self._ranks.values()), _END_SECONDS)]
 
-    def _send(self, **request: str) -> None:
+    def _send(self, request: Mapping[str, Any]) -> None:
+        line = json.dumps(request).encode() + b"\n"
         try:
-            os.write(self._stdin, json.dumps(request).encode() + b"\n")
+            while line:  # a pipe may take less than all of it when a signal comes
+                line = line[os.write(self._stdin, line) :]
         except BrokenPipeError:
             return  # `poll` will say that the server is gone
 

@@ -1,6 +1,10 @@
 """The trial server: a process with torch, deepspeed and transformers imported, CUDA untouched, which forks the ranks.
 
-It reads requests from stdin and writes events to stdout, one JSON object a line:
+It reads from stdin and writes events to stdout, one JSON object a line. First it is told what to preload:
+
+    {"model_config": {…}, "task": "causal-lm", "operators": […]}
+
+with `preload`, if need be, the names of more modules to import. Then come requests:
 
     {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
@@ -9,7 +13,6 @@ It reads requests from stdin and writes events to stdout, one JSON object a line
 
 The end of stdin means that the controller is gone: the server kills what it started and ends. It is a child subreaper,
 so that what a rank leaves behind becomes its child; ranks ask the kernel to be killed with it (PR_SET_PDEATHSIG).
-The job's `preload` names modules to import besides our own.
 The reasons not to use multiprocessing's forkserver: it would hide the exit status of orphans, swallow a failed preload,
 and re-import the caller's main module in each rank.
 """
@@ -220,6 +223,14 @@ def _volunteer() -> None:
         return  # a container may forbid it; the kernel then chooses by size
 
 
+def _first_line(fd: int) -> bytes:
+    """Up to the end of the line, or of the file."""
+    line = b""
+    while not line.endswith(b"\n") and (data := os.read(fd, 65536)):
+        line += data  # the controller sends nothing else until we are ready
+    return line
+
+
 def _drain(fd: int) -> None:
     try:
         while os.read(fd, 4096):
@@ -229,7 +240,7 @@ def _drain(fd: int) -> None:
 
 
 def main() -> int:
-    """`python -m ladder.trial.server`, with the model and the operators to preload as one JSON argument."""
+    """`python -m ladder.trial.server`."""
     # While it imports, a server does not read its stdin: the kernel ends it with the controller.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -237,7 +248,7 @@ def main() -> int:
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up among the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    job = json.loads(sys.argv[1])
+    job = json.loads(_first_line(requests))
     try:
         preload(job["model_config"], job["task"], job["operators"], job.get("preload", ()))
     except Exception as error:

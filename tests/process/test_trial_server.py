@@ -102,3 +102,16 @@ def test_only_processes_with_the_marker_are_killed() -> None:
         for process in sleepers.values():
             process.kill()
             process.wait()
+
+
+def test_a_model_whose_configuration_is_longer_than_an_argument_may_be_is_preloaded(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    labels = {str(index): "a label of some length" for index in range(20_000)}
+    job = trial_job | {"model_config": trial_job["model_config"] | {"id2label": labels}}
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
+    try:
+        assert server.wait_ready()
+    finally:
+        server.close()
