@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ladder.launch.simulated_machine import SimulatedMachine
     from ladder.search.plan import Plan, RungPlan
     from ladder.search.space import Space
-    from ladder.workload import Workload
+    from ladder.workload import Dtype, OptimizerName, Task, Workload
 
 _NO_LIMIT = 1 << 60
 _DEFAULT_BATCH = 128
@@ -59,26 +59,54 @@ def plan(
 
       ladder plan llama-2-13b --machine a100-40 --format json
     """
+    made, space = plan_of(
+        model,
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        machine=machine,
+        host_memory=host_memory,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype.value,
+        optimizer=optimizer.value,
+        task=task.value if task else None,
+    )
+    if output_format is Format.json:
+        typer.echo(json.dumps(as_json(made, space), indent=2))
+    else:
+        _print(made, space)
+    return EXIT_FOUND
+
+
+def plan_of(
+    model: str,
+    *,
+    gpus: int | None = None,
+    gpu_memory: int | None = None,
+    machine: str | None = None,
+    host_memory: int | None = None,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    dtype: Dtype = "bf16",
+    optimizer: OptimizerName = "adamw",
+    task: Task | None = None,
+) -> tuple[Plan, Space]:
+    """What is expected of each rung, and of which space; sizes in bytes. UsageError where too little is given."""
     from ladder.search.plan import plan as make_plan
 
     simulated = _machine(machine, gpus, gpu_memory)
     workload, world_size = _workload(
         model,
         gpus or (simulated.num_gpus if simulated else 1),
-        task=task.value if task else None,
+        task=task,
         seq_len=seq_len,
         batch=global_batch_size,
-        dtype=dtype.value,
-        optimizer=optimizer.value,
+        dtype=dtype,
+        optimizer=optimizer,
     )
     space = _space(workload, world_size, simulated, gpu_memory, host_memory)
     per_node = simulated.num_gpus if simulated is not None and host_memory is None else None
-    made = make_plan(space, per_node)
-    if output_format is Format.json:
-        typer.echo(json.dumps(_as_json(made, space), indent=2))
-    else:
-        _print(made, space)
-    return EXIT_FOUND
+    return make_plan(space, per_node), space
 
 
 def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:
@@ -170,7 +198,8 @@ def _row(row: RungPlan) -> dict[str, Any]:
     }
 
 
-def _as_json(made: Plan, space: Space) -> dict[str, Any]:
+def as_json(made: Plan, space: Space) -> dict[str, Any]:
+    """The plan as plain values: GiB, seconds, tokens/s."""
     return {
         "model": space.workload.model.name,
         "gpus": space.world_size,

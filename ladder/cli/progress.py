@@ -94,7 +94,7 @@ class Progress:
         rows: dict[str, list[Record]] = {engine.key: [] for engine in self.space.engines}
         for key, record in measured((*self.records, *self.fresh)).items():
             if key in self.space.by_key:
-                rows[self.space.by_key[key].engine.key].append(record)
+                rows.setdefault(self.space.by_key[key].engine.key, []).append(record)
         return rows
 
     @property

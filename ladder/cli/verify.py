@@ -12,7 +12,7 @@ from ladder.cli.tune import OutputFormat
 from ladder.errors import EXIT_FOUND, LadderError, UsageError
 
 if TYPE_CHECKING:
-    from ladder.verify import Verification
+    from ladder.verification import Verification
 
 
 def verify(
@@ -41,7 +41,7 @@ def verify(
     from ladder.cli.tune_result import error_as_json
     from ladder.cli.views import QuietView
     from ladder.interruption import interruptible
-    from ladder.verify import InterruptedVerificationError, run_verification
+    from ladder.verification import InterruptedVerificationError, run_verification
 
     if steps is not None and minutes is not None:
         raise UsageError("--steps and --minutes both say how long to train; give one of them.")

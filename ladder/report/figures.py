@@ -142,7 +142,7 @@ def _fitting(name: str, entries: Sequence[Entry], run: ReportedRun) -> Figure | 
     points = [(entry, entry.record) for entry in entries if entry.record and entry.record.measurement]
     if not points:
         return None
-    place = [engine.key for engine in run.space.engines].index(name)
+    place = list(_by_rung(run)).index(name)
     return {
         "type": "scatter",
         "mode": "markers",

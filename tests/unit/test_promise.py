@@ -12,7 +12,7 @@ from ladder.cli.main import main
 from ladder.errors import NothingFitsError, SlowerThanPromisedError
 from ladder.outcome import Record
 from ladder.units import GIB
-from ladder.verify import Verification
+from ladder.verification import Verification
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""The Python API: what the commands do, as functions with typed results; `import ladder` shows it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.cli.plan import as_json, plan_of
+from ladder.cli.views import watching
+from ladder.emit import Answer, best_config, trainer_arguments
+from ladder.emit import load_best_config as _load
+from ladder.emit.config import SECTION
+from ladder.errors import NothingFitsError, UsageError
+from ladder.interruption import interruptible
+from ladder.report.table import frame
+from ladder.run import TuneOptions, TuneOutput, check_rungs, run_tune
+from ladder.search.ledger import ledger
+from ladder.units import format_bytes, parse_bytes
+from ladder.verification import Verification, run_verification
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SIZES = ("gpu_memory", "host_memory")
+_PATHS = ("nvme_path", "run_dir", "output", "save_weights")
+_SHOWN_COLUMNS = [
+    "rung",
+    "gradient_checkpointing",
+    "micro_batch",
+    "outcome",
+    "tokens_per_second",
+    "peak_device_gib",
+    "why",
+]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A tune that is over. In a notebook it shows itself."""
+
+    output: TuneOutput
+
+    @property
+    def best(self) -> Answer:
+        """The proven answer. NothingFitsError if there is none."""
+        if self.output.answer is None:
+            raise NothingFitsError(f"No candidate is proven to fit; the tune stopped: {self.output.result.stopped}.")
+        return self.output.answer
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """Every candidate, a row each: GiB, seconds, tokens/s, outcome and why; the columns of trials.csv."""
+        result = self.output.result
+        return frame(ledger(result.space, result.records, result.unsupported), self.output.trial_seconds)
+
+    @property
+    def report(self) -> Path:
+        """report.html of the run."""
+        return self.output.run_dir / "report.html"
+
+    def deepspeed_config(self) -> dict[str, Any]:
+        """What `deepspeed.initialize(config=…)` takes."""
+        return {key: value for key, value in best_config(self.best).items() if key != SECTION}
+
+    def training_arguments(self) -> dict[str, Any]:
+        """What `transformers.TrainingArguments` takes beside your own: `TrainingArguments(output_dir, **…)`."""
+        return trainer_arguments(self.best, self.output.files[0]) | {"deepspeed": self.deepspeed_config()}
+
+    def __repr__(self) -> str:
+        answer = self.output.answer
+        if answer is None:
+            return f"<Tuned: nothing proven to fit; {self.output.result.stopped}>"
+        memory = f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)}"
+        return f"<Tuned: {answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, {memory}>"
+
+    def _repr_html_(self) -> str:
+        tried = self.trials[self.trials["trial"].notna()].sort_values("tokens_per_second", ascending=False)
+        return f"<p><b>{escape(repr(self)[1:-1])}</b></p>{tried[_SHOWN_COLUMNS].to_html(index=False, na_rep='')}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is to be expected, before anything is measured. In a notebook it shows itself."""
+
+    facts: dict[str, Any]
+    """Model, machine, workload, seconds that a tune would take, and the rungs."""
+
+    @cached_property
+    def rungs(self) -> pd.DataFrame:
+        """A row a rung: whether it fits, memory by part in GiB, tokens/s, the fewest GPUs it needs."""
+        import pandas as pd
+
+        return pd.DataFrame(self.facts["rungs"])
+
+    def _repr_html_(self) -> str:
+        return str(self.rungs.to_html(index=False, na_rep=""))
+
+
+def tune(model: str, *, quiet: bool = False, **options: Any) -> Tuned:
+    """Find the fastest DeepSpeed configuration that fits, as `ladder tune` does.
+
+    `options` are those of the command with underscores: gpus, seq_len, global_batch_size, gpu_memory ("40GiB" or
+    bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … Raises a LadderError for everything
+    expected; that nothing fits is a result, and an error only of `best`. Ctrl-C and a notebook's stop button end it in
+    good order.
+    """
+    known = {field.name for field in fields(TuneOptions)} - {"model"}
+    if unknown := sorted(options.keys() - known):
+        raise UsageError(f"tune() has no option {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+    for name in _SIZES:
+        if isinstance(options.get(name), str):
+            options[name] = _size(name, options[name])
+    options |= {name: Path(options[name]) for name in _PATHS if options.get(name) is not None}
+    options["rungs"] = check_rungs(options.get("rungs", ()))
+    options["micro_batches"] = tuple(options.get("micro_batches", ()))
+    with _cancellation() as cancelled, watching(quiet=quiet) as view:
+        return Tuned(run_tune(TuneOptions(model=model, **options), view, cancelled))
+
+
+def plan(model: str, **options: Any) -> Planned:
+    """Predict memory by part, speed and the GPUs needed for each rung, as `ladder plan` does, without a GPU.
+
+    `options`: gpus, gpu_memory ("80GiB" or bytes), machine, host_memory, seq_len, global_batch_size, dtype, optimizer,
+    task.
+    """
+    for name in _SIZES:
+        if isinstance(options.get(name), str):
+            options[name] = _size(name, options[name])
+    try:
+        return Planned(as_json(*plan_of(model, **options)))
+    except TypeError as error:
+        raise UsageError(f"plan() does not take that: {error}.") from None
+
+
+def verify(
+    path: str | Path = "best_config.json",
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    tolerance: float = 0.05,
+    quiet: bool = False,
+) -> Verification:
+    """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went."""
+    with _cancellation() as cancelled, watching(quiet=quiet) as view:
+        return run_verification(Path(path), view, cancelled, steps=steps, minutes=minutes, tolerance=tolerance)
+
+
+def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
+    """The content of a best_config.json that ladder wrote and nobody changed since; UsageError otherwise."""
+    return _load(Path(path))
+
+
+@contextmanager
+def _cancellation() -> Iterator[Callable[[], bool]]:
+    """Signals end the tune in good order where they may be handled: on the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    with interruptible() as interruption:
+        yield interruption
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}.") from None
