@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ladder.cli import doctor, explain, plan, report, tune, verify
+from ladder.cli import doctor, explain, export, plan, report, tune, verify
 from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command("plan")(plan.plan)
 app.command("explain")(explain.explain)
 app.command("report")(report.report)
 app.command("verify")(verify.verify)
+app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 
 

@@ -9,29 +9,30 @@ from typing import Any
 import yaml
 
 from ladder.emit.answer import Answer
+from ladder.emit.settings import Settings, settings_of
 
 
-def accelerate_config(answer: Answer, config_path: Path) -> dict[str, Any]:
+def accelerate_config(answer: Answer | Settings, config_path: Path) -> dict[str, Any]:
     """accelerate's own configuration, referring to `config_path` for everything DeepSpeed.
 
     accelerate refuses a file that also names mixed precision, accumulation, clipping, stage or offload devices.
     """
-    stage = answer.candidate.engine.rung.stage
+    settings = settings_of(answer)
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED",
         "deepspeed_config": {
             "deepspeed_config_file": os.path.abspath(config_path),
             # Models are built in shards under stage 3; whole on every rank they may not fit.
-            "zero3_init_flag": stage == 3,
+            "zero3_init_flag": settings.stage == 3,
         },
         "num_machines": 1,
-        "num_processes": answer.world_size,
+        "num_processes": settings.world_size,
         "machine_rank": 0,
         # Any free port, so that two trainings on one machine do not meet.
         "main_process_port": 0,
         "main_training_function": "main",
-        "use_cpu": answer.device == "cpu",
+        "use_cpu": settings.device == "cpu",
     }
 
 

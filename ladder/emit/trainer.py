@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from ladder.emit.answer import Answer
+from ladder.emit.settings import Settings, settings_of
 
 
-def trainer_arguments(answer: Answer, config_path: Path) -> dict[str, Any]:
+def trainer_arguments(answer: Answer | Settings, config_path: Path) -> dict[str, Any]:
     """TrainingArguments under which a Trainer script trains as measured; HfArgumentParser.parse_json_file reads them.
 
     The Trainer refuses to start where micro-batch, accumulation, clipping or dtype differ from `config_path`'s. It
     holds nothing of the user's own: learning rate, schedule, data and output folder stay theirs.
     """
-    workload, candidate = answer.workload, answer.candidate
+    settings = settings_of(answer)
     arguments: dict[str, Any] = {
         "deepspeed": os.path.abspath(config_path),
-        "per_device_train_batch_size": candidate.micro_batch,
+        "per_device_train_batch_size": settings.micro_batch,
         # Proven with an evaluation pass at this size; the Trainer's own default of 8 was not.
-        "per_device_eval_batch_size": candidate.micro_batch,
-        "gradient_accumulation_steps": candidate.accumulation,
+        "per_device_eval_batch_size": settings.micro_batch,
+        "gradient_accumulation_steps": settings.accumulation,
         # Known by this name to every transformers 5; from 5.23 it is an alias that warns.
-        "gradient_checkpointing": candidate.gradient_checkpointing,
+        "gradient_checkpointing": settings.gradient_checkpointing,
     }
-    if candidate.gradient_checkpointing:
+    if settings.gradient_checkpointing:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
-    arguments |= {workload.dtype: True, "max_grad_norm": workload.gradient_clipping, **_optimizer(answer)}
-    if answer.device == "cpu":
+    arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **_optimizer(settings)}
+    if settings.device == "cpu":
         arguments["use_cpu"] = True
     return arguments
 
@@ -44,11 +45,11 @@ def trainer_command_line(arguments: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def _optimizer(answer: Answer) -> dict[str, Any]:
+def _optimizer(settings: Settings) -> dict[str, Any]:
     """The Trainer's name for the optimizer that was measured."""
-    if answer.workload.optimizer == "sgd":
+    if settings.optimizer == "sgd":
         return {"optim": "sgd"}
     # With an optimizer offload accelerate replaces either form by DeepSpeedCPUAdam.
     adamw = {"optim": "adamw_torch_fused"}
     # The Trainer has no plain Adam; AdamW without decay takes the same steps.
-    return adamw | {"weight_decay": 0.0} if answer.workload.optimizer == "adam" else adamw
+    return adamw | {"weight_decay": 0.0} if settings.optimizer == "adam" else adamw

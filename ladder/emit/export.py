@@ -1,0 +1,136 @@
+"""The answer in the words of other training programs: fragments to put into their own configuration files.
+
+Keys are those of the programs' own schemas: axolotl's pydantic models, LLaMA-Factory's model and training arguments,
+TRL's `accelerate_config`, Slurm's sbatch.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.emit.accelerate import accelerate_config, to_yaml
+from ladder.emit.config import SECTION
+from ladder.emit.settings import Settings, settings_in
+from ladder.emit.trainer import trainer_arguments, trainer_command_line
+
+
+def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
+    """The text for `target`, a key of `EXPORTS`, from the content of the best_config.json at `config`."""
+    return EXPORTS[target](document, config.absolute())
+
+
+def _trainer(document: Mapping[str, Any], config: Path) -> str:
+    return json.dumps(trainer_arguments(settings_in(document), config), indent=2) + "\n"
+
+
+def _accelerate(document: Mapping[str, Any], config: Path) -> str:
+    return to_yaml(accelerate_config(settings_in(document), config))
+
+
+def _deepspeed(document: Mapping[str, Any], config: Path) -> str:
+    return json.dumps({key: value for key, value in document.items() if key != SECTION}, indent=2) + "\n"
+
+
+def _axolotl(document: Mapping[str, Any], config: Path) -> str:
+    settings = settings_in(document)
+    arguments = trainer_arguments(settings, config)
+    fragment = {
+        "base_model": settings.model,
+        "sequence_len": settings.seq_len,
+        "micro_batch_size": settings.micro_batch,
+        "eval_batch_size": settings.micro_batch,
+        "gradient_accumulation_steps": settings.accumulation,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        settings.dtype: True,
+        "max_grad_norm": settings.gradient_clipping,
+        "optimizer": arguments["optim"],
+        "deepspeed": arguments["deepspeed"],
+    }
+    if settings.gradient_checkpointing:
+        fragment["gradient_checkpointing_kwargs"] = arguments["gradient_checkpointing_kwargs"]
+    run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
+    return _with_comment(settings, run) + to_yaml(fragment)
+
+
+def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
+    settings = settings_in(document)
+    arguments = trainer_arguments(settings, config)
+    # It switches checkpointing by a name of its own.
+    for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):
+        arguments.pop(name, None)
+    fragment = {
+        "model_name_or_path": settings.model,
+        "finetuning_type": "full",
+        "cutoff_len": settings.seq_len,
+        **arguments,
+        "disable_gradient_checkpointing": not settings.gradient_checkpointing,
+    }
+    if settings.gradient_checkpointing:
+        fragment["use_reentrant_gc"] = False  # as it was measured
+    run = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
+    return _with_comment(settings, run) + to_yaml(fragment)
+
+
+def _trl(document: Mapping[str, Any], config: Path) -> str:
+    settings = settings_in(document)
+    # accelerate brings the DeepSpeed configuration; the Trainer's own key would be a second one.
+    arguments = {key: value for key, value in trainer_arguments(settings, config).items() if key != "deepspeed"}
+    fragment = {
+        "model_name_or_path": settings.model,
+        "max_length": settings.seq_len,
+        "accelerate_config": str(config.with_name(f"{config.stem}.accelerate.yaml")),
+        **arguments,
+    }
+    return _with_comment(settings, "trl sft --config your.yaml") + to_yaml(fragment)
+
+
+def _torchrun(document: Mapping[str, Any], config: Path) -> str:
+    settings = settings_in(document)
+    return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *_exports(settings), _launch(settings, config), ""])
+
+
+def _sbatch(document: Mapping[str, Any], config: Path) -> str:
+    settings = settings_in(document)
+    threads = int(settings.environment["OMP_NUM_THREADS"])
+    lines = [
+        "#!/usr/bin/env bash",
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks-per-node=1",  # torchrun starts the ranks
+        *([f"#SBATCH --gpus-per-node={settings.world_size}"] if settings.device == "cuda" else []),
+        f"#SBATCH --cpus-per-task={threads * settings.world_size}",
+        "set -euo pipefail",
+        *_exports(settings),
+        f"srun {_launch(settings, config)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _launch(settings: Settings, config: Path) -> str:
+    arguments = trainer_command_line(trainer_arguments(settings, config))
+    return f'torchrun --standalone --nproc_per_node {settings.world_size} "$@" {arguments}'
+
+
+def _exports(settings: Settings) -> list[str]:
+    return [f"export {name}={shlex.quote(value)}" for name, value in settings.environment.items()]
+
+
+def _with_comment(settings: Settings, run: str) -> str:
+    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.environment.items())
+    return f"# Written by ladder. Add your data and learning rate, then:\n#   {environment} {run}\n"
+
+
+EXPORTS: Mapping[str, Callable[[Mapping[str, Any], Path], str]] = {
+    "trainer": _trainer,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "axolotl": _axolotl,
+    "llama-factory": _llama_factory,
+    "trl": _trl,
+    "torchrun": _torchrun,
+    "sbatch": _sbatch,
+}
