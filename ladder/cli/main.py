@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ladder.cli import doctor, explain, export, plan, report, tune, verify
+from ladder.cli.defaults import read_defaults, schema_command
 from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
 
 app = typer.Typer(
@@ -43,12 +44,13 @@ app.command("report")(report.report)
 app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
+app.command("schema")(schema_command(app))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, and prints one sentence for every expected error."""
     try:
-        result = app(args=arguments, standalone_mode=False)
+        result = app(args=arguments, standalone_mode=False, default_map=read_defaults(app))
     except LadderError as error:
         print(f"ladder: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,0 +1,142 @@
+"""ladder.yaml: a file of defaults for the commands' options, and the JSON schema of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+import yaml
+from typer.models import OptionInfo
+
+from ladder.errors import EXIT_FOUND, UsageError
+from ladder.text import shown
+
+FILE = Path("ladder.yaml")
+_TYPES = {bool: "boolean", int: "integer", float: "number"}
+
+
+class Parameter(NamedTuple):
+    """An option of a command: the parameter it sets, its type, and what typer was told of it."""
+
+    name: str
+    annotation: Any
+    info: OptionInfo
+
+
+def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, Any]]:
+    """The defaults in `path` by command and parameter, for click; empty where there is no such file.
+
+    UsageError for what no command knows: a default that is misspelt must not be silently ignored.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    if content is None:
+        return {}
+    options = {command: dict(_options(app, command)) for command in _commands(app)}
+    defaults: dict[str, dict[str, Any]] = {}
+    for command, values in _mapping(content, f"{path}").items():
+        known = _known(command, options, f"{path}: there is no command")
+        for name, value in _mapping(values, f"{path}: {command}").items():
+            parameter = _known(name, known, f"{path}: ladder {command} has no option")
+            defaults.setdefault(command, {})[parameter.name] = _as_typed(value)
+    return defaults
+
+
+def schema(app: typer.Typer) -> dict[str, Any]:
+    """The JSON schema of ladder.yaml."""
+    commands = {
+        command: {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {name: _property(parameter) for name, parameter in _options(app, command)},
+        }
+        for command in _commands(app)
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ladder.yaml: defaults for ladder's options, by command",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: body for name, body in commands.items() if body["properties"]},
+    }
+
+
+def schema_command(app: typer.Typer) -> Any:
+    """`ladder schema` for `app`."""
+
+    def print_schema() -> int:
+        """Print the JSON schema of ladder.yaml, the file of defaults that lies where ladder is started.
+
+        Examples:
+
+          ladder schema
+        """
+        typer.echo(json.dumps(schema(app), indent=2))
+        return EXIT_FOUND
+
+    return print_schema
+
+
+def _commands(app: typer.Typer) -> dict[str, Callable[..., Any]]:
+    return {str(command.name): command.callback for command in app.registered_commands if command.callback}
+
+
+def _options(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
+    """The options of `command` by their long names without dashes."""
+    callback = _commands(app)[command]
+    for name, annotation in get_type_hints(callback, include_extras=True).items():
+        for info in getattr(annotation, "__metadata__", ()):
+            if isinstance(info, OptionInfo):
+                # In an annotation the first name stands where a default would.
+                names = [each for each in (info.default, *(info.param_decls or ())) if str(each).startswith("-")]
+                longest = max(names or [f"--{name.replace('_', '-')}"], key=len)
+                yield longest.lstrip("-"), Parameter(name, annotation.__origin__, info)
+
+
+def _property(parameter: Parameter) -> dict[str, Any]:
+    kinds = [kind for kind in get_args(parameter.annotation) if kind is not type(None)]
+    kind = kinds[0] if isinstance(parameter.annotation, UnionType) else parameter.annotation
+    is_list = get_origin(kind) is list
+    kind = get_args(kind)[0] if is_list else kind
+    if parameter.info.parser is not None:  # a size or a duration, which may have a unit
+        found: dict[str, Any] = {"type": ["string", "number"]}
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        found = {"enum": [member.value for member in kind]}
+    else:
+        found = {"type": _TYPES.get(kind, "string")}
+    if is_list:
+        found = {"type": "array", "items": found}
+    return {**found, "description": parameter.info.help or ""}
+
+
+def _known(name: Any, known: Mapping[str, Any], problem: str) -> Any:
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+    raise UsageError(f"{problem} {shown(name)}; {hint}")
+
+
+def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} has to be a mapping, such as `tune: {{gpus: 4}}`.")
+    return value
+
+
+def _as_typed(value: Any) -> Any:
+    """As if it had been typed on the command line, so that options check it in one way."""
+    if isinstance(value, list):
+        return [_as_typed(each) for each in value]
+    return value if isinstance(value, bool) or value is None else str(value)

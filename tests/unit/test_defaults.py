@@ -1,0 +1,82 @@
+"""ladder.yaml: defaults that count, that a typed option beats, and of which none is silently ignored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ladder.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(["plan", "llama-2-7b", "--format", "json", *arguments]) == 0
+    document: dict[str, object] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ladder.yaml").write_text("plan: {gpus: 4, gpu-memory: 40GiB, seq-len: 512}\n")
+    assert planned(capsys)["gpus"] == 4
+    assert planned(capsys)["seq_len"] == 512
+    assert planned(capsys, "--gpus", "8")["gpus"] == 8
+
+
+def test_lists_and_switches_are_defaults_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "tune: {rung: [zero2], micro-batch: [1, 2], launcher: simulated, machine: a100-40, quiet: true, time-budget: 5}"
+    )
+    (folder / "ladder.yaml").write_text(text)
+    assert main(["tune", "llama-2-7b", "--format", "json", "--run-dir", "run"]) == 0
+    printed = capsys.readouterr()
+    candidates = json.loads(printed.out)["candidates"]
+    assert {(row["rung"], row["micro_batch"]) for row in candidates if row["trial"]} <= {("zero2", 1), ("zero2", 2)}
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tune: {gpu: 4}", "no option gpu; did you mean gpus?"),
+        ("tuna: {gpus: 4}", "no command tuna; did you mean tune?"),
+        ("tune: {gpus: many}", "--gpus"),
+        ("tune: {gpu-memory: lots}", "'lots' is not a size"),
+        ("tune: 4", "has to be a mapping"),
+        ("[1, 2]", "has to be a mapping"),
+        ("tune: {", "is not YAML"),
+    ],
+)
+def test_what_no_command_knows_is_refused_in_one_sentence(
+    text: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "ladder.yaml").write_text(text)
+    assert main(["tune", "tiny-llama"]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_an_empty_file_says_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ladder.yaml").write_text("")
+    assert planned(capsys, "--gpus", "1", "--gpu-memory", "80GiB")["gpus"] == 1
+
+
+def test_the_schema_knows_every_option_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    tune = schema["properties"]["tune"]
+    assert tune["additionalProperties"] is False
+    assert tune["properties"]["gpus"]["type"] == "integer"
+    assert tune["properties"]["rung"]["type"] == "array"
+    assert "auto" in tune["properties"]["strategy"]["enum"]
+    assert tune["properties"]["wait"]["type"] == "boolean"
+    example = yaml.safe_load("tune: {gpu-memory: 40GiB, global-batch-size: 64}")
+    assert set(example["tune"]) <= set(tune["properties"])
