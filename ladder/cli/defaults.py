@@ -100,7 +100,7 @@ def _options(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
         for info in getattr(annotation, "__metadata__", ()):
             if isinstance(info, OptionInfo):
                 # In an annotation the first name stands where a default would.
-                names = [each for each in (info.default, *(info.param_decls or ())) if str(each).startswith("-")]
+                names = [str(each) for each in (info.default, *(info.param_decls or ())) if str(each).startswith("-")]
                 longest = max(names or [f"--{name.replace('_', '-')}"], key=len)
                 yield longest.lstrip("-"), Parameter(name, annotation.__origin__, info)
 
