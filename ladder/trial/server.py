@@ -231,6 +231,13 @@ def _first_line(fd: int) -> bytes:
     return line
 
 
+def _is_hung_up(fd: int) -> bool:
+    """Whether nobody holds the other end of the pipe any more, whatever may still be in it."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
 def _drain(fd: int) -> None:
     try:
         while os.read(fd, 4096):
@@ -248,7 +255,10 @@ def main() -> int:
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up among the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    job = json.loads(_first_line(requests))
+    line = _first_line(requests)
+    if _is_hung_up(requests):  # it died before the kernel knew that we want to die with it
+        return 1
+    job = json.loads(line)
     try:
         preload(job["model_config"], job["task"], job["operators"], job.get("preload", ()))
     except Exception as error:

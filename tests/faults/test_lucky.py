@@ -34,6 +34,12 @@ MACHINE = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_me
 QUICK = StepPolicy(maximum=3, seconds=0.2)
 
 
+def data_bytes(pid: int) -> int:
+    """The size of the data segment, which RLIMIT_DATA limits."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
+
 class Silent:
     def note(self, text: str) -> None: ...
     def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
@@ -55,7 +61,10 @@ class UnluckyProofs(Launcher):
             warms_up = isinstance(event, PhaseEvent) and event.phase == "warmup"
             if spec.proof and rank == 1 and warms_up and len(self.victims) < self.number:
                 self.victims.append(spec.candidates[0].key)
-                resource.prlimit(self.bench.rank(1).pid, resource.RLIMIT_DATA, (1 << 20, resource.RLIM_INFINITY))
+                pid = self.bench.rank(1).pid
+                # What it has it keeps: a library that gets not even a thread may end the process without a word.
+                limit = data_bytes(pid) + (256 << 10)
+                resource.prlimit(pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 
         return self.bench.launcher.run(spec, deadlines, listen)
 
