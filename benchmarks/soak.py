@@ -221,6 +221,8 @@ def main() -> int:
     parser.add_argument("--real", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    # A shell's background job ignores Ctrl-C, and so would the tunes that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     dice = random.Random(options.seed)
     count = Count()
     soak_simulated(options.simulated, dice, count)
