@@ -8,7 +8,6 @@ import fcntl
 import os
 import re
 import stat
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +15,12 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.journal import DamagedJournalError, Journal, keep_copy
+from ladder.journal import DamagedJournalError, Journal, keep_copy, open_storage
 from ladder.outcome import Record
 from ladder.text import shown
 
@@ -88,11 +86,8 @@ class History:
             raise self.unwritable(error) from None
 
     def _open_study(self) -> optuna.Study:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                storage = JournalStorage(Journal(self._journal))
+            storage = open_storage(Journal(self._journal))
             if storage.get_all_studies():
                 return optuna.load_study(study_name=_STUDY, storage=storage)
             return optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize")

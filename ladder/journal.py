@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import JournalFileBackend
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 
 _CHECKSUM = "ladder_crc32"
 # Attributes that optuna-dashboard writes for its own notes; whoever else writes here is damage.
@@ -33,7 +37,7 @@ class Journal(JournalFileBackend):
     def __init__(self, path: Path) -> None:
         """Open or create. Raises DamagedJournalError, and OSError where the file cannot be read or written."""
         drop_torn_tail(path)
-        self._last = _check(path)
+        self._last = _check(path.read_bytes().splitlines(keepends=True) if path.exists() else [])
         self._path = path
         super().__init__(str(path))
 
@@ -51,18 +55,50 @@ class Journal(JournalFileBackend):
         self._last = last
 
 
+class ReadOnlyJournal(BaseJournalBackend):
+    """A journal as it stood when it was opened. Takes no lock and writes nothing: a tune may be at work in it."""
+
+    def __init__(self, path: Path) -> None:
+        """Read all of it. Raises DamagedJournalError, and OSError where the file cannot be read."""
+        data = path.read_bytes()
+        lines = data[: _whole_lines(data)].splitlines(keepends=True)
+        _check(lines)
+        self._logs = [json.loads(line) for line in lines]
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        """The lines from this one on, counted from 0."""
+        return self._logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Nobody who only reads does this."""
+        raise NotImplementedError("this journal is open for reading only")
+
+
+def open_storage(journal: BaseJournalBackend) -> JournalStorage:
+    """Optuna's storage over `journal`, without its notes and warnings on the user's screen."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return JournalStorage(journal)
+
+
 def drop_torn_tail(path: Path) -> None:
     """Cut off what a killed writer or a power cut left of a line; what is appended next must not be glued to it."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return
-    whole = data.rfind(b"\n") + 1
-    last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
-    if b"\0" in data[last:whole]:  # the file had grown, but this part of the write never reached the disk
-        whole = last
+    whole = _whole_lines(data)
     if whole != len(data):
         os.truncate(path, whole)
+
+
+def _whole_lines(data: bytes) -> int:
+    """How many bytes of `data` are lines that were written to their end."""
+    whole = data.rfind(b"\n") + 1
+    last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
+    # A zero byte: the file had grown, but this part of the write never reached the disk.
+    return last if b"\0" in data[last:whole] else whole
 
 
 def keep_copy(path: Path) -> Path:
@@ -76,12 +112,10 @@ def keep_copy(path: Path) -> Path:
     return copy
 
 
-def _check(path: Path) -> int:
+def _check(lines: Sequence[bytes]) -> int:
     """The last checksum. Raises DamagedJournalError at the first line that is not as it was written."""
     last = 0
-    if not path.exists():
-        return last
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(lines, start=1):
         log = _parse(line)
         if log is None:
             raise DamagedJournalError(number)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from pydantic import TypeAdapter
 
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.journal import DamagedJournalError, ReadOnlyJournal, open_storage
 from ladder.outcome import Record
 from ladder.search.snapshot import space_from_dict
 from ladder.search.space import Space
+from ladder.text import shown
 
 _RECORD = TypeAdapter(Record)
 
@@ -40,7 +39,7 @@ def read_run(folder: Path) -> StoredRun:
     if not journal.is_file():
         raise UsageError(f"{folder} is no run folder: it has no journal.log.")
     try:
-        study = _study(journal)
+        study = optuna.load_study(study_name=None, storage=open_storage(ReadOnlyJournal(journal)))
         facts = study.user_attrs["space"]
         space = space_from_dict(facts["space"])
         unsupported = {RUNGS_BY_NAME[name]: reason for name, reason in facts["unsupported"].items()}
@@ -49,6 +48,11 @@ def read_run(folder: Path) -> StoredRun:
         records = [_RECORD.validate_python(each["record"]) for each in attributes]
         seconds = {each["record"]["trial"]: each["trial_seconds"] for each in attributes}
         about = dict(study.user_attrs["run"]["facts"])
+    except DamagedJournalError as damage:
+        raise EnvironmentFaultError(
+            f"The history in {shown(folder)} is damaged (line {damage.line} of journal.log); nothing was changed: "
+            "restore it from a backup."
+        ) from None
     except OSError as error:
         raise EnvironmentFaultError(f"{journal} cannot be read ({error.strerror}).") from None
     except (KeyError, TypeError, ValueError):
@@ -56,10 +60,3 @@ def read_run(folder: Path) -> StoredRun:
             f"{folder} does not say what was searched; it was written by another version of ladder, or no trial began."
         ) from None
     return StoredRun(space=space, unsupported=unsupported, records=records, trial_seconds=seconds, facts=about)
-
-
-def _study(journal: Path) -> optuna.Study:
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(journal))))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.cli.explain import explain
-from ladder.errors import UsageError
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
 from ladder.search.ledger import Entry, ledger
 from ladder.search.snapshot import space_from_dict, space_to_dict
@@ -138,6 +138,24 @@ def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):
 def test_explain_knows_what_the_machine_does_not_support(run_folder: Path):
     result = CliRunner().invoke(app, [str(run_folder), "--why", "zero3+opt-nvme"], catch_exceptions=False)
     assert "no --nvme-path" in result.stdout
+
+
+def test_explain_tells_a_damaged_history_and_leaves_it_as_it_is(run_folder: Path):
+    journal = run_folder / "journal.log"
+    journal.write_bytes(damaged := journal.read_bytes().replace(b'"zero2 ckpt=on', b'"zero1 ckpt=on', 1))
+    with pytest.raises(EnvironmentFaultError, match=r"damaged \(line \d+ of journal.log\)"):
+        CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False)
+    assert journal.read_bytes() == damaged
+
+
+def test_explain_leaves_a_torn_tail_to_the_tune_that_writes_it(run_folder: Path):
+    journal = run_folder / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(torn := whole + b'{"op_code": 4, "wor')
+    result = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False)
+    assert "2 measured" in result.stdout
+    assert journal.read_bytes() == torn
+    assert not (run_folder / "journal.log.lock").exists()
 
 
 def test_explain_takes_the_newest_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
