@@ -29,7 +29,7 @@ from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.machine import Gpu, Machine
 from ladder.model_source import resolve_model
-from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.search.cost import start_seconds
 from ladder.search.space import Space
 from ladder.shapes import shape_from_config
@@ -38,7 +38,6 @@ from ladder.workload import Workload
 
 SWEEPS = Path(__file__).resolve().parent / "results" / "sweeps"
 _FRAGMENTS = 1.04
-_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class PlaybackLauncher(Launcher):
         for candidate in spec.candidates:
             if candidate.first_within is not None and self._first_step_seconds(run) > candidate.first_within:
                 continue
-            if not self._play(run, candidate.key, first=candidate is spec.candidates[0]):
+            if not self._play(run, candidate, first=candidate is spec.candidates[0]):
                 break
         else:
             for events in run.events:
@@ -178,7 +177,8 @@ class PlaybackLauncher(Launcher):
         first = next(event for event in run.events[0] if isinstance(event, MeasuredEvent))
         return first.step_seconds(run.spec.candidates[0].accumulation)
 
-    def _play(self, run: TrialRun, key: str, *, first: bool) -> bool:
+    def _play(self, run: TrialRun, candidate: CandidateSpec, *, first: bool) -> bool:
+        key = candidate.key
         row, needed, began = self._sweep.rows[key], self._sweep.needs(key), self._clock
         for events in run.events:
             events.append(PhaseEvent(t=began, phase="warmup", candidate=key))
@@ -195,7 +195,7 @@ class PlaybackLauncher(Launcher):
             )
             run.events[0].append(failure)
             return False
-        self._clock += (_STEPS + first) * (row["boundary_seconds"] + (row["accumulate_seconds"] or 0.0))
+        self._clock += self._num_steps(run.spec, candidate, row, first) * _trial_step(row)
         gib = {name: int((row.get(f"{name}_gib") or 0.0) * GIB) for name in ("peak_allocated", "peak_reserved")}
         outside = int(row["peak_device_gib"] * GIB) - gib["peak_reserved"]
         reserved = needed - outside
@@ -219,8 +219,21 @@ class PlaybackLauncher(Launcher):
             events.append(event)
         return True
 
+    @staticmethod
+    def _num_steps(spec: TrialSpec, candidate: CandidateSpec, row: Mapping[str, Any], first: bool) -> int:
+        """Optimizer steps of warm-up and timing, by the same rules as in a trial; a recorded step has no noise."""
+        whole = row["boundary_seconds"] + (candidate.accumulation - 1) * (row["accumulate_seconds"] or 0.0)
+        margin = 1 - spec.steps.loser_margin
+        loses = candidate.beat_step_seconds is not None and whole * margin > candidate.beat_step_seconds
+        return spec.steps.warmup + first + (1 if loses else spec.steps.minimum)
+
     def close(self) -> None:
         """There is nothing to end."""
+
+
+def _trial_step(row: Mapping[str, Any]) -> float:
+    """Seconds of an optimizer step in a trial, which accumulates twice at most."""
+    return float(row["boundary_seconds"] + (row["accumulate_seconds"] or 0.0))
 
 
 def rows_of(text: str) -> Iterator[dict[str, Any]]:
