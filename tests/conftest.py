@@ -53,6 +53,7 @@ def small_tune(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small tune")
     command = [sys.executable, "-m", "ladder.cli.main", "tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "700MiB"]
     command += ["--rung", "zero2", "--micro-batch", "1", "--strategy", "walk"]
+    command += ["--global-batch-size", "2", "--seq-len", "16"]
     subprocess.run(command, check=True, cwd=folder, capture_output=True, timeout=280)
     return folder
 
