@@ -17,7 +17,8 @@ from ladder.errors import (
     UsageError,
 )
 
-HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "pandas", "huggingface_hub", "pynvml")
+HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "pandas", "plotly", "huggingface_hub", "pynvml")
+COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,12 @@ def test_what_a_command_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPat
     assert main([]) == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["tune", "--help"]], ids=" ".join)
-def test_help_is_printed_without_loading_anything_heavy(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["tune", "--help"], ["plan", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB"], ["schema"]],
+    ids=" ".join,
+)
+def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
         f"print('loaded:', *sorted({set(HEAVY)!r} & set(sys.modules))); sys.exit(status)"
@@ -110,6 +115,17 @@ def test_help_is_printed_without_loading_anything_heavy(arguments: list[str]) ->
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "loaded:"
     assert "tune" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_s_help_has_examples_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    examples = capsys.readouterr().out.partition("Examples:")[2]
+    assert f"ladder {command}" in examples
+
+
+def test_no_command_is_left_out_of_these_tests() -> None:
+    assert {command.name for command in cli.app.registered_commands} == set(COMMANDS)
 
 
 def test_the_version_names_what_decides_a_measurement(capsys: pytest.CaptureFixture[str]) -> None:
