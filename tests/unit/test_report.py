@@ -12,6 +12,7 @@ import pytest
 
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
+from ladder.journal import Journal, ReadOnlyJournal
 from ladder.report.figures import memory_by_part, speed_against_memory, step_time, time_by_trial
 from ladder.report.run_data import ReportedRun
 
@@ -127,10 +128,12 @@ def without_results(folder: Path, tmp_path: Path) -> Path:
 
 
 def of_an_older_schema(folder: Path, tmp_path: Path) -> Path:
+    """A whole and undamaged history that calls things by other names."""
     copy = tmp_path / "older"
-    shutil.copytree(folder, copy)
-    text = (copy / "journal.log").read_text()
-    (copy / "journal.log").write_text(text.replace('"engines"', '"rungs"'))
+    copy.mkdir()
+    logs = json.dumps(ReadOnlyJournal(folder / "journal.log").read_logs(0)).replace('"engines"', '"steps"')
+    kept = [{key: value for key, value in log.items() if key != "ladder_crc32"} for log in json.loads(logs)]
+    Journal(copy / "journal.log").append_logs(kept)
     return copy
 
 
@@ -151,6 +154,15 @@ def test_a_run_folder_that_is_none_or_empty_or_older_is_one_sentence(
         assert printed.out == ""
         assert words in printed.err
         assert printed.err.count("\n") == 1
+
+
+def test_a_damaged_history_is_said_to_be_damaged(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "journal.log").read_text()
+    (tmp_path / "journal.log").write_text(text.replace('"engines"', '"engine?"'))
+    assert main(["report", str(tmp_path)]) == 4
+    assert "is damaged (line" in capsys.readouterr().err
 
 
 def test_where_the_report_cannot_be_written_one_sentence_says_so(
