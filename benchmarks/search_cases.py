@@ -18,11 +18,12 @@ from ladder.launch.simulated_physics import Physics
 from ladder.machine import Machine
 from ladder.model_source import resolve_model
 from ladder.outcome import Record
+from ladder.problem import make_space, micro_batches_of
 from ladder.protocol import Event, TrialSpec
 from ladder.search.decisions import Strategy
 from ladder.search.space import Space
 from ladder.shapes import default_task
-from ladder.tuner import Tuner, make_space, micro_batches_of
+from ladder.tuner import Tuner
 from ladder.workload import Workload
 
 ACCUMULATIONS = (1, 4, 16)

@@ -18,15 +18,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ladder.candidates import RUNGS_BY_NAME, Engine, deepspeed_config
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import Deadlines, TrialRun
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operators import build_operators
 from ladder.machine import Machine, detect_machine
 from ladder.model_source import resolve_model
 from ladder.preparation import rank_environment
-from ladder.protocol import CandidateSpec, PhaseEvent, StepPolicy, TrialSpec
+from ladder.protocol import PhaseEvent, StepPolicy, TrialSpec
 from ladder.shapes import with_layers
+from ladder.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.verdict import trial_seconds
 from ladder.workload import Workload
 
@@ -34,26 +35,14 @@ _WORK = ("model", "engine", "warmup", "measure")
 
 
 def make_spec(name: str, folder: Path, machine: Machine, workload: Workload) -> TrialSpec:
-    engine = Engine(RUNGS_BY_NAME["zero2"])
-    config = deepspeed_config(
-        workload, engine, micro_batch=1, accumulation=1, world_size=machine.world_size, nvme_path=None
-    )
-    return TrialSpec(
-        trial=name,
-        folder=str(folder / name),
-        device=machine.device,
-        world_size=machine.world_size,
-        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
-        model_config_json=dict(workload.model.config),
-        task=workload.task,
-        seq_len=workload.seq_len,
-        optimizer=workload.optimizer,
-        dtype=workload.dtype,
-        deepspeed=config,
-        candidates=(
-            CandidateSpec(key="zero2 ckpt=on mb=1", gradient_checkpointing=True, micro_batch=1, accumulation=1),
-        ),
-        memory_limit=machine.memory_limit,
+    candidate = Candidate(Engine(RUNGS_BY_NAME["zero2"]), True, 1, 1)
+    return trial_spec(
+        name,
+        folder / name,
+        workload,
+        machine,
+        engine_config(workload, [candidate], machine.world_size, None),
+        [candidate_spec(candidate)],
         steps=StepPolicy(minimum=2, maximum=2),
     )
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from ladder import __version__
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Rung
+from ladder.candidates import RUNGS, Rung
 from ladder.emit import Answer, best_config, emit_all
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
@@ -23,7 +23,9 @@ from ladder.launch.simulated_machine import SimulatedMachine
 from ladder.machine import Machine, detect_machine
 from ladder.model_source import resolve_model, smoke_defaults
 from ladder.nvme import check_nvme_path
+from ladder.options import TuneOptions, num_knob_trials, require_effect, require_text
 from ladder.outcome import Record
+from ladder.problem import make_space, micro_batches_of, run_fingerprint
 from ladder.report.files import write_reports
 from ladder.report.run_data import ReportedRun
 from ladder.search.policy import STRATEGIES
@@ -33,12 +35,11 @@ from ladder.search.speed import mfu
 from ladder.shapes import default_seq_len, default_task
 from ladder.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.text import shown
-from ladder.tuner import Tuner, TuneResult, View, make_space, micro_batches_of, run_fingerprint
+from ladder.tuner import Tuner, TuneResult, View
 from ladder.units import format_bytes, parse_bytes
-from ladder.workload import Dtype, OptimizerName, Task, Workload
+from ladder.workload import Workload
 
 DEFAULT_GLOBAL_BATCH = 128
-_KNOB_TRIALS = 12
 # The disk's, not ours; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
@@ -48,42 +49,6 @@ class TuneView(View, Protocol):
     """What watches a whole tune: before its first trial it is told what is searched and what is known already."""
 
     def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """What the user asked for; None means our default. Sizes in bytes, times in seconds."""
-
-    model: str
-    gpus: int | None = None
-    task: Task | None = None
-    seq_len: int | None = None
-    global_batch_size: int | None = None
-    dtype: Dtype = "bf16"
-    optimizer: OptimizerName = "adamw"
-    gradient_clipping: float = 1.0
-    gpu_memory: int | None = None
-    host_memory: int | None = None
-    nvme_path: Path | None = None
-    time_budget: float | None = None
-    strategy: str = "auto"
-    tolerance: float = 0.02
-    """How much faster than the answer a candidate left untried may be."""
-    audit: float = 0.0
-    """The share of the pruned candidates that is measured anyway."""
-    rungs: tuple[str, ...] = ()
-    micro_batches: tuple[int, ...] = ()
-    run_dir: Path | None = None
-    output: Path = Path("best_config.json")
-    save_weights: Path | None = None
-    cold: bool = False
-    wait: bool = False
-    """Wait for GPUs that another tune or process uses."""
-    knobs: int | None = None
-    """Settings of the winner's DeepSpeed knobs to try; None: 12 where a time budget bounds them, else none."""
-    launcher: Literal["local", "simulated"] = "local"
-    machine: str | None = None
-    """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +67,8 @@ class TuneOutput:
 
 def run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
-    _require_text(options)
-    _require_effect(options)
+    require_text(options)
+    require_effect(options)
     with Leases(wait=options.wait, note=view.note, cancelled=cancelled) as leases:
         return _run_tune(options, view, cancelled, leases)
 
@@ -142,7 +107,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 swap_prefix=stage.swap_prefix,
                 save_folder=options.save_weights,
                 clock=stage.clock,
-                knob_trials=_knob_trials(options),
+                knob_trials=num_knob_trials(options),
                 parity=paper is None,  # on paper no loss falls
             ).tune(STRATEGIES[options.strategy])
         seconds = history.trial_seconds()
@@ -180,27 +145,6 @@ def _disk_faults(history: History) -> Iterator[None]:
         if error.errno not in _DISK_ERRORS:
             raise
         raise history.unwritable(error) from error
-
-
-def _require_text(options: TuneOptions) -> None:
-    """Paths go into JSON files, which hold text: bytes that are none are refused before anything is written."""
-    for value in (options.model, options.run_dir, options.output, options.nvme_path, options.save_weights):
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{shown(value)} is not valid UTF-8; rename it or choose another.") from None
-
-
-def _knob_trials(options: TuneOptions) -> int:
-    if options.knobs is not None:
-        return options.knobs
-    return _KNOB_TRIALS if options.time_budget is not None else 0
-
-
-def _require_effect(options: TuneOptions) -> None:
-    """Nothing is silently ignored: what only one strategy obeys is refused with another."""
-    if options.audit and options.strategy != "auto":
-        raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
 
 
 def workload_and_machine(
@@ -334,11 +278,3 @@ def package_versions() -> dict[str, str]:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", name.strip("/").rsplit("/", 1)[-1]).strip("-.") or "model"
-
-
-def check_rungs(names: Sequence[str]) -> tuple[str, ...]:
-    """UsageError for a name that is no rung."""
-    for name in names:
-        if name not in RUNGS_BY_NAME:
-            raise UsageError(f"--rung {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
-    return tuple(names)

@@ -23,7 +23,7 @@ from ladder.tuner import View
 from ladder.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.run import TuneOptions
+    from ladder.options import TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from ladder.candidates import RUNGS, Candidate, Engine, Rung, deepspeed_config, divisors
+from ladder.candidates import Candidate, Rung
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.history import History
 from ladder.knob_study import next_knobs
-from ladder.launch.base import Deadlines, Launcher, TrialRun
+from ladder.launch.base import Launcher, TrialRun
 from ladder.machine import Machine
 from ladder.outcome import Outcome, Record
 from ladder.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
-from ladder.protocol import CandidateSpec, Event, StepPolicy, TrialSpec
+from ladder.protocol import Event, StepPolicy, TrialSpec
 from ladder.refusal import disproved, less_disproved, refusals
 from ladder.search.auto import remaining
 from ladder.search.belief import believe
@@ -26,6 +24,7 @@ from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
+from ladder.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
 
@@ -240,127 +239,27 @@ class Tuner:
             )
 
     def _spec(self, name: str, folder: Path, wanted: Measure, proving: bool) -> TrialSpec:
-        candidates = wanted.candidates
         machine, workload = self._machine, self._workload
-        swap = machine.nvme_path / f"{self._swap_prefix}-{name}" if machine.nvme_path else None
         best = next(iter(ranking(self._history.records)), None)
         tokens_per_step = workload.global_batch_size * workload.seq_len
         beat = tokens_per_step / best.tokens_per_second if best and best.tokens_per_second and not proving else None
-        return TrialSpec(
-            trial=name,
-            folder=str(folder),
-            device=machine.device,
-            world_size=machine.world_size,
-            gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
-            model_config_json=dict(workload.model.config),
-            task=workload.task,
-            seq_len=workload.seq_len,
-            optimizer=workload.optimizer,
-            dtype=workload.dtype,
-            deepspeed=deepspeed_config(
+        return trial_spec(
+            name,
+            folder,
+            workload,
+            machine,
+            engine_config(
                 workload,
-                wanted.engine,
-                micro_batch=candidates[0].micro_batch,
-                accumulation=2 if any(candidate.accumulation > 1 for candidate in candidates) else 1,
-                world_size=machine.world_size,
-                nvme_path=swap,
+                wanted.candidates,
+                machine.world_size,
+                machine.nvme_path / f"{self._swap_prefix}-{name}" if machine.nvme_path else None,
             ),
-            candidates=tuple(
-                CandidateSpec(
-                    key=candidate.key,
-                    gradient_checkpointing=candidate.gradient_checkpointing,
-                    micro_batch=candidate.micro_batch,
-                    accumulation=candidate.accumulation,
-                    beat_step_seconds=beat,
-                    first_within=wanted.first_within.get(candidate.key),
-                )
-                for candidate in candidates
-            ),
-            memory_limit=machine.memory_limit,
+            [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             steps=self._steps.model_copy(update=_PROOF_STEPS) if proving else self._steps,
             proof=proving,
             stop_at=None if proving or self._budget is None else self._began + self._budget,
             save_folder=str(self._save_folder) if proving and self._save_folder else None,
         )
-
-
-def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:
-    """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
-    billions = workload.model.num_parameters / 1e9
-    slow = 60.0 if "nvme" in engine.rung.devices else 15.0
-    return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)
-
-
-def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """The micro-batches to try: divisors of the sequences a rank has per step, or the `wanted` ones among them.
-
-    Raises UsageError when the global batch does not divide over the ranks, or by a wanted micro-batch.
-    """
-    batch = workload.global_batch_size
-    if batch % world_size:
-        below, above = batch // world_size * world_size, -(-batch // world_size) * world_size
-        near = f"{above}" if not below else f"{below} or {above}"
-        raise UsageError(
-            f"A global batch of {batch} sequences does not divide over {world_size} ranks; "
-            f"use --global-batch-size {near}, or other --gpus."
-        )
-    possible = divisors(batch // world_size)
-    for micro_batch in wanted or ():
-        if micro_batch not in possible:
-            raise UsageError(
-                f"--micro-batch {micro_batch} does not divide the {batch // world_size} sequences each of {world_size} "
-                f"ranks has per step; possible are {', '.join(map(str, possible))}."
-            )
-    return tuple(sorted(set(wanted))) if wanted else tuple(possible)
-
-
-def make_space(
-    workload: Workload,
-    machine: Machine,
-    rungs: Sequence[Rung],
-    micro_batches: Sequence[int],
-    *,
-    tolerance: float = 0.02,
-    audit: float = 0.0,
-) -> tuple[Space, dict[Rung, str]]:
-    """The space of the supported rungs among `rungs`, and the others with the reason."""
-    unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
-    space = Space(
-        workload=workload,
-        world_size=machine.world_size,
-        device=machine.device,
-        memory_limit=machine.memory_limit,
-        host_memory=machine.host_memory,
-        engines=tuple(Engine(rung) for rung in RUNGS if rung in rungs and rung not in unsupported),
-        micro_batches=tuple(micro_batches),
-        gpu_name=machine.gpu_name,
-        num_cores=machine.num_cores,
-        num_nodes=machine.num_nodes,
-        tolerance=tolerance,
-        audit=audit,
-    )
-    return space, unsupported
-
-
-def run_fingerprint(
-    workload: Workload, machine: Machine, versions: dict[str, str], simulated: Mapping[str, Any] | None = None
-) -> tuple[str, dict[str, Any]]:
-    """What a history is good for: a digest, and the facts in it for the message when they differ.
-
-    `simulated` are the laws of a machine on paper; a history made there is never mistaken for a real machine's.
-    """
-    facts = {
-        "model": workload.model.name,
-        "workload": workload.fingerprint(),
-        "device": machine.device,
-        "GPU": machine.gpu_name,
-        "world size": machine.world_size,
-        "memory limit": machine.memory_limit,
-        "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
-    }
-    if simulated is not None:
-        facts["simulated machine"] = dict(simulated)
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12], facts
 
 
 def require_answer(result: TuneResult, limit: str) -> Record:

@@ -16,11 +16,12 @@ from ladder.history import make_private
 from ladder.launch.base import Launcher
 from ladder.launch.lease import Leases
 from ladder.machine import Machine
+from ladder.options import TuneOptions
 from ladder.outcome import Record
-from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
-from ladder.run import TuneOptions, TuneView, workload_and_machine
+from ladder.protocol import StepPolicy, TrialSpec
+from ladder.run import TuneView, workload_and_machine
 from ladder.stage import on_this_host
-from ladder.tuner import trial_deadlines
+from ladder.trial_request import candidate_spec, trial_deadlines, trial_spec
 from ladder.units import GIB, format_bytes
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
@@ -183,27 +184,13 @@ def _spec(
     accumulation = min(2, candidate.accumulation)  # timed apart, as in the tune
     config["gradient_accumulation_steps"] = accumulation
     config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
-    return TrialSpec(
-        trial=_TRIAL,
-        folder=str(run_dir / "trials" / _TRIAL),
-        device=machine.device,
-        world_size=machine.world_size,
-        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
-        model_config_json=dict(workload.model.config),
-        task=workload.task,
-        seq_len=workload.seq_len,
-        optimizer=workload.optimizer,
-        dtype=workload.dtype,
-        deepspeed=config,
-        candidates=(
-            CandidateSpec(
-                key=candidate.key,
-                gradient_checkpointing=candidate.gradient_checkpointing,
-                micro_batch=candidate.micro_batch,
-                accumulation=candidate.accumulation,
-            ),
-        ),
-        memory_limit=machine.memory_limit,
+    return trial_spec(
+        _TRIAL,
+        run_dir / "trials" / _TRIAL,
+        workload,
+        machine,
+        config,
+        [candidate_spec(candidate)],
         steps=steps,
         proof=True,
     )

@@ -34,7 +34,7 @@ def explain(
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
     from ladder.cli.stored_run import read_run
-    from ladder.run import check_rungs
+    from ladder.options import check_rungs
     from ladder.search.ledger import ledger
     from ladder.search.why import why_not
 

@@ -157,7 +157,8 @@ def tune(
     from ladder.cli.views import watching
     from ladder.interruption import interruptible
     from ladder.launch.lease import InterruptedWaitError
-    from ladder.run import TuneOptions, check_rungs, run_tune
+    from ladder.options import TuneOptions, check_rungs
+    from ladder.run import run_tune
 
     options = TuneOptions(
         model=model,

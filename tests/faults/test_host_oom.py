@@ -17,10 +17,11 @@ from ladder.candidates import RUNGS, Rung
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.machine import Gpu, Machine
+from ladder.problem import make_space
 from ladder.protocol import FailedEvent, TrialSpec
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
-from ladder.tuner import Tuner, TuneResult, make_space
+from ladder.tuner import Tuner, TuneResult
 from ladder.units import GIB, MIB
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -20,10 +20,11 @@ from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.machine import Machine
 from ladder.outcome import Record
+from ladder.problem import make_space
 from ladder.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
 from ladder.search.policy import exhaustive, walk
 from ladder.shapes import shape_from_config
-from ladder.tuner import Tuner, TuneResult, make_space
+from ladder.tuner import Tuner, TuneResult
 from ladder.units import GIB
 from ladder.workload import Workload
 

@@ -1,0 +1,86 @@
+"""What a tune searches: the micro-batches, the space, and what its history is good for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ladder.candidates import RUNGS, Engine, Rung, divisors
+from ladder.errors import UsageError
+from ladder.machine import Machine
+from ladder.search.space import Space
+from ladder.workload import Workload
+
+
+def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """The micro-batches to try: divisors of the sequences a rank has per step, or the `wanted` ones among them.
+
+    Raises UsageError when the global batch does not divide over the ranks, or by a wanted micro-batch.
+    """
+    batch = workload.global_batch_size
+    if batch % world_size:
+        below, above = batch // world_size * world_size, -(-batch // world_size) * world_size
+        near = f"{above}" if not below else f"{below} or {above}"
+        raise UsageError(
+            f"A global batch of {batch} sequences does not divide over {world_size} ranks; "
+            f"use --global-batch-size {near}, or other --gpus."
+        )
+    possible = divisors(batch // world_size)
+    for micro_batch in wanted or ():
+        if micro_batch not in possible:
+            raise UsageError(
+                f"--micro-batch {micro_batch} does not divide the {batch // world_size} sequences each of {world_size} "
+                f"ranks has per step; possible are {', '.join(map(str, possible))}."
+            )
+    return tuple(sorted(set(wanted))) if wanted else tuple(possible)
+
+
+def make_space(
+    workload: Workload,
+    machine: Machine,
+    rungs: Sequence[Rung],
+    micro_batches: Sequence[int],
+    *,
+    tolerance: float = 0.02,
+    audit: float = 0.0,
+) -> tuple[Space, dict[Rung, str]]:
+    """The space of the supported rungs among `rungs`, and the others with the reason."""
+    unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
+    space = Space(
+        workload=workload,
+        world_size=machine.world_size,
+        device=machine.device,
+        memory_limit=machine.memory_limit,
+        host_memory=machine.host_memory,
+        engines=tuple(Engine(rung) for rung in RUNGS if rung in rungs and rung not in unsupported),
+        micro_batches=tuple(micro_batches),
+        gpu_name=machine.gpu_name,
+        num_cores=machine.num_cores,
+        num_nodes=machine.num_nodes,
+        tolerance=tolerance,
+        audit=audit,
+    )
+    return space, unsupported
+
+
+def run_fingerprint(
+    workload: Workload, machine: Machine, versions: dict[str, str], simulated: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """What a history is good for: a digest, and the facts in it for the message when they differ.
+
+    `simulated` are the laws of a machine on paper; a history made there is never mistaken for a real machine's.
+    """
+    facts = {
+        "model": workload.model.name,
+        "workload": workload.fingerprint(),
+        "device": machine.device,
+        "GPU": machine.gpu_name,
+        "world size": machine.world_size,
+        "memory limit": machine.memory_limit,
+        "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
+    }
+    if simulated is not None:
+        facts["simulated machine"] = dict(simulated)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12], facts

@@ -1,0 +1,86 @@
+"""What is asked of the ranks of one trial: its specification, and how long each of its phases may last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import Candidate, Engine, deepspeed_config
+from ladder.launch.base import Deadlines
+from ladder.machine import Machine
+from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.workload import Workload
+
+
+def engine_config(
+    workload: Workload, candidates: Sequence[Candidate], world_size: int, swap_folder: Path | None
+) -> dict[str, Any]:
+    """DeepSpeed's configuration for a trial of `candidates`, all of one engine, which swaps to `swap_folder`.
+
+    It accumulates twice at most: accumulating and boundary micro-steps are timed apart, and more would tell nothing.
+    """
+    return deepspeed_config(
+        workload,
+        candidates[0].engine,
+        micro_batch=candidates[0].micro_batch,
+        accumulation=2 if any(candidate.accumulation > 1 for candidate in candidates) else 1,
+        world_size=world_size,
+        nvme_path=swap_folder,
+    )
+
+
+def candidate_spec(
+    candidate: Candidate, beat_step_seconds: float | None = None, first_within: float | None = None
+) -> CandidateSpec:
+    """`candidate` as a rank sees it; the seconds as in CandidateSpec."""
+    return CandidateSpec(
+        key=candidate.key,
+        gradient_checkpointing=candidate.gradient_checkpointing,
+        micro_batch=candidate.micro_batch,
+        accumulation=candidate.accumulation,
+        beat_step_seconds=beat_step_seconds,
+        first_within=first_within,
+    )
+
+
+def trial_spec(
+    name: str,
+    folder: Path,
+    workload: Workload,
+    machine: Machine,
+    deepspeed: dict[str, Any],
+    candidates: Sequence[CandidateSpec],
+    *,
+    steps: StepPolicy,
+    proof: bool = False,
+    stop_at: float | None = None,
+    save_folder: str | None = None,
+) -> TrialSpec:
+    """A trial of `workload` on all ranks of `machine`; keywords as in TrialSpec."""
+    return TrialSpec(
+        trial=name,
+        folder=str(folder),
+        device=machine.device,
+        world_size=machine.world_size,
+        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+        model_config_json=dict(workload.model.config),
+        task=workload.task,
+        seq_len=workload.seq_len,
+        optimizer=workload.optimizer,
+        dtype=workload.dtype,
+        deepspeed=deepspeed,
+        candidates=tuple(candidates),
+        memory_limit=machine.memory_limit,
+        steps=steps,
+        proof=proof,
+        stop_at=stop_at,
+        save_folder=save_folder,
+    )
+
+
+def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:
+    """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
+    billions = workload.model.num_parameters / 1e9
+    slow = 60.0 if "nvme" in engine.rung.devices else 15.0
+    return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)
