@@ -20,6 +20,7 @@ from ladder.search.audit import to_audit
 from ladder.search.belief import SLIM, Belief, Outlook, believe
 from ladder.search.cost import candidate_seconds, expected_seconds
 from ladder.search.decisions import Measure, Stop
+from ladder.search.second_chance import second_chance
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import STEP_NOISE
 
@@ -73,6 +74,8 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     speed = best.tokens_per_second if best is not None else None
     worth = [each for each in left if speed is None or each.optimistic > speed * (1 + space.tolerance)]
     if not worth:
+        if (again := second_chance(space, records)) is not None:
+            return again
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit: it was ruled out without being measured")
         if not left:

@@ -9,11 +9,15 @@ from ladder.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.decisions import Decision, Measure, Prove, Stop, Strategy
 from ladder.search.knobs import less_noise
+from ladder.search.second_chance import second_chance
 from ladder.search.space import Space, measured, proven, ranking, ruled_out
 
 
 def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """Every candidate of every engine, but those that a failure of the same engine already answers."""
+    """Every candidate of every engine, but those that a failure of the same engine already answers.
+
+    One that ran out late and in pieces is tried again where it might be the answer.
+    """
     tried = measured(records)
     for engine in space.engines:
         left = tuple(
@@ -23,7 +27,7 @@ def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
         )
         if left:
             return Measure(engine, left, f"{len(left)} candidates of {engine.key} are not tried yet")
-    return Stop("every candidate was measured or ruled out by a failure")
+    return second_chance(space, records) or Stop("every candidate was measured or ruled out by a failure")
 
 
 def documented_steps(space: Space) -> list[Candidate]:

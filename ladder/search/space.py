@@ -105,13 +105,16 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
     A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
     those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing. An
-    engine that crashed or hung twice, and of which nothing fits, is taken for broken.
+    engine that crashed or hung twice, and of which nothing fits, is taken for broken. What ran out late and in pieces
+    speaks for nobody: alone, even that candidate may fit.
     """
     if (broken := _broken(candidate.engine, space, records)) is not None:
         return broken
     for record in records:
         other = space.by_key.get(record.candidate_key)
         if other is None or other.engine != candidate.engine or record.outcome.kind == "fits" or other == candidate:
+            continue
+        if late_and_in_pieces(record, records):
             continue
         if failed_in_setup(record.outcome):
             return RuledOut(record, f"the engine already failed to start ({record.outcome.kind})")
@@ -122,6 +125,17 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
                 record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
             )
     return None
+
+
+def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
+    """Whether `record` ran out of GPU memory that was there, but not in one piece, after others in its trial.
+
+    What they left of the allocator's memory is to blame as much as the candidate: one that came sixth in its trial
+    failed so, and fits where it comes second (measured: Llama-2-7B on four H200).
+    """
+    asked, free = record.outcome.bytes_asked, record.outcome.bytes_free
+    in_pieces = record.outcome.kind == "gpu_oom" and asked is not None and free is not None and asked <= free
+    return in_pieces and next(other for other in records if other.trial == record.trial) is not record
 
 
 def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from helpers import make_candidate, make_record
 from test_auto import make_space, out_of_memory
 
 from ladder.outcome import Outcome
 from ladder.search.space import ruled_out
+from ladder.units import GIB
 
 SMALL = make_candidate("zero2", micro_batch=2, accumulation=8)
 LARGE = make_candidate("zero2", micro_batch=4, accumulation=4)
@@ -24,6 +27,16 @@ def test_running_out_of_memory_rules_out_what_needs_at_least_as_much():
 
 def test_running_out_without_checkpointing_says_nothing_about_checkpointing():
     assert ruled_out(LARGE, make_space("zero2"), [out_of_memory(WHOLE)]) is None
+
+
+def test_what_ran_out_late_and_in_pieces_speaks_for_nobody_and_alone_it_does():
+    space, fits = make_space("zero2"), make_record(make_candidate("zero2", micro_batch=1, accumulation=16))
+    in_pieces = Outcome(kind="gpu_oom", moment="forward", sentence="no", bytes_asked=2 * GIB, bytes_free=3 * GIB)
+    late, alone = (make_record(SMALL, "gpu_oom", trial=trial, outcome=in_pieces) for trial in (fits.trial, "0002"))
+    assert ruled_out(LARGE, space, [fits, late]) is None
+    assert ruled_out(LARGE, space, [fits, alone]) is not None
+    assert ruled_out(LARGE, space, [fits, late, alone]) is not None
+    assert ruled_out(LARGE, space, [fits, replace(late, outcome=replace(in_pieces, bytes_free=GIB))]) is not None
 
 
 def test_an_engine_that_did_not_start_rules_out_all_its_candidates():

@@ -1,0 +1,31 @@
+"""A failure that is not final: memory was there, but earlier candidates of the trial had left it in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.outcome import Record
+from ladder.search.belief import SLIM, believe
+from ladder.search.decisions import Measure
+from ladder.search.space import Space, late_and_in_pieces, measured, ranking, ruled_out
+
+
+def second_chance(space: Space, records: Sequence[Record]) -> Measure | None:
+    """A candidate that ran out late and in pieces, alone, if it is predicted to be faster than the best.
+
+    It comes first in a fresh trial then, so that whatever becomes of it there is final.
+    """
+    late = [record for record in measured(records).values() if late_and_in_pieces(record, records)]
+    candidates = [space.by_key[record.candidate_key] for record in late if record.candidate_key in space.by_key]
+    if not candidates:
+        return None
+    best = next(iter(ranking(records)), None)
+    speed = (best.tokens_per_second or 0.0) if best is not None else 0.0
+    belief = believe(space, records)
+    outlooks = [belief.outlook(each) for each in candidates if ruled_out(each, space, records) is None]
+    hopeful = [each for each in outlooks if each.fits >= SLIM and each.speed.tokens_per_second > speed]
+    if not hopeful:
+        return None
+    top = max(hopeful, key=lambda each: each.fits * each.speed.tokens_per_second)
+    reason = "once more, alone: memory was there but in pieces, after other candidates of its trial"
+    return Measure(top.candidate.engine, (top.candidate,), reason)

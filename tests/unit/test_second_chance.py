@@ -1,0 +1,47 @@
+"""What ran out of memory late in its trial, and in pieces, is tried again alone where it may be the answer."""
+
+from __future__ import annotations
+
+from helpers import make_candidate, make_record
+from test_auto import fitting, make_space
+
+from ladder.outcome import Outcome, Record
+from ladder.search.decisions import Measure, Stop
+from ladder.search.policy import exhaustive
+from ladder.search.second_chance import second_chance
+from ladder.units import GIB
+
+SPACE = make_space("zero2")
+SMALL = make_candidate("zero2", micro_batch=1, accumulation=16)
+LARGE = make_candidate("zero2", micro_batch=4, accumulation=4)
+IN_PIECES = Outcome(kind="gpu_oom", moment="forward", sentence="no", bytes_asked=2 * GIB, bytes_free=3 * GIB)
+
+
+def late(trial: str = "0001") -> Record:
+    return make_record(LARGE, "gpu_oom", trial=trial, outcome=IN_PIECES)
+
+
+def test_it_is_measured_again_alone_where_it_is_predicted_to_beat_the_best():
+    decision = second_chance(SPACE, [fitting(SPACE, SMALL), late()])
+    assert isinstance(decision, Measure)
+    assert decision.candidates == (LARGE,)
+
+
+def test_it_is_not_where_the_best_is_faster():
+    other = make_candidate("zero2", checkpointing=False, micro_batch=4, accumulation=4)
+    records = [fitting(SPACE, SMALL), late(), fitting(SPACE, other, trial="0002")]
+    assert second_chance(SPACE, records) is None
+
+
+def test_what_becomes_of_it_alone_is_final():
+    assert second_chance(SPACE, [fitting(SPACE, SMALL), late(), late("0002")]) is None
+
+
+def test_a_sweep_ends_with_second_chances():
+    sizes = [candidate for candidate in SPACE.candidates if candidate not in (SMALL, LARGE)]
+    slow = [fitting(SPACE, candidate, slower=50.0, trial="0002") for candidate in sizes]
+    records = [fitting(SPACE, SMALL, slower=50.0), late(), *slow]
+    decision = exhaustive(SPACE, records)
+    assert isinstance(decision, Measure)
+    assert decision.candidates == (LARGE,)
+    assert isinstance(exhaustive(SPACE, [*records, late("0003")]), Stop)
