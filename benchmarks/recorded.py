@@ -183,7 +183,7 @@ class PlaybackLauncher(Launcher):
         for events in run.events:
             events.append(PhaseEvent(t=began, phase="warmup", candidate=key))
         if needed is None or needed > run.spec.memory_limit:
-            short = 0 if needed is None else needed - run.spec.memory_limit
+            short = MIB if needed is None else needed - run.spec.memory_limit
             failure = FailedEvent(
                 t=began,
                 candidate=key,
@@ -225,7 +225,8 @@ class PlaybackLauncher(Launcher):
         whole = row["boundary_seconds"] + (candidate.accumulation - 1) * (row["accumulate_seconds"] or 0.0)
         margin = 1 - spec.steps.loser_margin
         loses = candidate.beat_step_seconds is not None and whole * margin > candidate.beat_step_seconds
-        return spec.steps.warmup + first + (1 if loses else spec.steps.minimum)
+        timed = 1 if loses or _trial_step(row) > spec.steps.seconds else spec.steps.minimum
+        return spec.steps.warmup + first + timed
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -170,8 +170,8 @@ class _Trial:
             timed.append(step())
             if loses((min(pair[0] for pair in timed), min(pair[1] for pair in timed)), policy.loser_margin):
                 break
-            known = len(timed) >= max(2, policy.minimum)
-            if known and (_spread(timed) < policy.target_spread or self._t - began > policy.seconds):
+            known = len(timed) >= max(2, policy.minimum) and _spread(timed) < policy.target_spread
+            if known or self._t - began > policy.seconds:
                 break
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 

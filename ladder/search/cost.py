@@ -10,9 +10,9 @@ from ladder.search.speed import SpeedPrediction
 
 _PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
-_STEPS = 5
-"""Optimizer steps of a candidate: one or two to warm up, and timed ones until the median is known to 1 %."""
-_FEWEST_STEPS = 3
+_STEPS = 4
+"""Optimizer steps of a candidate: one to warm up, and timed ones until the median is known to 1 %."""
+_FEWEST_STEPS = 2
 _STEP_SECONDS = 4.0
 """No further timed step starts after this long (`protocol.StepPolicy`)."""
 
@@ -42,6 +42,7 @@ def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
 
 def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     """Seconds of one trial that measures these candidates, all of one engine."""
-    rung, workload = outlooks[0].candidate.engine.rung, outlooks[0].belief.space.workload
-    start = start_seconds(rung, workload.model.num_parameters)
+    first, workload = outlooks[0], outlooks[0].belief.space.workload
+    start = start_seconds(first.candidate.engine.rung, workload.model.num_parameters)
+    start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it is warmed up for a step more
     return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)
