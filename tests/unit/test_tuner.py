@@ -350,6 +350,32 @@ def test_a_server_that_dies_again_and_again_ends_the_tune_and_blames_no_candidat
         assert history.records == []
 
 
+class Unplugged(Pretender):
+    """The machine fails under the second candidate of every trial."""
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        run = super().run(spec, deadlines, listener)
+        fault = FailedEvent(
+            t=1,
+            candidate=spec.candidates[1].key,
+            outcome="crash",
+            moment="backward",
+            message="CUDA error: unknown error",
+        )
+        run.events = [[events[0], fault] for events in run.events]
+        run.stop = Stop(kind="environment", sentence="GPU 0 has fallen off the bus.")
+        return run
+
+
+def test_a_fault_of_the_machine_ends_the_tune_keeps_what_was_measured_and_blames_no_candidate(tmp_path: Path) -> None:
+    launcher = Unplugged(larger_is_faster)
+    with pytest.raises(EnvironmentFaultError, match="fallen off the bus"):
+        tune(tmp_path / "run", launcher)
+    (spec,) = launcher.specs
+    with History(tmp_path / "run", "abc", {}) as history:
+        assert [(r.candidate_key, r.outcome.kind) for r in history.records] == [(spec.candidates[0].key, "fits")]
+
+
 def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -> None:
     space, _ = make_space(WORKLOAD, MACHINE, RUNGS[:1], (1,))
     oom = Outcome(kind="gpu_oom", sentence="rank 1 ran out of GPU memory", moment="engine")
