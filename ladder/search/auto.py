@@ -3,7 +3,8 @@
 Two questions are kept apart. *Does it fit?* is answered by a probability from the memory model, *how fast is it?* by
 the speed model, for the user's own accumulation. An engine is tried where its expected gain over the best so far, by
 second of the trial, is the largest; within a trial, only candidates that may be the engine's best are measured. The
-search ends when no candidate left is believed, with 90 %, to be faster than the best by more than the tolerance.
+search ends when no candidate left is believed, with 90 %, to be faster than the best by more than the tolerance, or
+when what they are expected to gain is next to nothing beside it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _NO_BEST = 0.7
 """While nothing is measured, gains count from this share of the highest expected speed."""
 _QUANTILE = 1.645
 """Within an engine nearly all doubt is shared, so more of what is left counts."""
+_NEXT_TO_NOTHING = 0.25
+"""Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial."""
 _NORMAL = NormalDist()
 
 
@@ -72,7 +75,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     left = _left(space, records, belief)
     best = next(iter(ranking(records)), None)
     speed = best.tokens_per_second if best is not None else None
-    worth = [each for each in left if speed is None or each.optimistic > speed * (1 + space.tolerance)]
+    worth = [each for each in left if speed is None or _is_worth_a_trial(each, speed, space.tolerance)]
     if not worth:
         if (again := second_chance(space, records)) is not None:
             return again
@@ -196,6 +199,10 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
         slowest = target / math.exp(mean + _QUANTILE * math.hypot(deviation, STEP_NOISE))
         longest[each.candidate.key] = workload.global_batch_size * workload.seq_len / slowest
     return longest
+
+
+def _is_worth_a_trial(outlook: Outlook, speed: float, tolerance: float) -> bool:
+    return outlook.optimistic > speed * (1 + tolerance) and _gain(outlook, speed) > _NEXT_TO_NOTHING * tolerance
 
 
 def _gain(outlook: Outlook, speed: float) -> float:

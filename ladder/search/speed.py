@@ -117,11 +117,12 @@ class _Steps:
         self._gather: Factor = gather if self._terms.gather else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
         # What the shape of the formula misses: a factor of the stage's and of the engine's own, and one that drifts
-        # with the micro-batch.
+        # with the micro-batch. The drift is mostly the kernels', and those are the same whatever the engine.
         self._whole: Factor = (
             (f"all:{rung.stage}", 0.1),
             *own("all", 0.1),
-            (f"batch:{family}", 0.03 * math.log2(candidate.micro_batch)),
+            ("batch", 0.03 * math.log2(candidate.micro_batch)),
+            (f"batch:{family}", 0.015 * math.log2(candidate.micro_batch)),
         )
         self.names = names_of(
             self._compute, self._ramp, self._launch, self._reduce, self._gather, self._update, self._whole

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
@@ -11,7 +13,7 @@ from helpers import bundled_workload, make_candidate, make_measurement, make_rec
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.outcome import Outcome, Record
 from ladder.search.audit import audit_report
-from ladder.search.auto import auto, remaining
+from ladder.search.auto import _is_worth_a_trial, auto, remaining
 from ladder.search.decisions import Measure, Stop
 from ladder.search.hardware import machine_speed
 from ladder.search.policy import STRATEGIES
@@ -184,6 +186,23 @@ def test_a_wider_tolerance_ends_the_search_earlier():
         return len({record.trial for record in play(make_space(tolerance=tolerance), "fits")})
 
     assert trials(0.5) < trials(0.001)
+
+
+@pytest.mark.parametrize(
+    ("behind", "deviation", "fits", "worth_it"),
+    [(0.0, 0.05, 1.0, True), (0.1, 0.1, 1.0, True), (0.2, 0.1, 1.0, False), (0.0, 0.05, 0.1, False)],
+)
+def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_something(
+    behind: float, deviation: float, fits: float, worth_it: bool
+):
+    speed = 100.0 * (1 - behind)
+    outlook = SimpleNamespace(
+        speed=SimpleNamespace(tokens_per_second=speed),
+        deviation=deviation,
+        fits=fits,
+        optimistic=speed * math.exp(1.28 * deviation),
+    )
+    assert _is_worth_a_trial(outlook, 100.0, 0.02) is worth_it
 
 
 def test_what_remains_can_be_asked_at_any_time():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.search.hardware import machine_speed, peak_flops
@@ -23,6 +24,7 @@ from ladder.search.speed import (
 )
 from ladder.workload import Workload
 
+SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=512)
 H200 = machine_speed("NVIDIA H200", "cuda", 4, 64)
 Build = Callable[..., Workload]
 
@@ -64,6 +66,20 @@ def test_without_any_measurement_step_times_are_within_a_third_on_a_known_gpu(ti
     errors = [abs(ratio(p) - 1) for p in timed]
     assert max(errors) < 0.34
     assert statistics.mean(errors) < 0.10
+
+
+def test_how_speed_drifts_with_the_micro_batch_is_learnt_for_other_engines_too():
+    def ratio_of_zero2(known: SpeedCalibration) -> float:
+        small, large = (predict(SEVEN_BILLION, candidate("zero2", size), known).step_seconds(2) for size in (8, 64))
+        return large / small
+
+    seen = []
+    for size in (4, 8, 16, 32, 64):
+        tried = candidate("zero3", size)
+        drifting = predict(SEVEN_BILLION, tried).boundary_seconds * size**0.07
+        seen.append(SpeedObservation(candidate=tried, boundary_seconds=drifting))
+    known = calibrate_speed(SEVEN_BILLION, seen, world_size=4, machine=H200)
+    assert ratio_of_zero2(known) / ratio_of_zero2(SpeedCalibration()) > 1.05
 
 
 def test_two_micro_batches_of_each_engine_tell_all_the_others(timed):
