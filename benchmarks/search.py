@@ -1,6 +1,6 @@
 """The search against the exhaustive sweep, Optuna's TPE and random search, on simulated machines and recorded sweeps.
 
-    python benchmarks/search.py [--quick] [--machines 240] [--jobs 2] [--surprise 1]
+    python benchmarks/search.py [--quick] [--machines 240] [--first 0] [--jobs 2] [--surprise 1]
 
 Every strategy runs through the same tuner and the same simulated launcher; what a candidate really does there is drawn
 from laws that the search does not see (ladder/launch/simulated_physics.py). The proof of fit, which all strategies owe
@@ -213,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="as many machines as 40 seconds allow")
     parser.add_argument("--machines", type=int, default=240)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first machine: others than those seen")
     parser.add_argument("--surprise", type=float, default=1.0, help="how far machines stray; 2 is twice as far")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
@@ -222,7 +223,7 @@ def main() -> None:
     with multiprocessing.Pool(options.jobs) as pool:
         # The recorded sweeps come first: they are few, and real.
         recorded = [(pool.apply_async(run_machine, (0, [sweep])), sweep.is_whole) for sweep in sweeps]
-        machines = enumerate(simulated_cases(options.machines, options.surprise))
+        machines = enumerate(simulated_cases(options.machines, options.surprise, options.first), options.first)
         pending = [pool.apply_async(run_machine, each) for each in machines]
         for each, is_whole in recorded:
             print_recorded(each.get())

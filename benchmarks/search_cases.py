@@ -146,10 +146,13 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
     return history
 
 
-def simulated_cases(number: int, surprise: float = 1.0) -> Iterator[list[Case]]:
-    """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive."""
+def simulated_cases(number: int, surprise: float = 1.0, first: int = 0) -> Iterator[list[Case]]:
+    """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive.
+
+    Machines are drawn by their number, from `first` on.
+    """
     names = list(machine_files())
-    for seed in range(number):
+    for seed in range(first, first + number):
         dice = random.Random(f"case {seed}")
         simulated = read_machine(names[seed % len(names)])
         simulated = simulated.model_copy(
