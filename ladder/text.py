@@ -1,9 +1,8 @@
-"""Names and paths in messages: data that may hold anything."""
+"""Names, paths and what trials say, in messages: data that may hold anything."""
 
 from __future__ import annotations
 
 
 def shown(value: object) -> str:
-    """`value` for one line of text: as it is, or escaped where it would break the line or paint the terminal."""
-    text = str(value)
-    return text if text.isprintable() else ascii(text)
+    """`value` for one line of text, control characters spelled out: no data breaks the line or drives the terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(value))

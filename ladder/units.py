@@ -32,8 +32,3 @@ def format_bytes(num_bytes: float | None) -> str:
 def gib(num_bytes: float | None) -> float | None:
     """`num_bytes` as a number of GiB, rounded for reading."""
     return None if num_bytes is None else round(num_bytes / GIB, 3)
-
-
-def printable(text: str) -> str:
-    """`text` with every control character spelled out: what a trial says must not drive the user's terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -11,7 +11,8 @@ from ladder.candidates import Candidate
 from ladder.launch.base import DeviceUse, TrialRun
 from ladder.outcome import Measurement, Outcome, Record
 from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent
-from ladder.units import format_bytes, printable
+from ladder.text import shown
+from ladder.units import format_bytes
 from ladder.workload import Workload
 
 
@@ -146,7 +147,7 @@ def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
         sentence = f"rank {rank} failed in {event.moment}: {first_line[:300]}"
     return Outcome(
         kind=event.outcome,
-        sentence=printable(sentence),
+        sentence=shown(sentence),
         rank=rank,
         moment=event.moment,
         bytes_asked=event.bytes_asked,

@@ -61,14 +61,14 @@ def _print(check: Check) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from ladder.units import printable
+    from ladder.text import shown
 
     console = Console(highlight=False)
     console.print(
-        Text.assemble((f"{check.status:<5}", _STYLES[check.status]), printable(f"{check.name}: {check.sentence}"))
+        Text.assemble((f"{check.status:<5}", _STYLES[check.status]), shown(f"{check.name}: {check.sentence}"))
     )
     if check.fix:
-        console.print(Text(f"     fix: {printable(check.fix)}", style="dim"))
+        console.print(Text(f"     fix: {shown(check.fix)}", style="dim"))
 
 
 def _as_json(checks: list[Check], failed: list[str]) -> str:

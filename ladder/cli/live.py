@@ -17,7 +17,7 @@ from ladder.launch.base import TrialRun
 from ladder.outcome import Record
 from ladder.protocol import Event, TrialSpec
 from ladder.search.space import Space
-from ladder.units import printable
+from ladder.text import shown
 
 _REFRESHES_PER_SECOND = 4
 _LINES_AROUND_THE_TABLE = 9
@@ -46,7 +46,7 @@ class LiveView:
         self._live.stop()
 
     def note(self, text: str) -> None:
-        self._console.print(Text(printable(text)))
+        self._console.print(Text(shown(text)))
 
     def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
         with self._lock:

@@ -14,7 +14,8 @@ from ladder.outcome import Record
 from ladder.report.table import RUNG_CELLS
 from ladder.report.times import PHASES, clock
 from ladder.search.space import Space
-from ladder.units import format_bytes, gib, printable
+from ladder.text import shown
+from ladder.units import format_bytes, gib
 
 _NARROW = 72
 _WIDE = 100
@@ -65,14 +66,14 @@ def now_lines(progress: Progress, width: int) -> list[Text]:
     seconds += f" of about {clock(trial.expected)}" if trial.expected else ""
     name, what = (
         (f"{'proof' if trial.spec.proof else 'trial'} {trial.spec.trial} ", "bold cyan"),
-        printable(_key(trial)),
+        shown(_key(trial)),
     )
     phase = PHASES.get(trial.phase, trial.phase)
     if width < _NARROW:
         return [Text.assemble(name, f"{phase}, ", (seconds, "dim")), Text(what, "dim")]
     steps = f", micro-step {trial.num_steps}: {trial.step_seconds:.3g} s" if trial.step_seconds is not None else ""
     line = Text.assemble(name, f"{what} {phase}{_place(trial)}{steps}, ", (seconds, "dim"))
-    return [line, Text(f"because {printable(trial.reason)}", "dim")]
+    return [line, Text(f"because {shown(trial.reason)}", "dim")]
 
 
 def _key(trial: CurrentTrial) -> str:

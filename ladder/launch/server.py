@@ -16,7 +16,7 @@ import psutil
 
 from ladder.errors import EnvironmentFaultError
 from ladder.protocol import RUN_MARKER
-from ladder.units import printable
+from ladder.text import shown
 
 _START_SECONDS = 180.0
 _END_SECONDS = 5.0
@@ -65,7 +65,7 @@ class TrialServer:
                     self._ready = True
                     return True
                 self.close()
-                reason = printable(event["reason"])
+                reason = shown(event["reason"])
                 raise EnvironmentFaultError(f"Trials cannot start here: {reason} (details in {self._log}).")
         self.close()
         if cancelled():
