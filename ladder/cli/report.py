@@ -88,19 +88,22 @@ def read_reported_run(folder: Path) -> ReportedRun:
 
 def _text(runs: list[ReportedRun], output_format: ReportFormat) -> str:
     if output_format is ReportFormat.html:
-        from ladder.report.page import html
+        from ladder.report.files import page_of
 
-        return html(runs)
+        return page_of(runs)
     if output_format is ReportFormat.markdown:
         from ladder.report.markdown import markdown
 
         return markdown(runs)
+    from ladder.report.files import csv_of
+
+    if len(runs) == 1:
+        return csv_of(runs[0])
     import pandas as pd
 
     from ladder.report.table import frame
 
     frames = [frame(run.entries, run.trial_seconds) for run in runs]
-    if len(runs) > 1:
-        for run, table in zip(runs, frames, strict=True):
-            table.insert(0, "run", run.name)
+    for run, table in zip(runs, frames, strict=True):
+        table.insert(0, "run", run.name)
     return pd.concat(frames).to_csv(index=False)

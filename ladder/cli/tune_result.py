@@ -40,7 +40,8 @@ def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) 
     result = done.result
     console.print(terminal_table(entries, console.width))
     console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s.")
-    console.print(f"Report: {done.run_dir / 'report.html'}", soft_wrap=True, markup=False)
+    if (report := done.run_dir / "report.html").exists():  # or a warning has said why not
+        console.print(f"Report: {report}", soft_wrap=True, markup=False)
     console.print(total_line(done.trial_seconds))
     if result.space.audit:
         console.print(f"Audit: {audit_report(result.space, result.records).sentence()}.")

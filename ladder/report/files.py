@@ -7,9 +7,8 @@ from collections.abc import Callable
 from ladder.emit.config import to_json
 from ladder.emit.files import write_atomically
 from ladder.errors import EnvironmentFaultError
-from ladder.report.page import html
 from ladder.report.run_data import ReportedRun
-from ladder.report.table import frame
+from ladder.text import shown
 
 ANSWER_NAME = "best_config.json"
 
@@ -17,12 +16,10 @@ ANSWER_NAME = "best_config.json"
 def write_reports(run: ReportedRun) -> list[str]:
     """Write trials.csv, report.html and a copy of the answer into the run's folder; returns what went wrong.
 
-    The answer itself is written by then: a full disk may not turn it into a failure.
+    The answer itself is written by then: neither a full disk nor a package that is missing, nor a bug in a figure, may
+    turn it into a failure.
     """
-    texts: dict[str, Callable[[], str]] = {
-        "trials.csv": lambda: frame(run.entries, run.trial_seconds).to_csv(index=False),
-        "report.html": lambda: html([run]),
-    }
+    texts: dict[str, Callable[[], str]] = {"trials.csv": lambda: csv_of(run), "report.html": lambda: page_of([run])}
     if run.config is not None:
         texts[ANSWER_NAME] = lambda: to_json(run.config or {})
     trouble = []
@@ -31,4 +28,34 @@ def write_reports(run: ReportedRun) -> list[str]:
             write_atomically(run.folder / name, compose())
         except EnvironmentFaultError as error:
             trouble.append(str(error))
+        except Exception as error:
+            what = shown(f"{type(error).__name__}: {error}")
+            trouble.append(f"{name} could not be made ({what}), a bug in ladder; `ladder report` shows where.")
     return trouble
+
+
+def page_of(runs: list[ReportedRun]) -> str:
+    """report.html. EnvironmentFaultError where a package that it is made with is missing."""
+    try:
+        from ladder.report.page import html
+
+        return html(runs)
+    except ModuleNotFoundError as error:
+        raise _missing(error, "report.html") from error
+
+
+def csv_of(run: ReportedRun) -> str:
+    """trials.csv. EnvironmentFaultError without pandas."""
+    try:
+        from ladder.report.table import frame
+
+        return frame(run.entries, run.trial_seconds).to_csv(index=False)
+    except ModuleNotFoundError as error:
+        raise _missing(error, "trials.csv") from error
+
+
+def _missing(error: ModuleNotFoundError, file: str) -> EnvironmentFaultError:
+    package = (error.name or "a package").partition(".")[0]
+    return EnvironmentFaultError(
+        f"{file} cannot be made without {package}: `pip install {package}`, then `ladder report` makes it."
+    )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
@@ -12,8 +15,11 @@ import pytest
 
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
+from ladder.errors import EnvironmentFaultError
 from ladder.journal import Journal, ReadOnlyJournal
+from ladder.report import page
 from ladder.report.figures import memory_by_part, speed_against_memory, step_time, time_by_trial
+from ladder.report.files import page_of, write_reports
 from ladder.report.run_data import ReportedRun
 
 
@@ -38,6 +44,57 @@ def test_a_tune_leaves_its_report_its_numbers_and_its_answer(folder: Path, run: 
     page = (folder / "report.html").read_text()
     assert answer["ladder"]["engine"] in page
     assert "How to use it" in page
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "other"), [("plotly", "report.html", "trials.csv"), ("pandas", "trials.csv", "report.html")]
+)
+def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_install(
+    package: str,
+    file: str,
+    other: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    page._plotly.cache_clear()
+    output, run_dir = tmp_path / "best_config.json", tmp_path / "run"
+    options = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "1"]
+    options += ["--output", str(output), "--run-dir", str(run_dir)]
+    assert main(["tune", "llama-3.2-1b", *options]) == 0
+    printed = capsys.readouterr()
+    assert f"{file} cannot be made without {package}: `pip install {package}`" in printed.err
+    assert "Traceback" not in printed.err
+    assert ("Report: " in printed.out) is (other == "report.html")
+    assert output.exists()
+    assert (run_dir / other).exists()
+    assert not (run_dir / file).exists()
+    assert main(["report", str(run_dir), "--format", file.rpartition(".")[2]]) == 4
+    assert f"pip install {package}" in capsys.readouterr().err
+
+
+def test_a_bug_in_a_figure_does_not_undo_a_tune(
+    run: ReportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a part that is not there")
+
+    monkeypatch.setattr(page, "step_time", broken)
+    assert write_reports(replace(run, folder=tmp_path)) == [
+        """report.html could not be made (KeyError: 'a part that is not there'), a bug in ladder; """
+        "`ladder report` shows where."
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"trials.csv", "best_config.json"}
+
+
+def test_plotly_without_its_script_is_said_in_one_sentence(
+    run: ReportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page._plotly.cache_clear()
+    monkeypatch.setattr(page, "files", lambda package: tmp_path if package == "plotly" else files(package))
+    with pytest.raises(EnvironmentFaultError, match="pip install --force-reinstall plotly"):
+        page_of([run])
 
 
 def test_a_report_made_later_is_the_one_that_the_tune_made(simulated_run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ladder import __version__
+from ladder.errors import EnvironmentFaultError
 from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
 from ladder.report.run_data import ReportedRun
 from ladder.report.summary import answer_figures, answer_sentence, comparison, environment, introduction, usage
@@ -109,5 +110,12 @@ def _asset(name: str) -> str:
 @cache
 def _plotly() -> str:
     """plotly.js as its package ships it, safe inside a script element."""
-    text = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    script = files("plotly") / "package_data" / "plotly.min.js"
+    try:
+        text = script.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EnvironmentFaultError(
+            "report.html cannot be made: plotly is installed without its plotly.min.js; "
+            "`pip install --force-reinstall plotly`, then `ladder report` makes it."
+        ) from None
     return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)
