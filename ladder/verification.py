@@ -100,10 +100,17 @@ def run_verification(
     """Train as `path` says, in fresh processes, with an evaluation pass and the gathering of weights.
 
     `steps` optimizer steps, or as many as `minutes` have room for; by default enough to know the speed. Raises
-    UsageError for a file that is not as ladder wrote it, or that needs other GPUs than there are.
+    UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other GPUs
+    than there are.
     """
     document = load_best_config(path)
     promise = document[SECTION]
+    if promise["proof"].get("simulated"):
+        # Even a match would say nothing: beside figures of a machine on paper, "slower" blames the wrong one.
+        raise UsageError(
+            f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
+            "run `ladder tune` on the machine itself."
+        )
     with Leases(note=view.note, cancelled=cancelled) as leases:
         workload, machine = workload_and_machine(_options(promise, document), None, view, leases)
         if machine.world_size != promise["world_size"]:

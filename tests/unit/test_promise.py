@@ -9,6 +9,7 @@ import pytest
 from helpers import make_candidate, make_measurement, make_record
 
 from ladder.cli.main import main
+from ladder.emit.config import _digest
 from ladder.errors import NothingFitsError, SlowerThanPromisedError
 from ladder.outcome import Record
 from ladder.units import GIB
@@ -46,8 +47,24 @@ def test_gpus_that_are_not_here_are_said_before_any_trial(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["verify", str(simulated_run / "best_config.json")]) == 2
+    document = json.loads((simulated_run / "best_config.json").read_text())
+    del document["ladder"]["proof"]["simulated"]  # as if it were measured
+    document["ladder"]["digest"] = _digest(document)
+    (tmp_path / "measured.json").write_text(json.dumps(document))
+    assert main(["verify", "measured.json"]) == 2
     assert "8 asks for more GPUs" in capsys.readouterr().err
+
+
+def test_a_simulated_answer_promises_nothing(
+    simulated_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify", str(simulated_run / "best_config.json"), "--format", "json"]) == 2
+    printed = capsys.readouterr()
+    assert "is a simulated answer: its figures were never measured" in printed.err
+    assert printed.err.count("\n") == 1
+    assert json.loads(printed.out)["exit_code"] == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_steps_and_minutes_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
