@@ -22,6 +22,7 @@ from ladder.options import TuneOptions, check_rungs
 from ladder.report.table import frame
 from ladder.run import TuneOutput, run_tune
 from ladder.search.ledger import ledger
+from ladder.tracking import TrackerName, tracking
 from ladder.units import format_bytes, parse_bytes
 from ladder.verification import Verification, run_verification
 
@@ -103,13 +104,13 @@ class Planned:
         return str(self.rungs.to_html(index=False, na_rep=""))
 
 
-def tune(model: str, *, quiet: bool = False, **options: Any) -> Tuned:
+def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, **options: Any) -> Tuned:
     """Find the fastest DeepSpeed configuration that fits, as `ladder tune` does.
 
     `options` are those of the command with underscores: gpus, seq_len, global_batch_size, gpu_memory ("40GiB" or
-    bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … Raises a LadderError for everything
-    expected; that nothing fits is a result, and an error only of `best`. Ctrl-C and a notebook's stop button end it in
-    good order.
+    bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … `log_to` names a tracker for the
+    figures. Raises a LadderError for everything expected; that nothing fits is a result, and an error only of `best`.
+    Ctrl-C and a notebook's stop button end it in good order.
     """
     known = {field.name for field in fields(TuneOptions)} - {"model"}
     if unknown := sorted(options.keys() - known):
@@ -120,8 +121,11 @@ def tune(model: str, *, quiet: bool = False, **options: Any) -> Tuned:
     options |= {name: Path(options[name]) for name in _PATHS if options.get(name) is not None}
     options["rungs"] = check_rungs(options.get("rungs", ()))
     options["micro_batches"] = tuple(options.get("micro_batches", ()))
-    with _cancellation() as cancelled, watching(quiet=quiet) as view:
-        return Tuned(run_tune(TuneOptions(model=model, **options), view, cancelled))
+    asked = TuneOptions(model=model, **options)
+    with _cancellation() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
+        done = run_tune(asked, tracked.before(view), cancelled)
+        tracked.answer(done.answer)
+    return Tuned(done)
 
 
 def plan(model: str, **options: Any) -> Planned:

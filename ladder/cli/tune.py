@@ -39,6 +39,12 @@ class OutputFormat(str, Enum):
     json = "json"
 
 
+class TrackerChoice(str, Enum):
+    trackio = "trackio"
+    wandb = "wandb"
+    mlflow = "mlflow"
+
+
 class StrategyName(str, Enum):
     auto = "auto"
     exhaustive = "exhaustive"
@@ -134,6 +140,9 @@ def tune(
     machine: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="For --launcher simulated: a100-80, h100-80, … or a file.")
     ] = None,
+    log_to: Annotated[
+        TrackerChoice | None, typer.Option(help="Log each candidate to a tracker: `pip install 'ladder[wandb]'`.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the answer.")] = False,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="json: one document on stdout, all else on stderr.")
@@ -159,6 +168,7 @@ def tune(
     from ladder.launch.lease import InterruptedWaitError
     from ladder.options import TuneOptions, check_rungs
     from ladder.run import run_tune
+    from ladder.tracking import tracking
 
     options = TuneOptions(
         model=model,
@@ -190,8 +200,10 @@ def tune(
     as_json = output_format is OutputFormat.json
     with interruptible() as interruption:
         try:
-            with watching(quiet=quiet) as view:
-                done = run_tune(options, view, interruption)
+            tracker = log_to.value if log_to else None
+            with tracking(tracker, options) as tracked, watching(quiet=quiet) as view:
+                done = run_tune(options, tracked.before(view), interruption)
+                tracked.answer(done.answer)
         except InterruptedWaitError:
             return interruption.exit_code
         except LadderError as error:

@@ -1,0 +1,266 @@
+"""A tune's candidates and its answer in an experiment tracker: trackio, Weights & Biases or MLflow.
+
+Each is an extra and is configured as its own documentation says, by its own environment variables (WANDB_MODE=offline,
+MLFLOW_TRACKING_URI, …): ladder passes figures on, and neither asks for nor writes a credential.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+from ladder.candidates import Rung
+from ladder.emit import Answer
+from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.launch.base import TrialRun
+from ladder.options import TuneOptions
+from ladder.outcome import Record
+from ladder.protocol import Event, TrialSpec
+from ladder.search.space import Space
+from ladder.text import shown
+from ladder.units import gib
+from ladder.verdict import trial_seconds
+
+if TYPE_CHECKING:
+    from ladder.run import TuneView
+
+TrackerName = Literal["trackio", "wandb", "mlflow"]
+_PROJECT = "ladder"
+
+
+class Tracker(Protocol):
+    """A run that is open in a tracker. `figures` are texts, numbers and booleans by name, without None."""
+
+    def candidate(self, name: str, figures: Mapping[str, Any]) -> None: ...
+    def answer(self, figures: Mapping[str, Any]) -> None: ...
+    def close(self, succeeded: bool) -> None: ...
+
+
+class Tracking:
+    """Says to a tracker what a tune says to its view. A tracker that fails ends no tune."""
+
+    def __init__(self, tracker: Tracker | None, name: str) -> None:
+        self._tracker = tracker
+        self._name = name
+        self._view: TuneView | None = None
+        self._space: Space | None = None
+
+    def before(self, view: TuneView) -> TuneView:
+        """What the tune is to be told instead of `view`, which is told everything too."""
+        self._view = view
+        return _Between(self, view) if self._tracker is not None else view
+
+    def searching(self, space: Space, records: Sequence[Record]) -> None:
+        self._space = space
+        self._log(records, None)  # an earlier start measured them; this run is to be whole
+
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
+        self._log(records, sum(trial_seconds(run).values()))
+
+    def answer(self, answer: Answer | None) -> None:
+        """The last word of a tune that ended; None where nothing is proven."""
+        if answer is None:
+            figures: dict[str, Any] = {"answer": "none"}
+        else:
+            figures = {
+                "answer": answer.candidate.key,
+                "answer_tokens_per_second": answer.tokens_per_second,
+                "answer_step_seconds": answer.step_seconds,
+                "answer_peak_device_gib": gib(answer.measurement.peak_device),
+                "memory_limit_gib": gib(answer.memory_limit),
+                "world_size": answer.world_size,
+                "gpu": answer.gpu_name or answer.device,
+                "simulated": bool(answer.proof.get("simulated")),
+            }
+        self._safely(lambda tracker: tracker.answer(figures))
+
+    def close(self, succeeded: bool) -> None:
+        self._safely(lambda tracker: tracker.close(succeeded))
+
+    def _log(self, records: Sequence[Record], seconds: float | None) -> None:
+        for record in records:
+            figures = {name: value for name, value in self._figures(record, seconds).items() if value is not None}
+            self._safely(partial(_log_candidate, figures))
+
+    def _figures(self, record: Record, seconds: float | None) -> dict[str, Any]:
+        """Named as the columns of trials.csv."""
+        candidate = self._space.by_key.get(record.candidate_key) if self._space is not None else None
+        seen = record.measurement
+        return {
+            "candidate": record.candidate_key,
+            "trial": record.trial,
+            "purpose": record.purpose,
+            "rung": candidate.engine.rung.name if candidate else None,
+            "gradient_checkpointing": candidate.gradient_checkpointing if candidate else None,
+            "micro_batch": candidate.micro_batch if candidate else None,
+            "accumulation": candidate.accumulation if candidate else None,
+            "outcome": record.outcome.kind,
+            "tokens_per_second": record.tokens_per_second,
+            "step_seconds": seen.step_seconds(candidate.accumulation) if seen and candidate else None,
+            "peak_device_gib": gib(seen.peak_device) if seen else None,
+            "host_gib": gib(seen.peak_host) if seen else None,
+            "watts": seen.watts if seen else None,
+            "trial_seconds": seconds,
+        }
+
+    def _safely(self, tell: Callable[[Tracker], None]) -> None:
+        """A tracker that cannot be reached any more is left alone: hours of trials must not end at it."""
+        if self._tracker is None:
+            return
+        try:
+            with redirect_stdout(sys.stderr):  # stdout is the answer's
+                tell(self._tracker)
+        except Exception as error:
+            self._tracker = None
+            trouble = f"Warning: nothing more is logged to {self._name}: {shown(error)[:200]}"
+            if self._view is not None:
+                self._view.note(trouble)
+
+
+class _Between:
+    """A tune's view that tells both."""
+
+    def __init__(self, tracking: Tracking, view: TuneView) -> None:
+        self._tracking, self._view = tracking, view
+
+    def note(self, text: str) -> None:
+        self._view.note(text)
+
+    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
+        self._view.searching(space, unsupported, records)
+        self._tracking.searching(space, records)
+
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
+        self._view.trial_begins(spec, reason)
+
+    def event(self, rank: int, event: Event) -> None:
+        self._view.event(rank, event)
+
+    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
+        self._view.trial_ends(run, records)
+        self._tracking.trial_ends(run, records)
+
+
+@contextmanager
+def tracking(name: str | None, asked: TuneOptions) -> Iterator[Tracking]:
+    """A run of the tracker `name`, with what was asked as its configuration; without a name nothing is logged.
+
+    UsageError where the package is missing, EnvironmentFaultError where no run can be opened. To be entered before the
+    live view is: a tracker may have a question.
+    """
+    tracker = _open(name, asked) if name is not None else None
+    opened = Tracking(tracker, name or "")
+    succeeded = False
+    try:
+        yield opened
+        succeeded = True
+    finally:
+        opened.close(succeeded)
+
+
+def _open(name: str, asked: TuneOptions) -> Tracker:
+    if name not in get_args(TrackerName):
+        raise UsageError(f"There is no tracker {shown(name)}; there are {', '.join(get_args(TrackerName))}.")
+    try:
+        library: Any = importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"Logging to {name} needs a package that is missing ({shown(error)}); `pip install 'ladder[{name}]'`."
+        ) from None
+    trackers: dict[str, Callable[[Any, str, Mapping[str, Any]], Tracker]] = {
+        "trackio": _Trackio,
+        "wandb": _Wandb,
+        "mlflow": _Mlflow,
+    }
+    config = {key: _plain(value) for key, value in vars(asked).items() if value is not None}
+    try:
+        with redirect_stdout(sys.stderr):
+            return trackers[name](library, asked.model, config)
+    except Exception as error:
+        raise EnvironmentFaultError(f"{name} cannot open a run: {shown(' '.join(str(error).split()))[:300]}") from error
+
+
+def _log_candidate(figures: Mapping[str, Any], tracker: Tracker) -> None:
+    tracker.candidate(figures["candidate"], figures)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        return value
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+class _Trackio:
+    """A step a candidate, in the local database that `trackio show` opens."""
+
+    def __init__(self, library: Any, model: str, config: Mapping[str, Any]) -> None:
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        self._trackio = library
+        self._run = library.init(project=_PROJECT, config=dict(config), **quiet)
+
+    def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._run.log(dict(figures))
+
+    def answer(self, figures: Mapping[str, Any]) -> None:
+        self._run.log(dict(figures))
+
+    def close(self, succeeded: bool) -> None:
+        self._trackio.finish()  # the run's own would be called again at exit, and speak on stdout
+
+
+class _Wandb:
+    """A step a candidate; the answer is the run's summary."""
+
+    def __init__(self, library: Any, model: str, config: Mapping[str, Any]) -> None:
+        project = os.environ.get("WANDB_PROJECT", _PROJECT)
+        settings = library.Settings(console="off", x_disable_stats=True)  # the terminal is the live view's
+        self._run = library.init(project=project, config=dict(config), settings=settings, reinit="create_new")
+
+    def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._run.log(dict(figures))
+
+    def answer(self, figures: Mapping[str, Any]) -> None:
+        self._run.summary.update(dict(figures))
+
+    def close(self, succeeded: bool) -> None:
+        self._run.finish(exit_code=0 if succeeded else 1)
+
+
+class _Mlflow:
+    """A run for the tune, and in it a run a candidate: what MLflow compares is runs."""
+
+    def __init__(self, library: Any, model: str, config: Mapping[str, Any]) -> None:
+        self._client, self._entities = library.MlflowClient(), library.entities
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        known = self._client.get_experiment_by_name(name)
+        self._experiment = known.experiment_id if known else self._client.create_experiment(name)
+        self._run = self._create(f"tune {model}", {})
+        self._put(self._run, config)
+
+    def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
+        run = self._create(name, {"mlflow.parentRunId": self._run})
+        self._put(run, figures)
+        self._client.set_terminated(run)
+
+    def answer(self, figures: Mapping[str, Any]) -> None:
+        self._put(self._run, figures)
+
+    def close(self, succeeded: bool) -> None:
+        self._client.set_terminated(self._run, "FINISHED" if succeeded else "FAILED")
+
+    def _create(self, name: str, tags: dict[str, str]) -> str:
+        return str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
+
+    def _put(self, run: str, figures: Mapping[str, Any]) -> None:
+        """What was measured are metrics, all else parameters; in one message, as the server may be far."""
+        now = int(1000 * time.time())
+        measured = {name: value for name, value in figures.items() if isinstance(value, float)}
+        metrics = [self._entities.Metric(name, value, now, 0) for name, value in measured.items()]
+        params = [self._entities.Param(name, str(value)) for name, value in figures.items() if name not in measured]
+        self._client.log_batch(run, metrics=metrics, params=params)

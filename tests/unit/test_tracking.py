@@ -1,0 +1,133 @@
+"""`--log-to`: what a tracker is told, one that is missing or fails, and the real ones where they are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ladder import tracking
+from ladder.cli.main import main
+from ladder.cli.views import QuietView
+from ladder.options import TuneOptions
+from ladder.run import TuneOutput, run_tune
+
+TUNE = ["tune", "llama-3.2-1b", "--launcher", "simulated", "--machine", "a100-40", "--gpus", "1"]
+
+
+class Notebook:
+    """A tracker on paper; `patience` is how many candidates it takes before it fails."""
+
+    def __init__(self, patience: int = 1000) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+        self.said: Mapping[str, Any] = {}
+        self.patience = patience
+        self.closed: bool | None = None
+
+    def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
+        if len(self.rows) >= self.patience:
+            raise ConnectionError("the server\nis gone")
+        self.rows.append(figures)
+
+    def answer(self, figures: Mapping[str, Any]) -> None:
+        self.said = figures
+
+    def close(self, succeeded: bool) -> None:
+        self.closed = succeeded
+
+
+class Notes(QuietView):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def tune(tracker: Notebook, folder: Path, view: QuietView) -> TuneOutput:
+    options = TuneOptions(
+        model="llama-3.2-1b",
+        launcher="simulated",
+        machine="a100-40",
+        gpus=1,
+        run_dir=folder / "run",
+        output=folder / "best_config.json",
+    )
+    tracked = tracking.Tracking(tracker, "notebook")
+    done = run_tune(options, tracked.before(view))
+    tracked.answer(done.answer)
+    return done
+
+
+def test_a_tracker_is_told_the_figures_of_trials_csv_and_the_answer(tmp_path: Path) -> None:
+    notebook = Notebook()
+    done = tune(notebook, tmp_path, QuietView())
+    table = pd.read_csv(tmp_path / "run" / "trials.csv").dropna(subset="trial").set_index("rung")
+    measured = [row for row in notebook.rows if row["purpose"] == "measure"]
+    assert len(measured) >= len(table) > 5
+    for row in notebook.rows:
+        same = table.loc[[row["rung"]]]
+        same = same[
+            (same["micro_batch"] == row["micro_batch"])
+            & (same["gradient_checkpointing"].astype(bool) == row["gradient_checkpointing"])
+        ]
+        assert (same["outcome"] == row["outcome"]).all()
+    assert done.answer is not None
+    assert notebook.said["answer"] == done.answer.candidate.key
+    assert notebook.said["answer_tokens_per_second"] == done.answer.tokens_per_second
+    assert notebook.said["simulated"] is True
+    assert None not in notebook.said.values()
+
+
+def test_a_tune_that_goes_on_logs_what_was_measured_before(tmp_path: Path) -> None:
+    first, second = Notebook(), Notebook()
+    tune(first, tmp_path, QuietView())
+    tune(second, tmp_path, QuietView())
+    assert [row["candidate"] for row in second.rows] == [row["candidate"] for row in first.rows]
+
+
+def test_a_tracker_that_fails_is_left_alone_and_the_tune_goes_on(tmp_path: Path) -> None:
+    notebook, view = Notebook(patience=2), Notes()
+    assert tune(notebook, tmp_path, view).answer is not None
+    assert len(notebook.rows) == 2
+    warnings = [note for note in view.notes if note.startswith("Warning")]
+    assert warnings == [r"Warning: nothing more is logged to notebook: the server\nis gone"]
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb", "mlflow"])
+def test_a_missing_package_is_said_before_any_trial_with_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, name, None)
+    assert main([*TUNE, "--log-to", name]) == 2
+    error = capsys.readouterr().err
+    assert f"pip install 'ladder[{name}]'" in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb", "mlflow"])
+def test_the_real_tracker_takes_a_tune_offline_and_stdout_stays_one_document(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder.cli.main", *TUNE, "--quiet", "--format", "json", "--log-to", name],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["answer"]["engine"] == "zero0"
+    assert "nothing more is logged" not in done.stderr
+    left = {"trackio": "trackio/*.db", "wandb": "wandb/offline-run-*/*.wandb", "mlflow": "mlflow.db"}[name]
+    assert len(list(tmp_path.glob(left))) == 1
