@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import IO
+
+import psutil
 
 # async_io takes three minutes on two cores; a compiler that hangs must not hang the tune.
 _BUILD_SECONDS = 900.0
@@ -30,19 +32,18 @@ def build_operators(
             if cancelled() or time.monotonic() > deadline:
                 break
             time.sleep(_TICK_SECONDS)
-        return {name: build.result() for name, build in builds.items()}
     finally:
-        for build in builds.values():
-            build.close()
+        results = {name: build.end() for name, build in builds.items()}
+    return results
 
 
 class _Build:
     """One build, with its compilers in a session of their own: Ctrl-C reaches the controller alone."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ladder.trial.operators", name],
+            [sys.executable, "-m", "ladder.trial.operators", name, str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._words,
@@ -51,20 +52,28 @@ class _Build:
         )
 
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        """Whether it is; its end is looked at and not taken, so that its session stays ours."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
-    def result(self) -> str | None:
-        if self.is_running():
+    def end(self) -> str | None:
+        """End what is left of it, also compilers that outlived their build; returns the reason if it is not built."""
+        cut_short = self.is_running()
+        _kill_session(self._process.pid)
+        status = self._process.wait()
+        with self._words as words:
+            words.seek(0)
+            lines = words.read().decode(errors="replace").strip().splitlines()
+        if cut_short:
             return "its build was ended before it was done"
-        if self._process.returncode == 0:
-            return None
-        self._words.seek(0)
-        lines = self._words.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"its build ended with status {self._process.returncode}"
+        if status < 0:
+            return f"its build was killed by signal {-status}"
+        return None if status == 0 else [f"its build ended with status {status}", *lines][-1]
 
-    def close(self) -> None:
-        """End what still runs: the group is ours as long as its first process is not reaped."""
-        if self.is_running():
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._words.close()
+
+def _kill_session(leader: int) -> None:
+    """Kill the session of a child that is not reaped yet: ninja puts each compiler into a process group of its own."""
+    for _ in range(2):  # once more for what was started while we looked
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == leader:
+                    process.kill()

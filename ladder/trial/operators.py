@@ -1,6 +1,7 @@
-"""Loads DeepSpeed's operators; as a program it builds one: `python -m ladder.trial.operators cpu_adam`.
+"""Loads DeepSpeed's operators; as a program it builds one: `python -m ladder.trial.operators cpu_adam [PID]`.
 
 Operators compile on first use, and two ranks compiling the same one at once can fail; so each is built before trials.
+With the pid of its parent, the build and its compilers end as soon as that is gone.
 Exit status 0 means it is built and loads; otherwise the last line on stderr says why not.
 """
 
@@ -11,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -89,7 +91,18 @@ def _is_ours(process: psutil.Process) -> bool:
         return False
 
 
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_CLOSING_SECONDS)
+    for compiler in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            compiler.kill()
+    os._exit(1)
+
+
 def main() -> int:
+    if len(sys.argv) > 2:
+        threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
     try:
         load(sys.argv[1])
     except Exception as error:

@@ -80,14 +80,35 @@ def test_ctrl_c_while_the_server_still_imports_does_not_wait_for_it(tmp_path: Pa
         assert "Traceback" not in command.errors()
 
 
+def compile_first(folder: Path) -> dict[str, str]:
+    """The environment of a tune that finds no operator built."""
+    return {"TORCH_EXTENSIONS_DIR": str(folder / "operators")}
+
+
 def test_ctrl_c_while_operators_compile_ends_the_compilers(tmp_path: Path) -> None:
-    with started(tmp_path, terminal=True, environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "operators")}) as command:
+    with started(tmp_path, terminal=True, environment=compile_first(tmp_path)) as command:
         wait_until(lambda: any("cc1plus" in process.name() for process in command.marked()), 60)
         press_ctrl_c(command)
         assert command.process.wait(timeout=15) == 130
         assert command.trials() == []
         wait_until(lambda: command.marked() == [], 3)
         assert "Traceback" not in command.errors()
+
+
+def test_kill_9_while_operators_compile_ends_the_compilers_too(tmp_path: Path) -> None:
+    with started(tmp_path, environment=compile_first(tmp_path)) as command:
+        wait_until(lambda: any("cc1plus" in process.name() for process in command.marked()), 60)
+        command.process.kill()
+        wait_until(lambda: command.marked() == [], 3)
+
+
+def test_a_build_that_is_killed_takes_its_compilers_along_and_is_said_so(tmp_path: Path) -> None:
+    with started(tmp_path, environment=compile_first(tmp_path)) as command:
+        wait_until(lambda: any("cc1plus" in process.name() for process in command.marked()), 60)
+        next(process for process in command.marked() if "ladder.trial.operators" in process.cmdline()).kill()
+        assert command.process.wait(timeout=15) == 4
+        assert command.marked() == []
+        assert "its build was killed by signal 9" in command.errors()
 
 
 PROGRAM = """
