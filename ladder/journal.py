@@ -71,7 +71,7 @@ class ReadOnlyJournal(BaseJournalBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Nobody who only reads does this."""
-        raise NotImplementedError("this journal is open for reading only")
+        raise RuntimeError("this journal is open for reading only")
 
 
 def open_storage(journal: BaseJournalBackend) -> JournalStorage:
