@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
@@ -258,9 +257,9 @@ class _Mlflow:
         return str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
 
     def _put(self, run: str, figures: Mapping[str, Any]) -> None:
-        """What was measured are metrics, all else parameters; in one message, as the server may be far."""
-        now = int(1000 * time.time())
+        """What was measured are metrics, which MLflow stamps itself; all else are parameters, in one message."""
         measured = {name: value for name, value in figures.items() if isinstance(value, float)}
-        metrics = [self._entities.Metric(name, value, now, 0) for name, value in measured.items()]
+        for name, value in measured.items():
+            self._client.log_metric(run, name, value)
         params = [self._entities.Param(name, str(value)) for name, value in figures.items() if name not in measured]
-        self._client.log_batch(run, metrics=metrics, params=params)
+        self._client.log_batch(run, params=params)
