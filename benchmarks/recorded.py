@@ -27,12 +27,13 @@ from typing import Any
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.machine import Gpu, Machine
-from ladder.model_source import resolve_model
+from ladder.machine.gpus import Gpu
+from ladder.machine.machine import Machine
+from ladder.model.shapes import shape_from_config
+from ladder.model.source import resolve_model
 from ladder.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.search.cost import start_seconds
 from ladder.search.space import Space
-from ladder.shapes import shape_from_config
 from ladder.units import GIB, MIB
 from ladder.workload import Workload
 

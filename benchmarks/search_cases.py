@@ -15,15 +15,15 @@ from ladder.launch.base import Launcher, TrialRun
 from ladder.launch.simulated import SimulatedLauncher
 from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
 from ladder.launch.simulated_physics import Physics
-from ladder.machine import Machine
-from ladder.model_source import resolve_model
+from ladder.machine.machine import Machine
+from ladder.model.shapes import default_task
+from ladder.model.source import resolve_model
 from ladder.outcome import Record
-from ladder.problem import make_space, micro_batches_of
 from ladder.protocol import Event, TrialSpec
 from ladder.search.decisions import Strategy
 from ladder.search.space import Space
-from ladder.shapes import default_task
-from ladder.tuner import Tuner
+from ladder.tuning.problem import make_space, micro_batches_of
+from ladder.tuning.tuner import Tuner
 from ladder.workload import Workload
 
 ACCUMULATIONS = (1, 4, 16)

@@ -35,7 +35,7 @@ from ladder.errors import UsageError
 from ladder.outcome import Record
 from ladder.protocol import RUN_MARKER
 from ladder.search.space import measured
-from ladder.sweep import run_marker
+from ladder.tuning.sweep import run_marker
 
 FAULTS = ("controller SIGINT", "controller SIGTERM", "controller SIGKILL", "server SIGKILL", "rank SIGKILL", "none")
 MACHINES = ("a100-40", "a100-80", "h100-80", "h200", "l4", "l40s", "rtx-4090")

@@ -22,12 +22,12 @@ from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import Deadlines, TrialRun
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operators import build_operators
-from ladder.machine import Machine, detect_machine
-from ladder.model_source import resolve_model
-from ladder.preparation import rank_environment
+from ladder.machine.machine import Machine, detect_machine
+from ladder.model.shapes import with_layers
+from ladder.model.source import resolve_model
 from ladder.protocol import PhaseEvent, StepPolicy, TrialSpec
-from ladder.shapes import with_layers
-from ladder.trial_request import candidate_spec, engine_config, trial_spec
+from ladder.tuning.preparation import rank_environment
+from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.verdict import trial_seconds
 from ladder.workload import Workload
 

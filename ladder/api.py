@@ -17,12 +17,12 @@ from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import NothingFitsError, UsageError
-from ladder.interruption import interruptible
-from ladder.options import TuneOptions, check_rungs
 from ladder.report.table import frame
-from ladder.run import TuneOutput, run_tune
 from ladder.search.ledger import ledger
 from ladder.tracking import TrackerName, tracking
+from ladder.tuning.interruption import interruptible
+from ladder.tuning.options import TuneOptions, check_rungs
+from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import format_bytes, parse_bytes
 from ladder.verification import Verification, run_verification
 

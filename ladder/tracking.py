@@ -18,16 +18,16 @@ from ladder.candidates import Rung
 from ladder.emit import Answer
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.launch.base import TrialRun
-from ladder.options import TuneOptions
 from ladder.outcome import Record
 from ladder.protocol import Event, TrialSpec
 from ladder.search.space import Space
 from ladder.text import shown
+from ladder.tuning.options import TuneOptions
 from ladder.units import gib
 from ladder.verdict import trial_seconds
 
 if TYPE_CHECKING:
-    from ladder.run import TuneView
+    from ladder.tuning.run import TuneView
 
 TrackerName = Literal["trackio", "wandb", "mlflow"]
 _PROJECT = "ladder"

@@ -11,17 +11,17 @@ from typing import Any
 from ladder.candidates import Candidate, candidate_of
 from ladder.emit.config import SECTION, load_best_config, original_text
 from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
-from ladder.gpus import visible_gpus
 from ladder.history import make_private
 from ladder.launch.base import Launcher
 from ladder.launch.lease import Leases
-from ladder.machine import Machine
-from ladder.options import TuneOptions
+from ladder.machine.gpus import visible_gpus
+from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import StepPolicy, TrialSpec
-from ladder.run import TuneView, workload_and_machine
-from ladder.stage import on_this_host
-from ladder.trial_request import candidate_spec, trial_deadlines, trial_spec
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import TuneView, workload_and_machine
+from ladder.tuning.stage import on_this_host
+from ladder.tuning.trial_request import candidate_spec, trial_deadlines, trial_spec
 from ladder.units import GIB, format_bytes
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload

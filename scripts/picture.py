@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from ladder.cli.live import LiveView
-from ladder.options import TuneOptions
-from ladder.run import run_tune
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import run_tune
 
 PICTURE = Path(__file__).parents[1] / "docs" / "live-view.svg"
 COMMAND = "ladder tune llama-2-7b --launcher simulated --machine a100-40"

@@ -14,13 +14,13 @@ from helpers import TINY_CONFIG, Bench
 
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operators import build_operators
-from ladder.machine import detect_machine
+from ladder.machine.machine import detect_machine
 
 
 @pytest.fixture(scope="session")
 def trial_environment() -> dict[str, str]:
     """What CPU ranks see beyond our own environment, with the operator that they all load built."""
-    from ladder.preparation import rank_environment  # here: most tests do without all that it imports
+    from ladder.tuning.preparation import rank_environment  # here: most tests do without all that it imports
 
     environment = rank_environment(detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None))
     assert build_operators(["shm_comm"], environment) == {"shm_comm": None}

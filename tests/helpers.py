@@ -12,10 +12,10 @@ import psutil
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.model_source import resolve_model
+from ladder.model.shapes import shape_from_config
+from ladder.model.source import resolve_model
 from ladder.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.protocol import RUN_MARKER, CandidateSpec, Event, StepPolicy, TrialSpec
-from ladder.shapes import shape_from_config
 from ladder.units import GIB
 from ladder.workload import Workload
 

@@ -34,9 +34,9 @@ def explain(
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
     from ladder.cli.stored_run import read_run
-    from ladder.options import check_rungs
     from ladder.search.ledger import ledger
     from ladder.search.why import why_not
+    from ladder.tuning.options import check_rungs
 
     if why is not None:
         check_rungs([why])

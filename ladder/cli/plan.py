@@ -127,8 +127,8 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
 
 
 def _workload(model_name: str, world_size: int, **settings: Any) -> tuple[Workload, int]:
-    from ladder.model_source import resolve_model
-    from ladder.shapes import default_seq_len, default_task
+    from ladder.model.shapes import default_seq_len, default_task
+    from ladder.model.source import resolve_model
     from ladder.workload import Workload
 
     model = resolve_model(model_name, task=settings["task"])

@@ -164,11 +164,11 @@ def tune(
     """
     from ladder.cli import tune_result
     from ladder.cli.views import watching
-    from ladder.interruption import interruptible
     from ladder.launch.lease import InterruptedWaitError
-    from ladder.options import TuneOptions, check_rungs
-    from ladder.run import run_tune
     from ladder.tracking import tracking
+    from ladder.tuning.interruption import interruptible
+    from ladder.tuning.options import TuneOptions, check_rungs
+    from ladder.tuning.run import run_tune
 
     options = TuneOptions(
         model=model,
@@ -216,7 +216,7 @@ def tune(
             tune_result.print_result(done, quiet=quiet)
         if interruption():
             return interruption.exit_code
-    from ladder.tuner import require_answer
+    from ladder.tuning.tuner import require_answer
 
     require_answer(done.result, format_bytes(done.result.space.memory_limit))
     return EXIT_FOUND

@@ -19,8 +19,8 @@ from ladder.units import format_bytes
 
 if TYPE_CHECKING:
     from ladder.errors import LadderError
-    from ladder.run import TuneOutput
     from ladder.search.ledger import Entry
+    from ladder.tuning.run import TuneOutput
 
 
 def print_result(done: TuneOutput, *, quiet: bool) -> None:

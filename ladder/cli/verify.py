@@ -40,7 +40,7 @@ def verify(
     from ladder.cli.plain import PlainView
     from ladder.cli.tune_result import error_as_json
     from ladder.cli.views import QuietView
-    from ladder.interruption import interruptible
+    from ladder.tuning.interruption import interruptible
     from ladder.verification import InterruptedVerificationError, run_verification
 
     if steps is not None and minutes is not None:

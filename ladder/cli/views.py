@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ladder.launch.base import TrialRun
     from ladder.outcome import Record
     from ladder.protocol import Event, TrialSpec
-    from ladder.run import TuneView
     from ladder.search.space import Space
+    from ladder.tuning.run import TuneView
 
 
 @contextmanager

@@ -15,9 +15,9 @@ import pynvml
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.doctor.drive import read_speed
 from ladder.errors import LadderError
-from ladder.gpus import obstacle, visible_gpus
-from ladder.host import host_memory
-from ladder.nvme import check_nvme_path
+from ladder.machine.gpus import obstacle, visible_gpus
+from ladder.machine.host import host_memory
+from ladder.machine.nvme import check_nvme_path
 from ladder.units import GIB, MIB, format_bytes
 
 _LITTLE_SHM = 256 * MIB

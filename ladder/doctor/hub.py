@@ -21,7 +21,7 @@ def token() -> Iterator[Check]:
 
 def access(model: str) -> Iterator[Check]:
     """Whether trials could take `model`: only its configuration is asked for."""
-    from ladder.model_source import resolve_model
+    from ladder.model.source import resolve_model
 
     try:
         shape = resolve_model(model)

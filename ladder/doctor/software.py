@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.launch.operators import build_operators
-from ladder.machine import compiler
+from ladder.machine.machine import compiler
 from ladder.text import shown
 
 # What a machine without GPUs loads in every rank, what the CPU offload of the optimizer and the NVMe offload need.

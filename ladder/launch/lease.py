@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ladder.errors import EnvironmentFaultError, LadderError
-from ladder.gpus import Gpu, Obstacle, obstacle
+from ladder.machine.gpus import Gpu, Obstacle, obstacle
 
 # Shared by all users of the host: their tunes meet on the same GPUs. Not TMPDIR, which differs between sessions.
 _FOLDER = Path("/tmp/ladder-leases")
@@ -47,7 +47,7 @@ class Leases:
         self._held: dict[str, int] = {}
 
     def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
-        """Lease the first `count` GPUs that have `needed` bytes free and are nobody's; see `ladder.machine.Choice`.
+        """Lease the first `count` GPUs that have `needed` bytes free and are nobody's; see `machine.Choice`.
 
         Where there are too few: waits, if the tune is to wait or what is in the way passes by itself; else raises
         EnvironmentFaultError with who or what is in the way. No process but this one is touched.

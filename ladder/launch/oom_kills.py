@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ladder.host import memory_cgroups
+from ladder.machine.host import memory_cgroups
 
 
 class OomKills:

@@ -16,6 +16,7 @@ from ladder.candidates import Candidate
 from ladder.launch.base import Deadlines, DeviceUse, Launcher, Listener, Stop, TrialRun
 from ladder.launch.simulated_machine import SimulatedMachine
 from ladder.launch.simulated_physics import Physics, Truth
+from ladder.model.shapes import shape_from_config
 from ladder.outcome import OutcomeKind
 from ladder.protocol import (
     CandidateSpec,
@@ -27,7 +28,6 @@ from ladder.protocol import (
     StepEvent,
     TrialSpec,
 )
-from ladder.shapes import shape_from_config
 from ladder.units import GIB, MIB
 from ladder.workload import Workload
 

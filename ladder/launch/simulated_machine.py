@@ -12,7 +12,7 @@ from ladder.errors import UsageError
 from ladder.units import parse_bytes
 
 if TYPE_CHECKING:
-    from ladder.machine import Machine
+    from ladder.machine.machine import Machine
 
 
 class SimulatedMachine(BaseModel):
@@ -72,7 +72,8 @@ class SimulatedMachine(BaseModel):
         nvme_path: Path | None = None,
     ) -> Machine:
         """This machine as a tune sees it, with `num_gpus` in as many nodes as that takes; sizes in bytes."""
-        from ladder.machine import Gpu, Machine  # here: it asks for NVML, which `plan` does without
+        from ladder.machine.gpus import Gpu  # here: it asks for NVML, which `plan` does without
+        from ladder.machine.machine import Machine
 
         world_size = num_gpus or self.num_gpus
         nodes = -(-world_size // self.num_gpus)

@@ -1,7 +1,7 @@
 """The knobs of the winning engine: which there are to turn, and when a gain is more than noise.
 
 An engine with knobs is an engine like any other; what is asked for here is one more trial of it. Which values to try
-next is left to an optimizer (ladder/knob_study.py), which sees these choices and the records, and nothing else.
+next is left to an optimizer (ladder/tuning/knob_study.py), which sees these choices and the records, and nothing else.
 """
 
 from __future__ import annotations

@@ -16,12 +16,13 @@ from test_ranks import ENDLESS, Once, a_step_of, outcome_of
 from ladder.candidates import RUNGS, Rung
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.machine import Gpu, Machine
-from ladder.problem import make_space
+from ladder.machine.gpus import Gpu
+from ladder.machine.machine import Machine
 from ladder.protocol import FailedEvent, TrialSpec
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
-from ladder.tuner import Tuner, TuneResult
+from ladder.tuning.problem import make_space
+from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB, MIB
 
 CGROUPS = Path("/sys/fs/cgroup")

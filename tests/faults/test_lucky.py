@@ -18,13 +18,13 @@ from test_ranks import records_of
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.machine import Machine
+from ladder.machine.machine import Machine
+from ladder.model.shapes import shape_from_config
 from ladder.outcome import Record
-from ladder.problem import make_space
 from ladder.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
 from ladder.search.policy import exhaustive, walk
-from ladder.shapes import shape_from_config
-from ladder.tuner import Tuner, TuneResult
+from ladder.tuning.problem import make_space
+from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 from ladder.workload import Workload
 

@@ -19,10 +19,10 @@ from mounts import fill, make_read_only, mounted
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
-from ladder.machine import Machine
-from ladder.nvme import check_nvme_path, needed_bytes, nvme_shortage
-from ladder.preparation import with_operators
-from ladder.sweep import Sweep
+from ladder.machine.machine import Machine
+from ladder.machine.nvme import check_nvme_path, needed_bytes, nvme_shortage
+from ladder.tuning.preparation import with_operators
+from ladder.tuning.sweep import Sweep
 from ladder.units import GIB, MIB
 
 OPTIMIZER, BOTH = RUNGS_BY_NAME["zero3+opt-nvme"], RUNGS_BY_NAME["zero3+param-nvme+opt-nvme"]
@@ -221,7 +221,7 @@ def throttled(drive: Path, bytes_per_second: int) -> Iterator[Path]:
 def in_cgroup(group: Path, statement: str) -> str:
     code = (
         f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-        f"from pathlib import Path; from ladder.nvme import check_nvme_path\n{statement}"
+        f"from pathlib import Path; from ladder.machine.nvme import check_nvme_path\n{statement}"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
     return done.stdout

@@ -20,7 +20,7 @@ from ladder.errors import EnvironmentFaultError, LadderError, UsageError
 from ladder.history import SCHEMA_VERSION, History
 from ladder.journal import _CHECKSUM, _checksum
 from ladder.outcome import Record
-from ladder.run import _disk_faults
+from ladder.tuning.run import _disk_faults
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}
 CANDIDATES = [make_candidate(micro_batch=size, accumulation=8 // size) for size in (1, 2, 4)]

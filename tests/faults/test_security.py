@@ -17,7 +17,7 @@ from helpers import TINY_CONFIG
 import ladder
 from ladder.cli.main import main
 from ladder.launch.secrets import blanked_secrets
-from ladder.run import _slug
+from ladder.tuning.run import _slug
 
 pytestmark = pytest.mark.timeout(300)
 PACKAGE = Path(ladder.__file__).parent

@@ -113,7 +113,7 @@ def test_a_build_that_is_killed_takes_its_compilers_along_and_is_said_so(tmp_pat
 
 PROGRAM = """
 import os, signal, sys
-from ladder.interruption import interruptible
+from ladder.tuning.interruption import interruptible
 with interruptible() as interruption:
     os.kill(os.getpid(), signal.SIGHUP)
     sys.exit(interruption.exit_code if interruption() else 0)

@@ -11,7 +11,7 @@ import pytest
 
 from ladder.cli.main import main
 from ladder.emit import load_best_config
-from ladder.machine import visible_gpus
+from ladder.machine.machine import visible_gpus
 from ladder.units import MIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")]

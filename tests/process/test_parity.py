@@ -9,9 +9,9 @@ import pytest
 from helpers import TINY_CONFIG, Bench, tiny_trial
 
 from ladder.candidates import RUNGS_BY_NAME, Engine
-from ladder.parity import compare, losses_of, parity_trial
+from ladder.model.shapes import shape_from_config
 from ladder.protocol import TrialSpec
-from ladder.shapes import shape_from_config
+from ladder.tuning.parity import compare, losses_of, parity_trial
 
 TINY = shape_from_config(TINY_CONFIG, name="tiny", source="file")
 

@@ -10,7 +10,7 @@ import pytest
 from ladder.candidates import RUNGS_BY_NAME, Engine, deepspeed_config
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
-from ladder.model_source import resolve_model
+from ladder.model.source import resolve_model
 from ladder.protocol import CandidateSpec, FailedEvent, TrialSpec
 from ladder.units import MIB
 from ladder.workload import Workload

@@ -26,7 +26,7 @@ from ladder.candidates import (
     engine_knobs,
 )
 from ladder.errors import UsageError
-from ladder.options import check_rungs
+from ladder.tuning.options import check_rungs
 from ladder.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "deepspeed-llama-2-7b"

@@ -93,7 +93,7 @@ def test_torch_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_drive_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    from ladder.nvme import check_nvme_path
+    from ladder.machine.nvme import check_nvme_path
 
     try:
         check_nvme_path(tmp_path)

@@ -6,12 +6,12 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, deepspeed_config
-from ladder.knob_study import next_knobs
 from ladder.outcome import Record
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knob_choices, knobs_of, less_noise, plain, with_knobs
 from ladder.search.ledger import ledger
 from ladder.search.space import Space
+from ladder.tuning.knob_study import next_knobs
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)

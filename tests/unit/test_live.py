@@ -12,8 +12,8 @@ from rich.console import Console
 
 from ladder.cli.live import LiveView
 from ladder.cli.views import watching
-from ladder.options import TuneOptions
-from ladder.run import run_tune
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import run_tune
 from ladder.units import GIB
 
 WIDTHS = (40, 80, 120)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ladder import gpus as gpus_module
-from ladder import host, machine
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.errors import UsageError
-from ladder.gpus import Gpu
-from ladder.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
+from ladder.machine import gpus as gpus_module
+from ladder.machine import host, machine
+from ladder.machine.gpus import Gpu
+from ladder.machine.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
 from ladder.units import GIB
 
 GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]

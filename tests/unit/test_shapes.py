@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.model_source import bundled_models, resolve_model
-from ladder.shapes import check_task, default_seq_len, default_task, shape_from_config, with_layers
+from ladder.model.shapes import check_task, default_seq_len, default_task, shape_from_config, with_layers
+from ladder.model.source import bundled_models, resolve_model
 from ladder.workload import ModelShape
 
 SMALL = {

@@ -14,11 +14,11 @@ from ladder.history import History
 from ladder.launch.base import Deadlines, TrialRun
 from ladder.launch.simulated import SimulatedLauncher
 from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
-from ladder.problem import make_space
 from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.search.hardware import peak_flops
 from ladder.search.policy import STRATEGIES
-from ladder.tuner import Tuner
+from ladder.tuning.problem import make_space
+from ladder.tuning.tuner import Tuner
 from ladder.units import GIB
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload

@@ -16,8 +16,8 @@ import pytest
 from ladder import tracking
 from ladder.cli.main import main
 from ladder.cli.views import QuietView
-from ladder.options import TuneOptions
-from ladder.run import TuneOutput, run_tune
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import TuneOutput, run_tune
 
 TUNE = ["tune", "llama-3.2-1b", "--launcher", "simulated", "--machine", "a100-40", "--gpus", "1"]
 

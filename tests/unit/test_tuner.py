@@ -14,14 +14,15 @@ from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
-from ladder.machine import Gpu, Machine
+from ladder.machine.gpus import Gpu
+from ladder.machine.machine import Machine
 from ladder.outcome import Outcome, Record
-from ladder.problem import make_space, micro_batches_of, run_fingerprint
 from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
-from ladder.tuner import Tuner, TuneResult, require_answer
+from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
+from ladder.tuning.tuner import Tuner, TuneResult, require_answer
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload()

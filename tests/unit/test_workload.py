@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ladder.model_source import resolve_model
-from ladder.shapes import with_layers
+from ladder.model.shapes import with_layers
+from ladder.model.source import resolve_model
 from ladder.workload import Workload
 
 

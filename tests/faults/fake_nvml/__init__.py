@@ -77,8 +77,8 @@ class FakeGpus:
 _PROLOGUE = """\
 from ladder.errors import LadderError
 import time, pynvml
-from ladder.gpus import obstacle, visible_gpus
-from ladder.machine import detect_machine
+from ladder.machine.gpus import obstacle, visible_gpus
+from ladder.machine.machine import detect_machine
 from ladder.launch.lease import Leases
 from ladder.launch.nvml import Gpus, Sampler"""
 _EPILOGUE = """\

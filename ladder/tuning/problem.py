@@ -9,7 +9,7 @@ from typing import Any
 
 from ladder.candidates import RUNGS, Engine, Rung, divisors
 from ladder.errors import UsageError
-from ladder.machine import Machine
+from ladder.machine.machine import Machine
 from ladder.search.space import Space
 from ladder.workload import Workload
 

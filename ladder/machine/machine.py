@@ -13,9 +13,8 @@ from typing import Literal
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.gpus import Gpu as Gpu
-from ladder.gpus import obstacle, visible_gpus
-from ladder.host import host_memory as all_host_memory
+from ladder.machine.gpus import Gpu, obstacle, visible_gpus
+from ladder.machine.host import host_memory as all_host_memory
 from ladder.units import format_bytes
 from ladder.workload import OptimizerName
 

@@ -10,9 +10,9 @@ from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operators import build_operators
 from ladder.launch.secrets import blanked_secrets
-from ladder.machine import Machine, operators_of, unsupported_reason
-from ladder.nvme import nvme_shortage
-from ladder.tuner import View
+from ladder.machine.machine import Machine, operators_of, unsupported_reason
+from ladder.machine.nvme import nvme_shortage
+from ladder.tuning.tuner import View
 from ladder.workload import Workload
 
 

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ladder.config_guard import checked_config, shorten
 from ladder.errors import ModelNotAccessibleError
-from ladder.shapes import check_task, shape_from_config
+from ladder.model.config_guard import checked_config, shorten
+from ladder.model.shapes import check_task, shape_from_config
 from ladder.units import MIB
 from ladder.workload import ModelShape, Source, Task
 
@@ -50,7 +50,7 @@ def resolve_model(text: str, *, task: Task | None = None) -> ModelShape:
 @cache
 def bundled_models() -> dict[str, Path]:
     """The files of the bundled shapes by their lower-case names, sorted."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     # A wheel carries configs/ inside the package; in a checkout it lies beside it.
     folders = (package / "configs" / "models", package.parent / "configs" / "models")
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.candidates import Candidate, Engine, deepspeed_config
 from ladder.launch.base import Deadlines
-from ladder.machine import Machine
+from ladder.machine.machine import Machine
 from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.workload import Workload
 

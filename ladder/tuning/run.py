@@ -20,22 +20,22 @@ from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
 from ladder.launch.lease import Leases
 from ladder.launch.simulated_machine import SimulatedMachine
-from ladder.machine import Machine, detect_machine
-from ladder.model_source import resolve_model, smoke_defaults
-from ladder.nvme import check_nvme_path
-from ladder.options import TuneOptions, num_knob_trials, require_effect, require_text
+from ladder.machine.machine import Machine, detect_machine
+from ladder.machine.nvme import check_nvme_path
+from ladder.model.shapes import default_seq_len, default_task
+from ladder.model.source import resolve_model, smoke_defaults
 from ladder.outcome import Record
-from ladder.problem import make_space, micro_batches_of, run_fingerprint
 from ladder.report.files import write_reports
 from ladder.report.run_data import ReportedRun
 from ladder.search.policy import STRATEGIES
 from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.search.speed import mfu
-from ladder.shapes import default_seq_len, default_task
-from ladder.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.text import shown
-from ladder.tuner import Tuner, TuneResult, View
+from ladder.tuning.options import TuneOptions, num_knob_trials, require_effect, require_text
+from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
+from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
+from ladder.tuning.tuner import Tuner, TuneResult, View
 from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Workload
 

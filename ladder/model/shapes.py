@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ladder.config_guard import ConfigReader, shorten
 from ladder.errors import UsageError
-from ladder.families import FAMILIES, parts_of
+from ladder.model.config_guard import ConfigReader, shorten
+from ladder.model.families import FAMILIES, parts_of
 from ladder.workload import ModelShape, Source, Task
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")

@@ -11,20 +11,20 @@ from typing import Protocol
 from ladder.candidates import Candidate, Rung
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.history import History
-from ladder.knob_study import next_knobs
 from ladder.launch.base import Launcher, TrialRun
-from ladder.machine import Machine
+from ladder.machine.machine import Machine
 from ladder.outcome import Outcome, Record
-from ladder.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.protocol import Event, StepPolicy, TrialSpec
-from ladder.refusal import disproved, less_disproved, refusals
 from ladder.search.auto import remaining
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import Space, ranking
-from ladder.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
+from ladder.tuning.knob_study import next_knobs
+from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
+from ladder.tuning.refusal import disproved, less_disproved, refusals
+from ladder.tuning.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import TrialRun
+from ladder.model.shapes import with_layers
 from ladder.protocol import MeasuredEvent, StepPolicy, TrialSpec
-from ladder.shapes import with_layers
 from ladder.workload import ModelShape
 
 PLAIN = Engine(RUNGS_BY_NAME["zero1"])

@@ -15,15 +15,15 @@ from ladder.launch.base import Launcher
 from ladder.launch.local import LocalLauncher
 from ladder.launch.simulated import SimulatedLauncher
 from ladder.launch.simulated_machine import SimulatedMachine, read_machine
-from ladder.machine import Machine
-from ladder.preparation import rank_environment, with_operators
+from ladder.machine.machine import Machine
 from ladder.protocol import RUN_MARKER
-from ladder.sweep import Sweep, run_marker
-from ladder.tuner import View
+from ladder.tuning.preparation import rank_environment, with_operators
+from ladder.tuning.sweep import Sweep, run_marker
+from ladder.tuning.tuner import View
 from ladder.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.options import TuneOptions
+    from ladder.tuning.options import TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)

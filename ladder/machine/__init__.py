@@ -1,0 +1,1 @@
+"""What a tune runs on."""

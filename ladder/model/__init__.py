@@ -1,0 +1,1 @@
+"""What is trained: from a name to a shape."""

@@ -1,0 +1,1 @@
+"""A tune: from what the user asks for to a proven answer."""
