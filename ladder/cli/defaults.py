@@ -11,7 +11,6 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
-import yaml
 from typer.models import OptionInfo
 
 from ladder.errors import EXIT_FOUND, UsageError
@@ -35,11 +34,15 @@ def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, An
     UsageError for what no command knows: a default that is misspelt must not be silently ignored.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        written = path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
+    import yaml  # most folders hold no such file, and every command would wait for it
+
+    try:
+        content = yaml.safe_load(written.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
     if content is None:

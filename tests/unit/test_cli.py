@@ -17,7 +17,18 @@ from ladder.errors import (
     UsageError,
 )
 
-HEAVY = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "pandas", "plotly", "huggingface_hub", "pynvml")
+HEAVY = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "optuna",
+    "pandas",
+    "plotly",
+    "huggingface_hub",
+    "pynvml",
+    "yaml",
+)
 COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema")
 
 
