@@ -233,10 +233,10 @@ def _distributions() -> dict[str, BaseDistribution]:
 
 
 def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -> optuna.trial.FrozenTrial:
-    fits = record.outcome.kind == "fits"
+    fits, speed = record.outcome.kind == "fits", record.tokens_per_second
     return optuna.trial.create_trial(
-        state=TrialState.COMPLETE if fits else TrialState.FAIL,
-        values=[record.tokens_per_second or 0.0] if fits else None,
+        state=TrialState.FAIL if not fits else TrialState.PRUNED if speed is None else TrialState.COMPLETE,
+        values=None if speed is None else [speed],
         params={
             "rung": candidate.engine.rung.name,
             "gradient_checkpointing": candidate.gradient_checkpointing,

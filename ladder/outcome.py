@@ -8,6 +8,8 @@ from typing import Literal
 OutcomeKind = Literal[
     "fits", "gpu_oom", "host_oom", "pinned_oom", "disk_full", "hang", "crash", "unsupported", "cancelled"
 ]
+Purpose = Literal["measure", "probe", "proof"]
+"""Of a trial: a probe measures its candidate on a model of a few layers, so what it saw is not the candidate's."""
 MEMORY_OUTCOMES: frozenset[OutcomeKind] = frozenset({"gpu_oom", "host_oom", "pinned_oom", "disk_full"})
 
 
@@ -71,8 +73,9 @@ class Record:
 
     candidate_key: str
     trial: str
-    purpose: Literal["measure", "proof"]
+    purpose: Purpose
     outcome: Outcome
     measurement: Measurement | None = None
     tokens_per_second: float | None = None
+    """Of all ranks together; None for what does not fit, and for a probe."""
     warnings: tuple[str, ...] = field(default=())

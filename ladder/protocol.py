@@ -76,6 +76,8 @@ class TrialSpec(_Frozen):
     steps: StepPolicy = StepPolicy()
     proof: bool = False
     """Also run an evaluation pass and gather the 16-bit weights."""
+    probe: bool = False
+    """The model has a few of its layers only: what is measured says how fast the engine is, no more."""
     parity: bool = False
     """Losses are to be compared with another engine's: weights by name, no dropout, one batch again and again."""
     save_folder: str | None = None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ladder.candidates import Candidate
 from ladder.launch.base import DeviceUse, TrialRun
-from ladder.outcome import Measurement, Outcome, Record
+from ladder.outcome import Measurement, Outcome, Purpose, Record
 from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent
 from ladder.text import shown
 from ladder.units import format_bytes
@@ -19,12 +19,18 @@ from ladder.workload import Workload
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
     """Records for the candidates that were measured by every rank, and for the one that ended the trial, if one did."""
     by_key = {candidate.key: candidate for candidate in candidates}
-    purpose: Literal["measure", "proof"] = "proof" if run.spec.proof else "measure"
+    purpose: Purpose = "proof" if run.spec.proof else "probe" if run.spec.probe else "measure"
     records = []
     for key, events in _measured_by_all(run).items():
         measurement = _measurement(events, run.device_use.get(key))
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))
+            continue
+        if run.spec.probe:
+            fits = Outcome(kind="fits")
+            records.append(
+                Record(candidate_key=key, trial=run.spec.trial, purpose=purpose, outcome=fits, measurement=measurement)
+            )
             continue
         step_seconds = measurement.step_seconds(by_key[key].accumulation)
         records.append(
@@ -47,7 +53,7 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     return records
 
 
-def _over_the_limit(key: str, measurement: Measurement, run: TrialRun, purpose: Literal["measure", "proof"]) -> Record:
+def _over_the_limit(key: str, measurement: Measurement, run: TrialRun, purpose: Purpose) -> Record:
     """It ran because the device is larger than the limit; a device of that size would not have had the memory."""
     held, limit = format_bytes(measurement.peak_device), format_bytes(run.spec.memory_limit)
     outcome = Outcome(

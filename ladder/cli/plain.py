@@ -28,7 +28,8 @@ class PlainView:
             )
 
     def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        what = "proof of" if spec.proof else f"{len(spec.candidates)} candidates of"
+        several = f"{len(spec.candidates)} candidates" if len(spec.candidates) > 1 else "1 candidate"
+        what = "proof of" if spec.proof else "probe of" if spec.probe else f"{several} of"
         engine = spec.candidates[0].key if spec.proof else spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
         self._line(f"trial {spec.trial}: {what} {engine} ({reason})")
 
@@ -37,7 +38,10 @@ class PlainView:
 
     def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
         for record in records:
-            if record.outcome.kind == "fits" and record.measurement is not None:
+            if record.purpose == "probe" and record.measurement is not None:
+                step = record.measurement.boundary_seconds
+                self._line(f"  {record.candidate_key:<40} {step:>12.3f} s for a step of few layers")
+            elif record.outcome.kind == "fits" and record.measurement is not None:
                 speed, memory = record.tokens_per_second or 0.0, format_bytes(record.measurement.peak_device)
                 self._line(f"  {record.candidate_key:<40} {speed:>12,.0f} tokens/s {memory:>12}")
             else:

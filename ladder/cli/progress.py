@@ -103,7 +103,7 @@ class Progress:
         return answer(self.records) or next(iter(ranking((*self.records, *self.fresh))), None)
 
     def _measured_so_far(self, trial: CurrentTrial) -> tuple[Record, ...]:
-        if self.space is None:
+        if self.space is None or trial.spec.parity:
             return ()
         events: list[list[Event]] = [
             list(trial.measured_by_rank.get(each, ())) for each in range(trial.spec.world_size)

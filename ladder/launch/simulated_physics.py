@@ -32,7 +32,9 @@ _STRAY = {
     "adam": 0.30,
     "disk": 0.40,
     "gather": 0.30,
-    "engine_time": 0.06,
+    "engine_time": 0.04,
+    "depth_time": 0.05,
+    "depth_update": 0.12,
     "engine_variant_time": 0.02,
     "knob_time": 0.01,
     "shape_time": 0.012,
@@ -222,6 +224,9 @@ class Physics:
         variant = "ckpt" if candidate.gradient_checkpointing else "whole"
         whole *= self._stray("engine_variant_time", f"{rung.name} {variant}")
         micro *= self._stray("shape_time", f"{variant} {candidate.micro_batch}")
+        # A few layers do not tell all about many: an engine strays at each depth in a way of its own.
+        depth = f"{rung.name} {model.num_layers}"
+        micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
         return micro * whole, update * whole
 
     def _compute_seconds(self, candidate: Candidate) -> float:

@@ -81,6 +81,11 @@ def default_seq_len(shape: ModelShape) -> int:
     return min(2048, shape.max_positions or 2048)
 
 
+def depth_of(shape: ModelShape) -> int:
+    """Layers of the model, or of its encoder: what `with_layers` changes."""
+    return int(next(shape.config[key] for key in _LAYER_KEYS if shape.config.get(key) is not None))
+
+
 def with_layers(shape: ModelShape, num_layers: int) -> ModelShape:
     """The same model with `num_layers` blocks: as many encoder and as many decoder blocks where it has both.
 
@@ -89,7 +94,7 @@ def with_layers(shape: ModelShape, num_layers: int) -> ModelShape:
     if num_layers < 1:
         raise ValueError(f"a model needs at least one layer, not {num_layers}")
     config = dict(shape.config)
-    before = next(config[key] for key in _LAYER_KEYS if config.get(key) is not None)
+    before = depth_of(shape)
     config |= {key: num_layers for key in _LAYER_KEYS if config.get(key) is not None}
     for key, value in config.items():
         if "layer" in key and isinstance(value, list) and len(value) == before:

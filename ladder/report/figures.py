@@ -273,7 +273,8 @@ def _what(trial: str, run: ReportedRun) -> str:
     if records[0].purpose == "proof":
         return f"proof of {_label(records[0].candidate_key)}"
     candidate = run.space.by_key.get(records[0].candidate_key)
-    return escape(candidate.engine.key) if candidate else ""
+    engine = escape(candidate.engine.key) if candidate else ""
+    return f"probe of {engine}" if records[0].purpose == "probe" else engine
 
 
 def _label(key: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ladder.outcome import Record
 from ladder.protocol import TrialSpec
 from ladder.search.belief import SLIM, Outlook, believe
-from ladder.search.cost import candidate_seconds, start_seconds
+from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
 from ladder.search.policy import Stop, proof
 from ladder.search.space import Space, measured, ranking, ruled_out
 
@@ -55,11 +55,9 @@ def rest(space: Space, records: Sequence[Record]) -> Rest:
 def trial_estimate(space: Space, records: Sequence[Record], spec: TrialSpec) -> float | None:
     """Seconds that the trial of `spec` is expected to take; None for what is not in the space."""
     belief = believe(space, records)
-    outlooks = [belief.outlook(space.by_key[each.key]) for each in spec.candidates if each.key in space.by_key]
-    if not outlooks:
-        return None
-    start = start_seconds(outlooks[0].candidate.engine.rung, space.workload.model.num_parameters)
-    return start + sum(candidate_seconds(each.speed, each.candidate.accumulation) for each in outlooks)
+    candidates = [space.by_key[each.key] for each in spec.candidates if each.key in space.by_key]
+    outlooks = [belief.outlook(candidate, shallow=spec.probe) for candidate in candidates]
+    return expected_seconds(outlooks) if outlooks else None
 
 
 def _proof_seconds(space: Space, records: Sequence[Record], rivals: Sequence[Outlook]) -> float:

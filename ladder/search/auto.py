@@ -21,6 +21,7 @@ from ladder.search.audit import to_audit
 from ladder.search.belief import SLIM, Belief, Outlook, believe
 from ladder.search.cost import candidate_seconds, expected_seconds
 from ladder.search.decisions import Measure, Stop
+from ladder.search.probes import probe_first
 from ladder.search.second_chance import second_chance
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import STEP_NOISE
@@ -85,6 +86,8 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
             return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
         return Stop(_bound(belief, left, speed or math.inf).sentence())
     offer = _best_offer(belief, worth, speed)
+    if (probe := _probe_first(belief, records, offer, worth, speed)) is not None:
+        return probe
     candidates = tuple(each.candidate for each in offer.outlooks)
     return Measure(offer.engine, candidates, _reason(offer, speed), _first_within(belief, offer.outlooks, speed))
 
@@ -211,6 +214,22 @@ def _gain(outlook: Outlook, speed: float) -> float:
     mean = math.log(outlook.speed.tokens_per_second / speed)
     ahead = math.exp(mean + deviation**2 / 2) * _NORMAL.cdf(mean / deviation + deviation)
     return outlook.fits * max(0.0, ahead - _NORMAL.cdf(mean / deviation))
+
+
+def _probe_first(
+    belief: Belief, records: Sequence[Record], offer: _Offer, worth: Sequence[Outlook], speed: float | None
+) -> Measure | None:
+    """The probe that should come before the trial of `offer`: its rival is the best so far, or any other engine."""
+    if speed is None:
+        rivals = [each for each in worth if each.candidate.engine != offer.engine]
+        target = max((each.speed.tokens_per_second * each.fits for each in rivals), default=0.0)
+    else:
+        target = speed * (1 + belief.space.tolerance)
+    probe = probe_first(belief, records, offer.outlooks, offer.seconds, target) if target else ()
+    if not probe:
+        return None
+    reason = f"{belief.space.probe_layers} layers before a trial of {offer.seconds:.0f} s; {_reason(offer, speed)}"
+    return Measure(offer.engine, tuple(each.candidate for each in probe), reason, probe=True)
 
 
 def _reason(offer: _Offer, speed: float | None) -> str:

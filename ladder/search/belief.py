@@ -22,7 +22,7 @@ from ladder.search.memory import (
     predict_host,
     predict_memory,
 )
-from ladder.search.space import Space, failed_in_setup, measured
+from ladder.search.space import Space, failed_in_setup, measured, probed
 from ladder.search.speed import (
     STEP_NOISE,
     SpeedCalibration,
@@ -31,13 +31,14 @@ from ladder.search.speed import (
     calibrate_speed,
     predict_speed,
 )
+from ladder.workload import Workload
 
 HOST_DEVIATION = 0.10
 """Relative error of predicted host memory; confirmed within 6 % on one machine."""
 SLIM = 0.03
 """A candidate less likely to fit than this is not tried."""
 _NORMAL = NormalDist()
-_QUANTILE_90 = 1.28
+QUANTILE_90 = 1.28
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Outlook:
 
     candidate: Candidate
     belief: Belief = field(repr=False)
+    shallow: bool = False
+    """Of the candidate in a probe: of its speed alone, and with a few layers."""
+
+    @property
+    def workload(self) -> Workload:
+        return self.belief.space.shallow if self.shallow else self.belief.space.workload
 
     @cached_property
     def memory(self) -> MemoryPrediction:
@@ -68,11 +75,12 @@ class Outlook:
     def speed(self) -> SpeedPrediction:
         space = self.belief.space
         return predict_speed(
-            space.workload,
+            self.workload,
             self.candidate,
             world_size=space.world_size,
             machine=self.belief.machine,
             calibration=self.belief.speed,
+            shallow=self.shallow,
         )
 
     @cached_property
@@ -93,7 +101,7 @@ class Outlook:
     @property
     def optimistic(self) -> float:
         """Tokens/s that it exceeds with 10 % only."""
-        return self.speed.tokens_per_second * math.exp(_QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
+        return self.speed.tokens_per_second * math.exp(QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
 
     def ahead_of(self, other: Outlook) -> tuple[float, float]:
         """By how much this is faster than `other`, as a logarithm, and that figure's standard deviation.
@@ -111,10 +119,12 @@ class Belief:
     space: Space
     seen: Sequence[tuple[Candidate, Record]]
     """What measuring trials tried."""
+    probed: Sequence[tuple[Candidate, Record]] = ()
+    """What probes tried."""
 
-    def outlook(self, candidate: Candidate) -> Outlook:
-        """Prediction and doubt for `candidate`."""
-        return Outlook(candidate, self)
+    def outlook(self, candidate: Candidate, *, shallow: bool = False) -> Outlook:
+        """Prediction and doubt for `candidate`, or for a probe of it."""
+        return Outlook(candidate, self, shallow)
 
     @cached_property
     def machine(self) -> MachineSpeed:
@@ -138,16 +148,17 @@ class Belief:
 
     @cached_property
     def speed(self) -> SpeedCalibration:
+        space = self.space
         observations = [
             SpeedObservation(
                 candidate=candidate,
                 boundary_seconds=record.measurement.boundary_seconds,
                 accumulate_seconds=record.measurement.accumulate_seconds,
+                shallow=space.shallow if record.purpose == "probe" else None,
             )
-            for candidate, record in self.seen
+            for candidate, record in (*self.seen, *self.probed)
             if record.measurement is not None
         ]
-        space = self.space
         return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=self.machine)
 
     @cached_property
@@ -159,8 +170,11 @@ class Belief:
 
 def believe(space: Space, records: Sequence[Record]) -> Belief:
     """What `records` say about this space's candidates."""
-    seen = [(space.by_key[key], record) for key, record in measured(records).items() if key in space.by_key]
-    return Belief(space, seen)
+    seen, shallow = (
+        [(space.by_key[key], record) for key, record in found.items() if key in space.by_key]
+        for found in (measured(records), probed(records))
+    )
+    return Belief(space, seen, shallow)
 
 
 def device_of(space: Space) -> Literal["cuda", "cpu"]:

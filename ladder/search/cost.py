@@ -42,7 +42,7 @@ def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
 
 def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     """Seconds of one trial that measures these candidates, all of one engine."""
-    first, workload = outlooks[0], outlooks[0].belief.space.workload
-    start = start_seconds(first.candidate.engine.rung, workload.model.num_parameters)
+    first = outlooks[0]
+    start = start_seconds(first.candidate.engine.rung, first.workload.model.num_parameters)
     start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it is warmed up for a step more
     return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)

@@ -19,6 +19,8 @@ class Measure:
     reason: str
     first_within: Mapping[str, float] = field(default_factory=dict)
     """By candidate key: it is left out if the first candidate's optimizer step takes more seconds than this."""
+    probe: bool = False
+    """On a model of a few layers, to see how fast the engine is (`Space.shallow`)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ladder.outcome import Record
 from ladder.search.belief import Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
-from ladder.search.space import Space, measured, ranking, ruled_out
+from ladder.search.space import Space, measured, probed, ranking, ruled_out
 from ladder.units import format_bytes
 
 Status = Literal["answer", "measured", "predicted", "pruned", "unsupported"]
@@ -35,6 +35,8 @@ class Predicted:
     """Bytes of all ranks."""
     fits: float
     """The probability that it fits."""
+    probe: str | None = None
+    """The trial that probed its engine, if one did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +55,28 @@ class Entry:
     """For what was not tried."""
 
 
-def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, str]) -> list[Entry]:
-    """Every candidate in the documented order, those with other knobs, then the rungs this machine does not support."""
+def ledger(
+    space: Space, records: Sequence[Record], unsupported: Mapping[Rung, str], *, on_paper: bool = False
+) -> list[Entry]:
+    """Every candidate in the documented order, those with other knobs, then the rungs this machine does not support.
+
+    `on_paper`: nothing was run, so nothing is said to be proven.
+    """
     best = answer(records)
     fastest = best or next(iter(ranking(records)), None)
     tried = measured(records)
     belief = believe(space, records)
+    probes = {space.by_key[key].engine: record.trial for key, record in probed(records).items()}
     entries = []
     with_knobs = [space.by_key[key] for key in turned(space, records)]
     for candidate in (*space.candidates, *with_knobs):
         record, predicted = tried.get(candidate.key), None
         if record is not None:
-            status, why = _verdict(record, best, space, records)
+            status, why = _verdict(record, best, space, records, on_paper=on_paper)
         elif (verdict := ruled_out(candidate, space, records)) is not None:
             status, why = "pruned", f"{verdict.reason} (trial {verdict.record.trial})"
         else:
-            predicted = _predicted(belief.outlook(candidate))
+            predicted = _predicted(belief.outlook(candidate), probes.get(candidate.engine))
             status, why = "predicted", _why_not(predicted, fastest, space)
         knobs = (
             ", ".join(f"{name}={value}" for name, value in candidate.engine.knobs) if candidate in with_knobs else ""
@@ -102,7 +110,7 @@ def ledger(space: Space, records: Sequence[Record], unsupported: Mapping[Rung, s
     return entries
 
 
-def _predicted(outlook: Outlook) -> Predicted:
+def _predicted(outlook: Outlook, probe: str | None) -> Predicted:
     speed = outlook.speed.tokens_per_second
     return Predicted(
         tokens_per_second=speed,
@@ -112,6 +120,7 @@ def _predicted(outlook: Outlook) -> Predicted:
         upper=outlook.memory.upper,
         host=outlook.memory.host,
         fits=outlook.fits,
+        probe=probe,
     )
 
 
@@ -126,6 +135,7 @@ def _why_not(predicted: Predicted, fastest: Record | None, space: Space) -> str:
                 f"predicted to need {format_bytes(predicted.host)} of host memory, of {format_bytes(space.host_memory)}"
             )
     speed = f"predicted {predicted.tokens_per_second:,.0f} tokens/s ({predicted.low:,.0f} to {predicted.high:,.0f})"
+    speed += f" after its engine's probe (trial {predicted.probe})" if predicted.probe else ""
     if fastest is None or not fastest.tokens_per_second:
         return f"{speed}; the tune ended before it"
     ahead = predicted.high / fastest.tokens_per_second - 1
@@ -136,9 +146,11 @@ def _why_not(predicted: Predicted, fastest: Record | None, space: Space) -> str:
     return f"{speed}; could be up to {ahead:.0%} above the best, but the tune ended before it"
 
 
-def _verdict(record: Record, best: Record | None, space: Space, records: Sequence[Record]) -> tuple[Status, str]:
+def _verdict(
+    record: Record, best: Record | None, space: Space, records: Sequence[Record], *, on_paper: bool
+) -> tuple[Status, str]:
     if best is not None and record.candidate_key == best.candidate_key:
-        return "answer", "the fastest that fits, proven in fresh processes"
+        return "answer", f"the fastest that fits, {'on paper' if on_paper else 'proven in fresh processes'}"
     if record.outcome.kind != "fits":
         return "measured", record.outcome.sentence
     failed_proof = [

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Candidate, Engine, candidate_of, candidates_of
+from ladder.model.shapes import with_layers
 from ladder.outcome import MEMORY_OUTCOMES, Outcome, Record
 from ladder.search.memory import predict_memory
 from ladder.workload import Workload
@@ -37,12 +38,19 @@ class Space:
     num_nodes: int = 1
     tolerance: float = 0.02
     """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
+    probe_layers: int = 0
+    """Layers of the model that an engine may be probed with before a full trial is paid for; 0: none."""
     audit: float = 0.0
     """The share of the candidates ruled out unmeasured that is measured anyway, to know how often that was wrong."""
 
     @property
     def sequences_per_rank(self) -> int:
         return self.workload.global_batch_size // self.world_size
+
+    @cached_property
+    def shallow(self) -> Workload:
+        """What a probe trains: the same with `probe_layers` layers."""
+        return replace(self.workload, model=with_layers(self.workload.model, self.probe_layers))
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -100,6 +108,11 @@ def measured(records: Sequence[Record]) -> dict[str, Record]:
     return {record.candidate_key: record for record in records if record.purpose == "measure"}
 
 
+def probed(records: Sequence[Record]) -> dict[str, Record]:
+    """The last record of each candidate that a probe tried."""
+    return {record.candidate_key: record for record in records if record.purpose == "probe"}
+
+
 def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> RuledOut | None:
     """The failure that speaks for `candidate` too, if there is one.
 
@@ -113,6 +126,8 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
     for record in records:
         other = space.by_key.get(record.candidate_key)
         if other is None or other.engine != candidate.engine or record.outcome.kind == "fits" or other == candidate:
+            continue
+        if record.purpose == "probe":  # what goes wrong with a few layers need not with all of them
             continue
         if late_and_in_pieces(record, records):
             continue
@@ -139,7 +154,8 @@ def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
 
 
 def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:
-    own = [r for r in records if r.candidate_key in space.by_key and space.by_key[r.candidate_key].engine == engine]
+    known = [record for record in records if record.purpose != "probe" and record.candidate_key in space.by_key]
+    own = [record for record in known if space.by_key[record.candidate_key].engine == engine]
     failures = [record for record in own if record.outcome.kind in ("crash", "hang")]
     if len(failures) < _BROKEN_AFTER or any(record.outcome.kind == "fits" for record in own):
         return None

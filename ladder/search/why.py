@@ -55,8 +55,10 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
         )
     top = max(likely, key=lambda entry: entry.predicted.high if entry.predicted else 0)
     assert top.predicted is not None
+    probe = top.predicted.probe
+    tried = f"was only probed, with a few of the model's layers (trial {probe})" if probe else "was not tried"
     sentence = (
-        f"{rung} was not tried: its most promising candidate, {_variant(top)}, is predicted to reach "
+        f"{rung} {tried}: its most promising candidate, {_variant(top)}, is predicted to reach "
         f"{top.predicted.tokens_per_second:,.0f} tokens/s, at most {top.predicted.high:,.0f}"
     )
     return f"{sentence}, where {_name(best)} reached {_speed(best):,.0f}." if _speed(best) else f"{sentence}."

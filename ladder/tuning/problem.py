@@ -10,8 +10,13 @@ from typing import Any
 from ladder.candidates import RUNGS, Engine, Rung, divisors
 from ladder.errors import UsageError
 from ladder.machine.machine import Machine
+from ladder.model.shapes import depth_of
 from ladder.search.space import Space
 from ladder.workload import Workload
+
+_PROBE_LAYERS = 4
+_DEEP = 12
+"""A model with fewer layers starts nearly as fast as a probe of it."""
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
@@ -60,6 +65,7 @@ def make_space(
         num_cores=machine.num_cores,
         num_nodes=machine.num_nodes,
         tolerance=tolerance,
+        probe_layers=_PROBE_LAYERS if depth_of(workload.model) >= _DEEP else 0,
         audit=audit,
     )
     return space, unsupported

@@ -54,6 +54,7 @@ def trial_spec(
     *,
     steps: StepPolicy,
     proof: bool = False,
+    probe: bool = False,
     stop_at: float | None = None,
     save_folder: str | None = None,
 ) -> TrialSpec:
@@ -74,6 +75,7 @@ def trial_spec(
         memory_limit=machine.memory_limit,
         steps=steps,
         proof=proof,
+        probe=probe,
         stop_at=stop_at,
         save_folder=save_folder,
     )

@@ -239,10 +239,12 @@ class Tuner:
             )
 
     def _spec(self, name: str, folder: Path, wanted: Measure, proving: bool) -> TrialSpec:
-        machine, workload = self._machine, self._workload
+        machine = self._machine
+        workload = self._space.shallow if wanted.probe else self._workload
         best = next(iter(ranking(self._history.records)), None)
         tokens_per_step = workload.global_batch_size * workload.seq_len
-        beat = tokens_per_step / best.tokens_per_second if best and best.tokens_per_second and not proving else None
+        speed = best.tokens_per_second if best is not None and not proving and not wanted.probe else None
+        beat = tokens_per_step / speed if speed else None
         return trial_spec(
             name,
             folder,
@@ -257,6 +259,7 @@ class Tuner:
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             steps=self._steps.model_copy(update=_PROOF_STEPS) if proving else self._steps,
             proof=proving,
+            probe=wanted.probe,
             stop_at=None if proving or self._budget is None else self._began + self._budget,
             save_folder=str(self._save_folder) if proving and self._save_folder else None,
         )

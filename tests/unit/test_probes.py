@@ -1,0 +1,233 @@
+"""Probes: a few layers tell how fast an engine is, cost little, and decide nothing by themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import as_a_rank_sees, bundled_workload, make_candidate, make_measurement, make_record, tiny_trial
+
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.cli.main import main
+from ladder.cli.stored_run import read_run
+from ladder.launch.base import TrialRun
+from ladder.launch.simulated import SimulatedLauncher
+from ladder.launch.simulated_machine import read_machine
+from ladder.outcome import Outcome, Record
+from ladder.protocol import MeasuredEvent
+from ladder.search.auto import auto
+from ladder.search.belief import believe
+from ladder.search.decisions import Measure
+from ladder.search.hardware import machine_speed
+from ladder.search.ledger import ledger
+from ladder.search.space import Space, measured, ranking, ruled_out
+from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
+from ladder.search.why import why_not
+from ladder.tuning.problem import make_space
+from ladder.units import GIB
+from ladder.verdict import judge
+
+SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128)
+
+
+def space_of(**changes: object) -> Space:
+    """Llama-2-7B on four H200 that are held to 40 GiB, without NVMe."""
+    settings = {
+        "workload": SEVEN_BILLION,
+        "world_size": 4,
+        "device": "cuda",
+        "memory_limit": 40 * GIB,
+        "host_memory": 480 * GIB,
+        "engines": tuple(Engine(rung) for rung in RUNGS if "nvme" not in rung.devices),
+        "micro_batches": (1, 2, 4, 8, 16, 32),
+        "gpu_name": "NVIDIA H200",
+        "num_cores": 64,
+        "probe_layers": 4,
+    }
+    return Space(**settings | changes)
+
+
+def candidate(space: Space, rung: str, micro_batch: int, checkpointing: bool = True) -> Candidate:
+    accumulation = space.sequences_per_rank // micro_batch
+    return Candidate(Engine(RUNGS_BY_NAME[rung]), checkpointing, micro_batch, accumulation)
+
+
+def probe_record(space: Space, tried: Candidate, *, slower: float = 1.0, trial: str = "0002") -> Record:
+    """A probe of `tried` that took as long as expected, or `slower`."""
+    machine = machine_speed(space.gpu_name, "cuda", space.world_size, space.num_cores)
+    speed = predict_speed(space.shallow, tried, world_size=space.world_size, machine=machine)
+    seen = make_measurement(
+        accumulate_seconds=speed.accumulate_seconds * slower, boundary_seconds=speed.boundary_seconds * slower
+    )
+    return make_record(tried, purpose="probe", trial=trial, measurement=seen, tokens_per_second=None)
+
+
+def measured_zero3(space: Space) -> Record:
+    """As it was measured on four H200."""
+    tried = candidate(space, "zero3", 4)
+    seen = make_measurement(
+        accumulate_seconds=1.06, boundary_seconds=1.12, peak_device=39 * GIB, peak_reserved=37 * GIB
+    )
+    return make_record(tried, trial="0001", measurement=seen, tokens_per_second=30_700.0)
+
+
+def decide(space: Space, records: Sequence[Record]) -> Measure:
+    decision = auto(space, records)
+    assert isinstance(decision, Measure), decision
+    return decision
+
+
+def test_an_engine_that_is_dear_to_try_and_may_lose_is_probed_first():
+    space = space_of()
+    decision = decide(space, [measured_zero3(space)])
+    assert decision.probe
+    assert "cpu" in decision.engine.rung.devices
+    assert decision.reason.startswith("4 layers before a trial of ")
+
+
+def test_without_layers_to_probe_with_the_same_history_asks_for_the_whole_trial():
+    space = space_of(probe_layers=0)
+    assert not decide(space, [measured_zero3(space)]).probe
+
+
+def test_an_engine_whose_probe_was_fast_is_tried_whole_and_not_probed_again():
+    space = space_of()
+    asked = decide(space, [measured_zero3(space)])
+    fast = [probe_record(space, each, slower=0.7) for each in asked.candidates]
+    later = decide(space, [measured_zero3(space), *fast])
+    assert later.engine == asked.engine
+    assert not later.probe
+
+
+def test_a_probe_that_shows_a_slow_engine_saves_its_trial():
+    space = space_of()
+    asked = decide(space, [measured_zero3(space)])
+    slow = [probe_record(space, each, slower=2.0) for each in asked.candidates]
+    later = auto(space, [measured_zero3(space), *slow])
+    assert not isinstance(later, Measure) or later.engine != asked.engine
+
+
+def test_a_probe_narrows_the_doubt_about_its_engine_and_is_no_measurement_of_its_candidate():
+    space = space_of()
+    tried = candidate(space, "zero3+opt-cpu", 16)
+    before = believe(space, [measured_zero3(space)]).outlook(tried)
+    records = [measured_zero3(space), probe_record(space, tried)]
+    after = believe(space, records).outlook(tried)
+    assert after.deviation < before.deviation / 2
+    assert tried.key not in measured(records)
+    assert [record.candidate_key for record in ranking(records)] == [candidate(space, "zero3", 4).key]
+
+
+@pytest.mark.parametrize("rung", ["zero2+opt-cpu", "zero3+opt-cpu", "zero3+param-cpu+opt-cpu"])
+@pytest.mark.parametrize("micro_batch", [4, 8])
+def test_from_four_layers_the_steps_of_thirty_two_are_as_measured_within_what_is_doubted(
+    measured_points, rung: str, micro_batch: int
+):
+    """Measured: Llama-2-7B and its first four layers, four H200."""
+    machine = machine_speed("NVIDIA H200", "cuda", 4, 64)
+    own = {
+        p.num_layers: p
+        for p in measured_points
+        if p.rung == rung and p.candidate.micro_batch == micro_batch and p.candidate.gradient_checkpointing
+    }
+    seen = SpeedObservation(
+        candidate=own[4].candidate,
+        shallow=own[4].workload,
+        boundary_seconds=own[4].boundary_seconds,
+        accumulate_seconds=own[4].accumulate_seconds,
+    )
+    for accumulation, most in ((1, 0.25), (16, 0.12)):
+        whole = replace(own[32].candidate, accumulation=accumulation)
+        known = calibrate_speed(own[32].workload, [seen], world_size=4, machine=machine)
+        told = predict_speed(own[32].workload, whole, world_size=4, machine=machine, calibration=known)
+        true = (accumulation - 1) * own[32].accumulate_seconds + own[32].boundary_seconds
+        error = math.log(told.step_seconds(accumulation) / true)
+        assert abs(error) < most
+        assert abs(error) < 2 * known.fit.deviation(told.estimate)
+
+
+def test_a_probe_that_failed_rules_nothing_out():
+    space = space_of()
+    tried = candidate(space, "zero3+opt-cpu", 4)
+    for kind, moment in (("crash", "engine"), ("gpu_oom", "forward")):
+        failed = [
+            make_record(tried, kind, purpose="probe", trial=trial, outcome=Outcome(kind=kind, moment=moment))
+            for trial in ("0001", "0002")
+        ]
+        for other in space.of_engine(tried.engine):
+            assert ruled_out(other, space, failed) is None
+
+
+def test_the_ledger_and_why_name_the_probe_that_spoke_against_an_engine():
+    space = space_of()
+    tried = candidate(space, "zero3+opt-cpu", 16)
+    records = [measured_zero3(space), probe_record(space, tried, slower=2.0, trial="0007")]
+    entries = ledger(space, records, {})
+    own = next(entry for entry in entries if entry.candidate_key == tried.key)
+    assert own.status == "predicted"
+    assert "after its engine's probe (trial 0007)" in own.why
+    assert "only probed, with a few of the model's layers (trial 0007)" in why_not("zero3+opt-cpu", entries, space)
+
+
+@pytest.mark.parametrize(("model", "layers"), [("tiny-llama", 0), ("llama-2-7b", 4), ("t0-3b", 4)])
+def test_only_a_deep_model_is_probed(model: str, layers: int):
+    machine = read_machine("a100-80").machine(2)
+    workload = bundled_workload(model, seq_len=128, global_batch_size=8)
+    space, _ = make_space(workload, machine, [RUNGS_BY_NAME["zero2"]], (1, 2))
+    assert space.probe_layers == layers
+    if layers:
+        assert space.shallow.model.num_parameters < workload.model.num_parameters / 2
+
+
+def test_what_a_probe_saw_is_recorded_as_a_probes(tmp_path: Path):
+    tried = make_candidate("zero2")
+    spec = tiny_trial(tmp_path, 1).model_copy(update={"probe": True, "candidates": (as_a_rank_sees(tried),)})
+    event = MeasuredEvent(
+        t=2.0,
+        candidate=tried.key,
+        began=1.0,
+        accumulate_seconds=[0.1],
+        boundary_seconds=[0.2],
+        skipped_steps=0,
+        peak_allocated=1,
+        peak_reserved=1,
+        peak_device=1,
+        outside_torch=0,
+        peak_host=1,
+        alloc_retries=3,
+        losses=[],
+    )
+    (record,) = judge(TrialRun(spec=spec, events=[[event], [event]]), SEVEN_BILLION, [tried])
+    assert (record.purpose, record.tokens_per_second, record.warnings) == ("probe", None, ())
+
+
+def test_a_tune_on_paper_probes_keeps_the_probes_and_goes_on_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["tune", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--launcher", "simulated"]
+    command += ["--machine", "h200", "--run-dir", "run"]
+    shallow = []
+    run_trial = SimulatedLauncher.run
+
+    def watched(launcher, spec, *rest):
+        if spec.probe:
+            shallow.append(spec.model_config_json["num_hidden_layers"])
+        return run_trial(launcher, spec, *rest)
+
+    monkeypatch.setattr(SimulatedLauncher, "run", watched)
+    assert main(command) == 0
+    printed = capsys.readouterr().err
+    assert "probe of " in printed
+    assert " s for a step of few layers" in printed
+    assert set(shallow) == {4}
+    records = read_run(tmp_path / "run").records
+    probes = [record for record in records if record.purpose == "probe"]
+    assert probes
+    assert all(record.tokens_per_second is None for record in probes)
+    assert main(command) == 0
+    assert "probe of " not in capsys.readouterr().err
+    assert len(read_run(tmp_path / "run").records) == len(records)
