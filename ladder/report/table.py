@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _STYLES = {"answer": "bold green", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
 _FAILED = "red"
 _NARROW = 80
+_LIKELY = 0.5
 RUNG_CELLS = 16
 """For a rung's name on a narrow terminal: the longer ones go on in a second line."""
 
@@ -99,13 +100,13 @@ def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
 
 
 def _folded(entries: Sequence[Entry]) -> list[Entry]:
-    """One line for an engine's pruned candidates with the same reason, and one for all of those not tried: the fastest.
+    """One line for an engine's pruned candidates with the same reason, and one for all of those not tried.
 
-    trials.csv has them all.
+    Of the latter, the fastest that is likely to fit; where none is, the one that needs least. trials.csv has them all.
     """
     seen: set[tuple[str, str]] = set()
     kept = []
-    for entry in sorted(entries, key=lambda entry: -entry.predicted.tokens_per_second if entry.predicted else 0.0):
+    for entry in sorted(entries, key=_promise, reverse=True):
         if entry.status in ("pruned", "predicted"):
             key = (entry.rung, entry.why if entry.status == "pruned" else entry.status)
             if key in seen:
@@ -113,6 +114,14 @@ def _folded(entries: Sequence[Entry]) -> list[Entry]:
             seen.add(key)
         kept.append(entry)
     return kept
+
+
+def _promise(entry: Entry) -> tuple[bool, float]:
+    """What speaks for an untried candidate."""
+    if entry.predicted is None:
+        return True, 0.0
+    fits = entry.predicted.fits >= _LIKELY
+    return fits, entry.predicted.tokens_per_second if fits else -entry.predicted.peak
 
 
 def _order(entry: Entry) -> tuple[int, float]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from ladder.candidates import Candidate
 from ladder.outcome import Record
 from ladder.report.table import frame, rows, terminal_table
-from ladder.search.ledger import Entry, Status
+from ladder.search.ledger import Entry, Predicted, Status
 from ladder.units import GIB
 
 
@@ -108,6 +108,24 @@ def test_pruned_candidates_with_one_reason_are_one_line_on_the_terminal() -> Non
     elsewhere = entry(make_candidate("zero3"), "pruned", why="too large")
     assert len(shown(*same, other, elsewhere)) == 1 + 3
     assert len(rows([*same, other, elsewhere], {})) == 5
+
+
+def test_an_engine_s_untried_candidates_are_one_line_of_the_fastest_that_may_fit_or_else_the_smallest() -> None:
+    def untried(rung: str, micro_batch: int, speed: float, fits: float, peak: int) -> Entry:
+        figures = {"tokens_per_second": speed, "low": speed, "high": speed}
+        predicted = Predicted(**figures, peak=peak, upper=peak, host=0, fits=fits)
+        candidate = make_candidate(rung, micro_batch=micro_batch)
+        return entry(candidate, "predicted", why=f"mb {micro_batch}", predicted=predicted)
+
+    (_, some_fits, none_fits) = shown(
+        untried("zero2", 1, 10.0, 1.0, 10 * GIB),
+        untried("zero2", 2, 20.0, 0.9, 30 * GIB),
+        untried("zero2", 4, 30.0, 0.0, 90 * GIB),
+        untried("zero3", 8, 30.0, 0.0, 90 * GIB),
+        untried("zero3", 1, 10.0, 0.0, 50 * GIB),
+    )
+    assert some_fits.endswith("mb 2")
+    assert none_fits.endswith("mb 1")
 
 
 def test_a_reason_in_brackets_is_shown_as_it_is() -> None:
