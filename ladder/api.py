@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.cli.plan import as_json, plan_of
+from ladder.cli.tune_result import ledger_of
 from ladder.cli.views import watching
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import NothingFitsError, UsageError
 from ladder.report.table import frame
-from ladder.search.ledger import ledger
 from ladder.tracking import TrackerName, tracking
 from ladder.tuning.interruption import interruptible
 from ladder.tuning.options import TuneOptions, check_rungs
@@ -58,8 +58,7 @@ class Tuned:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """Every candidate, a row each: GiB, seconds, tokens/s, outcome and why; the columns of trials.csv."""
-        result = self.output.result
-        return frame(ledger(result.space, result.records, result.unsupported), self.output.trial_seconds)
+        return frame(ledger_of(self.output), self.output.trial_seconds)
 
     @property
     def report(self) -> Path:

@@ -10,11 +10,13 @@ import typer
 from ladder.errors import EXIT_FOUND, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
     from ladder.search.ledger import Entry
 
 _RUNS = Path("ladder-runs")
+_NARROW = 120
 
 
 def explain(
@@ -34,6 +36,8 @@ def explain(
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
     from ladder.cli.stored_run import read_run
+    from ladder.report.run_data import is_simulated
+    from ladder.report.summary import SIMULATED
     from ladder.search.ledger import ledger
     from ladder.search.why import why_not
     from ladder.tuning.options import check_rungs
@@ -41,20 +45,26 @@ def explain(
     if why is not None:
         check_rungs([why])
     stored = read_run(run if run is not None else newest_run())
-    entries = ledger(stored.space, stored.records, stored.unsupported)
+    on_paper = is_simulated(stored.facts)
+    entries = ledger(stored.space, stored.records, stored.unsupported, on_paper=on_paper)
     if why is not None:
         try:
             typer.echo(why_not(why, entries, stored.space))
         except ValueError as error:
             raise UsageError(f"{error}; it was tuned with other --rung options.") from None
+        if on_paper:
+            typer.echo(SIMULATED)
         return EXIT_FOUND
-    from rich.console import Console
+    from ladder.cli.console import stdout_console
 
-    console = Console(highlight=False)
-    console.print(_table(entries))
+    console = stdout_console()
+    for part in [_table(entries)] if console.width >= _NARROW else map(_lines, entries):
+        console.print(part)
     counts = {name: sum(_status(entry) == name for entry in entries) for name in ("measured", "predicted", "pruned")}
     counts["measured"] += sum(entry.status == "answer" for entry in entries)
     typer.echo(", ".join(f"{number} {name}" for name, number in counts.items()))
+    if on_paper:
+        typer.echo(SIMULATED)
     return EXIT_FOUND
 
 
@@ -85,9 +95,28 @@ def _table(entries: list[Entry]) -> Table:
             memory,
             entry.record.trial if entry.record else "",
             escape(entry.why),
-            style={"answer": "bold green", "measured": ""}.get(_status(entry), "dim"),
+            style=_style(entry),
         )
     return table
+
+
+def _lines(entry: Entry) -> Group:
+    """The same without columns, where a terminal has no room for them."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    head = f"{entry.candidate_key or entry.rung}: {_status(entry)}"
+    if entry.record is not None:
+        speed, memory = _figures(entry)
+        head += f", {speed} tokens/s, {memory} GiB" if speed else ""
+        head += f", trial {entry.record.trial}"
+    why = Padding(Text(entry.why), (0, 0, 0, 2), style=_style(entry))
+    return Group(Text(head, _style(entry)), why)
+
+
+def _style(entry: Entry) -> str:
+    return {"answer": "bold green", "measured": ""}.get(_status(entry), "dim")
 
 
 def _status(entry: Entry) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from ladder.cli.console import stdout_console
 from ladder.report.table import rows, terminal_table
 from ladder.report.times import total_line
 from ladder.search.audit import audit_report
@@ -18,6 +17,8 @@ from ladder.search.ledger import ledger
 from ladder.units import format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ladder.errors import LadderError
     from ladder.search.ledger import Entry
     from ladder.tuning.run import TuneOutput
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def print_result(done: TuneOutput, *, quiet: bool) -> None:
     """For people, on stdout; `quiet` leaves out the table and how the search went."""
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = stdout_console()
     if not quiet:
         _print_search(done, ledger_of(done), console)
     _print_answer(done, console)
@@ -33,16 +34,18 @@ def print_result(done: TuneOutput, *, quiet: bool) -> None:
 
 def ledger_of(done: TuneOutput) -> list[Entry]:
     """Every candidate of the tune, with what became of it."""
-    return ledger(done.result.space, done.result.records, done.result.unsupported)
+    result = done.result
+    return ledger(result.space, result.records, result.unsupported, on_paper=done.simulated is not None)
 
 
 def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) -> None:
     result = done.result
     console.print(terminal_table(entries, console.width))
-    console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s.")
+    on_paper = done.simulated is not None
+    console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s{' on paper' if on_paper else ''}.")
     if (report := done.run_dir / "report.html").exists():  # or a warning has said why not
         console.print(f"Report: {report}", soft_wrap=True, markup=False)
-    console.print(total_line(done.trial_seconds))
+    console.print(total_line(done.trial_seconds, on_paper=on_paper))
     if result.space.audit:
         console.print(f"Audit: {audit_report(result.space, result.records).sentence()}.")
 

@@ -44,7 +44,7 @@ def _run(run: ReportedRun) -> str:
         for row in tried
     ]
     parts = [f"## {words['model']} on {words['where']}", words["about"], answer, figures, _table(header, body)]
-    return "\n\n".join([part for part in parts if part] + [total_line(run.trial_seconds)])
+    return "\n\n".join([part for part in parts if part] + [total_line(run.trial_seconds, on_paper=run.simulated)])
 
 
 def _table(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:

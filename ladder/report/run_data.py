@@ -15,6 +15,11 @@ from ladder.search.policy import answer
 from ladder.search.space import Space, ranking
 
 
+def is_simulated(facts: Mapping[str, Any]) -> bool:
+    """Whether a history with these facts is of a machine that exists on paper."""
+    return "simulated machine" in facts
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
     """A tune as far as it has come. Bytes and seconds, as everywhere inside."""
@@ -34,9 +39,14 @@ class ReportedRun:
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def simulated(self) -> bool:
+        """Nothing was run: every figure is of a machine that exists on paper."""
+        return is_simulated(self.facts)
+
     @cached_property
     def entries(self) -> list[Entry]:
-        return ledger(self.space, self.records, self.unsupported)
+        return ledger(self.space, self.records, self.unsupported, on_paper=self.simulated)
 
     @cached_property
     def answer(self) -> Record | None:

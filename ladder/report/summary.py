@@ -12,28 +12,30 @@ from ladder.search.speed import mfu
 from ladder.units import format_bytes
 
 _NONE = "–"
+SIMULATED = "Simulated: no trial was run, and nothing here is measured or proven."
 
 
 def introduction(run: ReportedRun) -> dict[str, str]:
     """Model, place and workload, for a heading and the line below it."""
     space, workload = run.space, run.space.workload
     gpus = f"{space.world_size} × {space.gpu_name}" if space.gpu_name else f"{space.world_size} CPU ranks"
-    tried = f"{len(measured(run.records))} of {len(space.candidates)} candidates measured"
+    tried = f"{len(measured(run.records))} of {len(space.candidates)} candidates"
+    tried += f" {'tried on paper' if run.simulated else 'measured'} in {len(run.trial_seconds)} trials"
     return {
         "model": workload.model.name,
-        "where": f"{gpus}, {format_bytes(space.memory_limit)} each",
+        "where": f"{gpus}, {format_bytes(space.memory_limit)} each{', simulated' if run.simulated else ''}",
         "about": (
             f"{workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}, {workload.dtype}, "
             f"{workload.optimizer}, sequence length {workload.seq_len}, global batch {workload.global_batch_size} "
-            f"sequences. {tried} in {len(run.trial_seconds)} trials. {run.folder}"
+            f"sequences. {tried}. {run.folder}"
         ),
     }
 
 
 def answer_sentence(run: ReportedRun) -> str:
     """How sure the answer is."""
-    if "simulated machine" in run.facts:
-        return "Simulated: no trial was run, and nothing here is measured or proven."
+    if run.simulated:
+        return SIMULATED
     if run.answer is None:
         return "The fastest that fits so far; it is not proven yet."
     return "The fastest that fits, proven in fresh processes with an evaluation pass and the gathering of weights."
@@ -107,7 +109,7 @@ def _compared(run: ReportedRun) -> list[tuple[str, str]]:
         ("sequence length", str(workload.seq_len)),
         ("global batch", str(workload.global_batch_size)),
         ("answer", run.best.candidate_key if run.best else "nothing fits"),
-        ("proven", "yes" if run.answer else "no"),
+        ("proven", "no, simulated" if run.simulated else "yes" if run.answer else "no"),
         *answer_figures(run),
         ("trials", str(len(run.trial_seconds))),
         ("tune", f"{sum(sum(seconds.values()) for seconds in run.trial_seconds.values()):.0f} s"),

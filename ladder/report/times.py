@@ -24,14 +24,15 @@ def trial_line(seconds: Mapping[str, float]) -> str:
     return f"{sum(seconds.values()):.1f} s ({', '.join(parts)})"
 
 
-def total_line(trials: Mapping[str, Mapping[str, float]]) -> str:
-    """All trials together: seconds, and each phase's share."""
+def total_line(trials: Mapping[str, Mapping[str, float]], *, on_paper: bool = False) -> str:
+    """All trials together: seconds, and each phase's share; `on_paper`, what they would have taken."""
     total = sum(sum(seconds.values()) for seconds in trials.values())
     if not total:
         return "No trial was run."
     shares = {phase: sum(seconds.get(phase, 0.0) for seconds in trials.values()) / total for phase in PHASES}
     parts = [f"{name} {shares[phase]:.0%}" for phase, name in PHASES.items() if shares[phase] >= 0.005]
-    return f"{len(trials)} trials took {total:.0f} s: {', '.join(parts)}."
+    trials_took = f"{len(trials)} trial{'s' if len(trials) > 1 else ''} {'would have taken' if on_paper else 'took'}"
+    return f"{trials_took} {total:.0f} s: {', '.join(parts)}."
 
 
 def clock(seconds: float) -> str:

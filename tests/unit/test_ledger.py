@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import typer
 from helpers import make_candidate, make_measurement, make_record
+from rich.console import Console
 from test_auto import fitting, make_space, out_of_memory, play
 from typer.testing import CliRunner
 
 from ladder.candidates import RUNGS_BY_NAME
+from ladder.cli import console
 from ladder.cli.explain import explain
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
@@ -126,6 +128,18 @@ def test_explain_shows_the_ledger_of_a_run_that_is_over(run_folder: Path):
     assert result.exit_code == 0
     assert "2 measured" in result.stdout
     assert "predicted" in result.stdout
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_explain_leaves_no_reason_out_on_a_narrow_terminal(
+    width: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(console, "stdout_console", lambda: Console(width=width))
+    lines = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "no --nvme-path was given" in text
+    assert "2 measured" in text
 
 
 def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):

@@ -30,7 +30,16 @@ def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
     printed = capsys.readouterr()
     assert "Simulated: no trial is run" in printed.err
     assert "simulated on a100-40" in printed.out
-    assert "proven in fresh processes." not in printed.out
+    assert "would have taken" in printed.out
+    (page,) = folder.glob("ladder-runs/*/report.html")
+    said = {"tune": printed.out, "page": page.read_text()}
+    for command in ("explain", "report --format markdown", "report --format csv"):
+        assert main(command.split()) == 0
+        said[command] = capsys.readouterr().out
+    for text in said.values():
+        assert "the fastest that fits, on paper" in text
+        assert "proven in fresh processes" not in text
+    assert said["explain"].endswith("Simulated: no trial was run, and nothing here is measured or proven.\n")
     section = json.loads((folder / "best_config.json").read_text())["ladder"]
     assert section["proof"]["simulated"] is True
     assert "no trial was run" in section["warnings"][0]

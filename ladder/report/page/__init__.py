@@ -69,7 +69,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "memory": memory_by_part(run),
         "step": step_time(run),
         "time": time_by_trial(run),
-        "time_sentence": total_line(run.trial_seconds),
+        "time_sentence": total_line(run.trial_seconds, on_paper=run.simulated),
         "ledger": _ledger(run),
         "environment": environment(run),
     }

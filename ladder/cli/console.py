@@ -1,0 +1,14 @@
+"""Where tables are printed: stdout, as wide as whoever reads it."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+_WIDTH_OF_A_FILE = 160
+
+
+def stdout_console() -> Console:
+    """As wide as the terminal; a file or a pipe has room for every column."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, highlight=False)
