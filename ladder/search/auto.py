@@ -163,12 +163,8 @@ def _price(order: Sequence[Outlook], target: float) -> float:
     first, rest = order[0], order[1:]
     seconds = expected_seconds([first])
     for each in rest:
-        _, left = each.ahead_of(first)
-        left = math.hypot(left, STEP_NOISE)
-        learnt = math.sqrt(max(1e-9, each.deviation**2 - left**2))
-        mean = math.log(each.speed.tokens_per_second / target)
-        still_possible = _NORMAL.cdf((mean + _QUANTILE * left) / learnt)
-        seconds += still_possible * candidate_seconds(each.speed, each.candidate.accumulation)
+        price = candidate_seconds(each.speed, each.candidate.accumulation)
+        seconds += each.still_possible(target, first, _QUANTILE) * price
     return seconds
 
 

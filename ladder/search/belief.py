@@ -111,6 +111,17 @@ class Outlook:
         difference = other.speed.estimate.minus(self.speed.estimate)
         return difference.mean, self.belief.speed.fit.deviation(difference)
 
+    def still_possible(self, target: float, after: Outlook, quantile: float) -> float:
+        """The probability that `target`, in tokens/s, will still be within its reach once `after` is measured.
+
+        It is, if no more than `quantile` of the standard deviations that are then left would take it there.
+        """
+        _, left = self.ahead_of(after)
+        left = math.hypot(left, STEP_NOISE)
+        learnt = math.sqrt(max(1e-9, self.deviation**2 - left**2))
+        mean = math.log(self.speed.tokens_per_second / target)
+        return _NORMAL.cdf((mean + quantile * left) / learnt)
+
 
 @dataclass(frozen=True, eq=False)
 class Belief:

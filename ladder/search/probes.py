@@ -6,9 +6,7 @@ holds for the whole model but for what `speed` says of depth; a full trial decid
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 from ladder.outcome import Record
 from ladder.search.belief import QUANTILE_90, Belief, Outlook
@@ -17,7 +15,6 @@ from ladder.search.space import measured, probed
 
 _WORTH = 0.9
 """Of the trial's seconds: a probe that is expected to save less is not worth a trial more."""
-_NORMAL = NormalDist()
 
 
 def probe_first(
@@ -33,13 +30,5 @@ def probe_first(
     if not space.probe_layers or engine in known:
         return ()
     shallow = tuple(belief.outlook(each.candidate, shallow=True) for each in outlooks)
-    still = max(_still_possible(*pair, target) for pair in zip(outlooks, shallow, strict=True))
+    still = max(each.still_possible(target, probe, QUANTILE_90) for each, probe in zip(outlooks, shallow, strict=True))
     return shallow if expected_seconds(shallow) + still * seconds < _WORTH * seconds else ()
-
-
-def _still_possible(outlook: Outlook, shallow: Outlook, target: float) -> float:
-    """The probability that `outlook` may still be faster than `target`, to be believed with 10 %, after the probe."""
-    _, left = outlook.ahead_of(shallow)
-    learnt = math.sqrt(max(1e-9, outlook.deviation**2 - left**2))
-    mean = math.log(outlook.speed.tokens_per_second / target)
-    return _NORMAL.cdf((mean + QUANTILE_90 * left) / learnt)
