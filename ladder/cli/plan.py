@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ladder.cli.tune import DtypeName, OptimizerChoice, TaskName, _size
+from ladder.cli import workload_options as ask
 from ladder.errors import EXIT_FOUND, UsageError
 from ladder.units import format_bytes, gib
 
@@ -31,22 +31,14 @@ class Format(str, Enum):
 def plan(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, a config.json, or a bundled shape.")],
     gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many; default: the machine's.")] = None,
-    gpu_memory: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Of one GPU, e.g. 80GiB; default: the machine's.")
-    ] = None,
+    gpu_memory: Annotated[int | None, ask.size_option("Of one GPU, e.g. 80GiB; default: the machine's.")] = None,
     machine: Annotated[str | None, typer.Option(help="A bundled machine, e.g. a100-80, or a YAML file.")] = None,
-    host_memory: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Host memory the ranks may use together.")
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a sequence; default min(2048, the model's).")
-    ] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sequences per optimizer step over all GPUs. [default: 128]")
-    ] = None,
-    dtype: Annotated[DtypeName, typer.Option()] = DtypeName.bf16,
-    optimizer: Annotated[OptimizerChoice, typer.Option()] = OptimizerChoice.adamw,
-    task: Annotated[TaskName | None, typer.Option(help="Default: what the model is made for.")] = None,
+    host_memory: ask.HostMemory = None,
+    seq_len: ask.SeqLen = None,
+    global_batch_size: ask.GlobalBatchSize = None,
+    dtype: ask.Dtype = ask.DtypeName.bf16,
+    optimizer: ask.Optimizer = ask.OptimizerChoice.adamw,
+    task: ask.Task = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
 ) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.

@@ -8,25 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ladder.cli import workload_options as ask
 from ladder.errors import EXIT_FOUND, LadderError
-from ladder.units import format_bytes, parse_bytes
-
-
-class TaskName(str, Enum):
-    causal = "causal-lm"
-    masked = "masked-lm"
-    seq2seq = "seq2seq-lm"
-
-
-class DtypeName(str, Enum):
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class OptimizerChoice(str, Enum):
-    adamw = "adamw"
-    adam = "adam"
-    sgd = "sgd"
+from ladder.units import format_bytes
 
 
 class LauncherName(str, Enum):
@@ -53,13 +37,6 @@ class StrategyName(str, Enum):
     bisect = "bisect"
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def _minutes(text: str) -> float:
     """Seconds of `90`, `90s`, `15m` or `2h`; a bare number is minutes."""
     factors = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -76,23 +53,16 @@ def _minutes(text: str) -> float:
 def tune(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, a config.json, or a bundled shape (tiny-llama).")],
     gpus: Annotated[int | None, typer.Option(min=0, help="How many; default all visible; 0 is CPU.")] = None,
-    task: Annotated[TaskName | None, typer.Option(help="Default: what the model is made for.")] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a sequence; default min(2048, the model's).")
-    ] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sequences per optimizer step over all GPUs. [default: 128]")
-    ] = None,
-    dtype: Annotated[DtypeName, typer.Option()] = DtypeName.bf16,
-    optimizer: Annotated[OptimizerChoice, typer.Option()] = OptimizerChoice.adamw,
+    task: ask.Task = None,
+    seq_len: ask.SeqLen = None,
+    global_batch_size: ask.GlobalBatchSize = None,
+    dtype: ask.Dtype = ask.DtypeName.bf16,
+    optimizer: ask.Optimizer = ask.OptimizerChoice.adamw,
     gradient_clipping: Annotated[float, typer.Option(min=0.0, help="Maximal gradient norm; 0 is none.")] = 1.0,
     gpu_memory: Annotated[
-        int | None,
-        typer.Option(parser=_size, metavar="SIZE", help="Tune for smaller cards, e.g. 40GiB: all that NVML counts."),
+        int | None, ask.size_option("Tune for smaller cards, e.g. 40GiB: all that NVML counts.")
     ] = None,
-    host_memory: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Host memory the ranks may use together.")
-    ] = None,
+    host_memory: ask.HostMemory = None,
     nvme_path: Annotated[
         Path | None, typer.Option(help="A folder on a fast NVMe drive; without it, no NVMe rungs.")
     ] = None,
