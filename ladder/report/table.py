@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"answer": "bold green", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
 _FAILED = "red"
+_COUNTS = ("micro_batch", "accumulation", "num_steps")
 _NARROW = 80
 _LIKELY = 0.5
 RUNG_CELLS = 16
@@ -61,10 +62,11 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
 
 
 def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """The rows as a DataFrame."""
+    """The rows as a DataFrame; what is counted stays whole where some rows have no count."""
     import pandas as pd
 
-    return pd.DataFrame(rows(entries, seconds))
+    table = pd.DataFrame(rows(entries, seconds))
+    return table.astype({name: "Int64" for name in _COUNTS if name in table})
 
 
 def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:

@@ -82,6 +82,8 @@ def test_the_frame_has_every_entry_and_survives_csv(tmp_path: Any) -> None:
     again = pd.read_csv(tmp_path / "trials.csv")
     assert list(again["rung"]) == [item.rung for item in ENTRIES]
     assert list(again["why"]) == [item.why for item in ENTRIES]
+    counts = pd.read_csv(tmp_path / "trials.csv", dtype=str)["micro_batch"].dropna()
+    assert list(counts) == [str(item.micro_batch) for item in ENTRIES if item.micro_batch]
 
 
 def test_the_terminal_shows_the_answer_first_then_what_fits_then_failures_then_the_rest() -> None:
