@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ladder.cli.plan import as_json, plan_of
@@ -18,18 +21,20 @@ from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import NothingFitsError, UsageError
+from ladder.launch.lease import InterruptedWaitError
 from ladder.report.table import frame
 from ladder.tracking import TrackerName, tracking
-from ladder.tuning.interruption import interruptible
 from ladder.tuning.options import TuneOptions, check_rungs
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import format_bytes, parse_bytes
-from ladder.verification import Verification, run_verification
+from ladder.verification import InterruptedVerificationError, Verification, run_verification
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SIZES = ("gpu_memory", "host_memory")
+_NOTICE = b"\nladder: ending the trial; what was measured is kept (once more: at once).\n"
+_STOPPED = "stopped; what was measured is kept, and the same call goes on from there"
 _PATHS = ("nvme_path", "run_dir", "output", "save_weights")
 _SHOWN_COLUMNS = [
     "rung",
@@ -78,7 +83,8 @@ class Tuned:
         if answer is None:
             return f"<Tuned: nothing proven to fit; {self.output.result.stopped}>"
         memory = f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)}"
-        return f"<Tuned: {answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, {memory}>"
+        on_paper = f", simulated on {self.output.simulated}" if self.output.simulated else ""
+        return f"<Tuned: {answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, {memory}{on_paper}>"
 
     def _repr_html_(self) -> str:
         tried = self.trials[self.trials["trial"].notna()].sort_values("tokens_per_second", ascending=False)
@@ -109,7 +115,8 @@ def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, 
     `options` are those of the command with underscores: gpus, seq_len, global_batch_size, gpu_memory ("40GiB" or
     bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … `log_to` names a tracker for the
     figures. Raises a LadderError for everything expected; that nothing fits is a result, and an error only of `best`.
-    Ctrl-C and a notebook's stop button end it in good order.
+    Ctrl-C and a notebook's stop button end it in good order, with a KeyboardInterrupt: what was measured is kept, and
+    the same call goes on where it was. Pressed again, they end it at once. Off the main thread nothing interrupts it.
     """
     known = {field.name for field in fields(TuneOptions)} - {"model"}
     if unknown := sorted(options.keys() - known):
@@ -150,7 +157,10 @@ def verify(
     tolerance: float = 0.05,
     quiet: bool = False,
 ) -> Verification:
-    """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went."""
+    """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went.
+
+    Ctrl-C ends it as it ends `tune`.
+    """
     with _cancellation() as cancelled, watching(quiet=quiet) as view:
         return run_verification(Path(path), view, cancelled, steps=steps, minutes=minutes, tolerance=tolerance)
 
@@ -160,14 +170,40 @@ def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
     return _load(Path(path))
 
 
+class _Stop:
+    """Ctrl-C as a function has to take it: the process, which may be a notebook's, outlives it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The first one is noted for the tune to see, the second is raised wherever the tune is."""
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        with suppress(OSError):
+            os.write(2, _NOTICE)  # not `print`: the signal may have come in the middle of one
+
+
 @contextmanager
 def _cancellation() -> Iterator[Callable[[], bool]]:
-    """Signals end the tune in good order where they may be handled: on the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+    """Ctrl-C ends what runs in good order and is raised after it, where signals may be handled: on the main thread."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield stop
         return
-    with interruptible() as interruption:
-        yield interruption
+    before = signal.signal(signal.SIGINT, stop.receive)
+    try:
+        yield stop
+        if stop.asked:
+            raise KeyboardInterrupt(_STOPPED)
+    except (InterruptedWaitError, InterruptedVerificationError):
+        raise KeyboardInterrupt(_STOPPED) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _size(name: str, text: str) -> int:

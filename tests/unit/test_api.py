@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ladder
+from ladder.cli.views import QuietView
 from ladder.errors import NothingFitsError, UsageError
+from ladder.protocol import TrialSpec
 
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
 
@@ -98,6 +103,47 @@ def test_a_tune_runs_off_the_main_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join(60)
     assert results[0].best.candidate.engine.rung.name == "zero3"
+
+
+class Pressing(QuietView):
+    """Watches a tune, and presses Ctrl-C when its second trial begins."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.trials: list[str] = []
+
+    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
+        self.trials.append(spec.trial)
+        if len(self.trials) == 2:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def pressed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pressing:
+    view = Pressing(request.param)
+    monkeypatch.setattr("ladder.api.watching", lambda **_: nullcontext(view))
+    return view
+
+
+@pytest.mark.parametrize("pressed", [1, 2], indirect=True)
+def test_ctrl_c_ends_a_tune_and_not_the_process_and_the_same_call_goes_on(
+    pressed: Pressing, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {"run_dir": tmp_path, "output": tmp_path / "best.json", **PAPER}
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="stopped; what was measured is kept" if pressed.times == 1 else "^$"):
+        ladder.tune("llama-2-7b", **options)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "ending the trial" in capfd.readouterr().err
+    pressed.times = 0
+    begun = len(pressed.trials)
+    assert ladder.tune("llama-2-7b", **options).best.candidate.engine.rung.name
+    assert pressed.trials[0] not in pressed.trials[begun:]
+
+
+def test_a_simulated_result_says_so(tuned: ladder.Tuned) -> None:
+    assert repr(tuned).endswith(", simulated on a100-40>")
 
 
 def test_turned_knobs_are_in_the_report_and_the_table(tmp_path: Path) -> None:
