@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ _STYLES = {"answer": "bold green", "pruned": "dim", "predicted": "dim", "unsuppo
 _FAILED = "red"
 _COUNTS = ("micro_batch", "accumulation", "num_steps")
 _NARROW = 80
+_WIDE = 110
+_SHORT_LINE = 14
 _LIKELY = 0.5
 RUNG_CELLS = 16
 """For a rung's name on a narrow terminal: the longer ones go on in a second line."""
@@ -72,16 +75,16 @@ def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) 
 def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
     """The ledger for a terminal: the fastest first, then what failed, then what was not tried.
 
-    Below 80 columns memory and the reasons go: `ladder explain` has them.
+    Below 110 columns the reasons go, below 80 memory too: `ladder explain` has them.
     """
-    narrow = width < _NARROW
+    narrow, wide = width < _NARROW, width >= _WIDE
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1), header_style="bold")
-    table.add_column("rung", no_wrap=not narrow, overflow="fold", max_width=RUNG_CELLS if narrow else None)
+    table.add_column("rung", no_wrap=True)
     table.add_column("ck" if narrow else "ckpt", no_wrap=True)
     for name in ("mb", "tok/s") if narrow else ("mb", "tokens/s", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True, overflow="ellipsis")
-    if not narrow:
+    if wide:
         table.add_column("why", ratio=1)
     for entry in sorted(_folded(entries), key=_order):
         row = _row(entry, {})
@@ -89,16 +92,28 @@ def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
         checkpointing = {True: "on", False: "off", None: ""}[entry.gradient_checkpointing]
         memory = f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else ""
         table.add_row(
-            entry.rung,
+            _in_short_lines(entry.rung) if narrow else entry.rung,
             checkpointing,
             str(entry.micro_batch or ""),
             f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
             *([] if narrow else [memory]),
             row["outcome"] if entry.status != "answer" else "answer",
-            *([] if narrow else [escape(entry.why)]),
+            *([escape(entry.why)] if wide else []),
             style=_FAILED if failed else _STYLES.get(entry.status, ""),
         )
     return table
+
+
+def _in_short_lines(rung: str) -> str:
+    """A rung's name in lines for a narrow column, parted where its words are."""
+    first, *words = re.split(r"(?=\+)", rung)
+    lines = [first]
+    for word in words:
+        if len(lines[-1]) + len(word) > _SHORT_LINE:
+            lines.append(word)
+        else:
+            lines[-1] += word
+    return "\n".join(lines)
 
 
 def _folded(entries: Sequence[Entry]) -> list[Entry]:

@@ -130,6 +130,21 @@ def test_an_engine_s_untried_candidates_are_one_line_of_the_fastest_that_may_fit
     assert none_fits.endswith("mb 1")
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 109])
+def test_a_terminal_without_room_for_reasons_gets_a_line_a_candidate_and_no_broken_word(width: int) -> None:
+    long = make_candidate("zero3+param-cpu+opt-cpu+lean")
+    entries = [entry(long, record=make_record(long, tokens_per_second=28_647.0)), unsupported("zero3+opt-nvme")]
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(terminal_table(entries, width))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in capture.get()
+    names = [line.split()[0] for line in lines[1:]]
+    together = ["zero3+param-cpu+opt-cpu+lean", "zero3+opt-nvme"]
+    assert names == (["zero3", "+param-cpu", "+opt-cpu+lean", "zero3+opt-nvme"] if width < 80 else together)
+
+
 def test_a_reason_in_brackets_is_shown_as_it_is() -> None:
     line = shown(entry(FAST, why="failed: [bold]torch[/bold] said [/] and [1]"))[1]
     assert "[bold]torch[/bold] said [/] and [1]" in line
