@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from ladder.candidates import Candidate
-from ladder.outcome import Record
+from ladder.outcome import Measurement, Record
 from ladder.search.hardware import MachineSpeed, machine_speed
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
@@ -35,6 +35,9 @@ from ladder.workload import Workload
 
 HOST_DEVIATION = 0.10
 """Relative error of predicted host memory; confirmed within 6 % on one machine."""
+_NOISE_OF_ONE_STEP = 0.04
+"""Relative: a single timed step may be the one that something disturbed."""
+_NOISE_OF_THRASHING = 0.1
 SLIM = 0.03
 """A candidate less likely to fit than this is not tried."""
 _NORMAL = NormalDist()
@@ -166,6 +169,7 @@ class Belief:
                 boundary_seconds=record.measurement.boundary_seconds,
                 accumulate_seconds=record.measurement.accumulate_seconds,
                 shallow=space.shallow if record.purpose == "probe" else None,
+                noise=_noise(record.measurement),
             )
             for candidate, record in (*self.seen, *self.probed)
             if record.measurement is not None
@@ -190,6 +194,13 @@ def believe(space: Space, records: Sequence[Record]) -> Belief:
 
 def device_of(space: Space) -> Literal["cuda", "cpu"]:
     return "cuda" if space.device == "cuda" else "cpu"
+
+
+def _noise(measurement: Measurement) -> float:
+    """How far measured step times may be off. What thrashes is slower than the same with memory to spare."""
+    if measurement.alloc_retries:
+        return _NOISE_OF_THRASHING
+    return _NOISE_OF_ONE_STEP if measurement.num_steps < 2 else STEP_NOISE
 
 
 def _memory_observation(space: Space, candidate: Candidate, record: Record) -> MemoryObservation | None:

@@ -74,6 +74,8 @@ class SpeedObservation:
     """Of a probe: the workload with the few layers that it had."""
     boundary_seconds: float
     accumulate_seconds: float | None = None
+    noise: float = STEP_NOISE
+    """Relative: how far these times may be off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +158,13 @@ class _Steps:
         micro, boundary = self.seconds(unknowns)
         return math.log(micro if accumulation == 0 else (accumulation - 1) * micro + boundary)
 
-    def datum(self, accumulation: int, seconds: float) -> Datum:
+    def datum(self, accumulation: int, seconds: float, noise: float) -> Datum:
         """A measured time for the fit; `accumulation` as in `log_seconds`."""
         return Datum(
             formula=lambda unknowns: self.log_seconds(accumulation, unknowns),
             names=self.names,
             target=math.log(seconds),
-            noise=STEP_NOISE,
+            noise=noise,
         )
 
 
@@ -217,9 +219,9 @@ def calibrate_speed(
     data = []
     for seen in observations:
         steps = _Steps(seen.shallow or workload, seen.candidate, world_size, machine, seen.shallow is not None)
-        data.append(steps.datum(1, seen.boundary_seconds))
+        data.append(steps.datum(1, seen.boundary_seconds, seen.noise))
         if seen.accumulate_seconds is not None:
-            data.append(steps.datum(0, seen.accumulate_seconds))
+            data.append(steps.datum(0, seen.accumulate_seconds, seen.noise))
     return SpeedCalibration(fit=fit(data))
 
 

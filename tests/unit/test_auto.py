@@ -14,6 +14,7 @@ from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.outcome import Outcome, Record
 from ladder.search.audit import audit_report
 from ladder.search.auto import _is_worth_a_trial, auto, remaining
+from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop
 from ladder.search.hardware import machine_speed
 from ladder.search.policy import STRATEGIES
@@ -266,3 +267,14 @@ def test_ranks_on_a_cpu_are_searched_too(model: str):
         micro_batches=(1, 2, 4, 8),
     )
     assert decide(space, ()).candidates
+
+
+@pytest.mark.parametrize("doubtful", [{"num_steps": 1}, {"alloc_retries": 2}])
+def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candidates(doubtful: dict[str, int]):
+    space = make_space("zero2", "zero3")
+    tried, other = (next(each for each in space.candidates if each.micro_batch == size) for size in (2, 4))
+    known = fitting(space, tried)
+    assert known.measurement is not None
+    doubted = replace(known, measurement=replace(known.measurement, **doubtful))
+    prior, sure, unsure = (believe(space, records).outlook(other) for records in ((), (known,), (doubted,)))
+    assert sure.deviation < unsure.deviation < prior.deviation
