@@ -274,7 +274,7 @@ def _what(trial: str, run: ReportedRun) -> str:
         return f"proof of {_label(records[0].candidate_key)}"
     candidate = run.space.by_key.get(records[0].candidate_key)
     engine = escape(candidate.engine.key) if candidate else ""
-    return f"probe of {engine}" if records[0].purpose == "probe" else engine
+    return f"probe of<br>{engine}" if records[0].purpose == "probe" else f"<br>{engine}"
 
 
 def _label(key: str) -> str:

@@ -12,6 +12,9 @@ from ladder.search.speed import mfu
 from ladder.units import format_bytes
 
 _NONE = "–"
+_VERIFYING = """
+# does it still fit, after an upgrade?
+ladder verify best_config.json"""
 SIMULATED = "Simulated: no trial was run, and nothing here is measured or proven."
 
 
@@ -68,15 +71,14 @@ def usage(config: Mapping[str, Any]) -> str:
     """The commands that use best_config.json, for a terminal."""
     section = config["ladder"]
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
+    verifying = "" if section["proof"].get("simulated") else _VERIFYING
     return f"""\
-# the environment it was measured in
+# the environment {"it was measured in" if verifying else "that trials would have"}
 {exports}
 # a Hugging Face Trainer script; its arguments have to agree: `ladder export best_config.json --for trainer`
 torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed best_config.json
 # an accelerate script
-accelerate launch --config_file best_config.accelerate.yaml train.py
-# does it still fit, after an upgrade?
-ladder verify best_config.json"""
+accelerate launch --config_file best_config.accelerate.yaml train.py{verifying}"""
 
 
 def environment(run: ReportedRun) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from ladder.report import page
 from ladder.report.figures import memory_by_part, speed_against_memory, step_time, time_by_trial
 from ladder.report.files import page_of, write_reports
 from ladder.report.run_data import ReportedRun
+from ladder.report.summary import usage
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,13 @@ def test_a_tune_leaves_its_report_its_numbers_and_its_answer(folder: Path, run: 
     page = (folder / "report.html").read_text()
     assert answer["ladder"]["engine"] in page
     assert "How to use it" in page
+
+
+def test_only_what_was_measured_is_said_to_be_worth_verifying(run: ReportedRun) -> None:
+    assert run.config is not None
+    assert "ladder verify" not in usage(run.config)
+    measured = {**run.config, "ladder": {**run.config["ladder"], "proof": {}}}
+    assert usage(measured).endswith("\nladder verify best_config.json")
 
 
 @pytest.mark.parametrize(
