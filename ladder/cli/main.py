@@ -14,6 +14,7 @@ from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError
 app = typer.Typer(
     name="ladder",
     help="Finds, by short real trials, the fastest DeepSpeed configuration that fits your model on your GPUs.",
+    epilog="The first thing to try, without a GPU: ladder tune tiny-llama",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -56,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, however it is packaged
-            print(f"ladder: {error.format_message()}", file=sys.stderr)
+            sentence = error.format_message().replace(": Value error, ", ": ")  # pydantic's words, in typer's
+            print(f"ladder: {sentence}", file=sys.stderr)
             return int(error.exit_code)
         if type(error).__name__ == "Abort":
             return 130

@@ -37,7 +37,7 @@ def read_run(folder: Path) -> StoredRun:
     """The run in `folder`. UsageError where there is none, EnvironmentFaultError where it cannot be read."""
     journal = folder / "journal.log"
     if not journal.is_file():
-        raise UsageError(f"{folder} is no run folder: it has no journal.log.")
+        raise UsageError(f"{shown(folder)} is no run folder: it has no journal.log.")
     try:
         study = optuna.load_study(study_name=None, storage=open_storage(ReadOnlyJournal(journal)))
         facts = study.user_attrs["space"]
@@ -54,9 +54,10 @@ def read_run(folder: Path) -> StoredRun:
             "restore it from a backup."
         ) from None
     except OSError as error:
-        raise EnvironmentFaultError(f"{journal} cannot be read ({error.strerror}).") from None
+        raise EnvironmentFaultError(f"{shown(journal)} cannot be read ({error.strerror}).") from None
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"{folder} does not say what was searched; it was written by another version of ladder, or no trial began."
+            f"{shown(folder)} does not say what was searched; "
+            "it was written by another version of ladder, or no trial began."
         ) from None
     return StoredRun(space=space, unsupported=unsupported, records=records, trial_seconds=seconds, facts=about)

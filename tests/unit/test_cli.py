@@ -50,7 +50,9 @@ COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "
         (["tune", "tiny-llama", "--micro-batch", "0"], "--micro-batch"),
         (["tune", "tiny-llama", "--dtype", "fp8"], "fp8"),
         (["tune", "tiny-llama", "--strategy", "magic"], "magic"),
-        (["tune", "tiny-llama", "--rung", "zero9"], "zero9 is unknown"),
+        (["tune", "tiny-llama", "--rung", "zero9"], "--rung zero9 is unknown"),
+        (["explain", "--why", "zero9"], "--why zero9 is unknown"),
+        (["export", "--for", "nothing"], "'--for': 'nothing' is not one of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
