@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ladder.cli import main as cli
 from ladder.cli.main import main
 from ladder.errors import (
+    EXIT_FOUND,
     EnvironmentFaultError,
     LadderError,
     ModelNotAccessibleError,
@@ -29,6 +33,7 @@ HEAVY = (
     "pynvml",
     "yaml",
 )
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema")
 
 
@@ -128,6 +133,14 @@ def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: lis
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "loaded:"
     assert "tune" in done.stdout
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/outcomes.md"])
+def test_every_exit_status_is_in_the_documents(document: str) -> None:
+    statuses = {error.exit_code for error in LadderError.__subclasses__()} | {LadderError.exit_code, EXIT_FOUND}
+    statuses |= {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    table = re.findall(r"^\| ([\d, ]+) \|", (ROOT / document).read_text(), re.MULTILINE)
+    assert {int(number) for row in table for number in row.split(",")} == statuses
 
 
 @pytest.mark.parametrize("command", COMMANDS)
