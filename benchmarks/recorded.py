@@ -8,7 +8,8 @@ A sweep is a JSON file under benchmarks/results/sweeps/ with
 - `whole`: false where candidates are missing that a sweep would have tried: shown, but not in the last line's figures;
 - `knobs`: by rung, DeepSpeed settings that were not ours, if any;
 - `rows`, or `trials_csv`, a path from there: as in trials.csv (rung, gradient_checkpointing, micro_batch, outcome,
-  accumulate_seconds, boundary_seconds, peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib).
+  accumulate_seconds, boundary_seconds, peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib);
+- `probe_layers` and `probes`, rows of the same kind: what was seen of the candidates with so many layers, if anything.
 
 Candidates that the recorded tune pruned count as out of memory. What fits under a cap follows from the peaks: allocated
 memory, 4 % for fragmentation, and what lies outside PyTorch.
@@ -93,6 +94,12 @@ class Sweep:
         tried = [row for row in self.facts["rows"] if row["outcome"] in ("fits", "gpu_oom", "host_oom", "pruned")]
         return {self._candidate(row).key: row for row in tried if self._sequences % row["micro_batch"] == 0}
 
+    @cached_property
+    def probes(self) -> dict[str, Mapping[str, Any]]:
+        """By candidate key: what was seen with a few layers."""
+        seen = self.facts.get("probes", [])
+        return {self._candidate(row).key: row for row in seen if self._sequences % row["micro_batch"] == 0}
+
     @property
     def _sequences(self) -> int:
         """Of a rank's optimizer step."""
@@ -117,6 +124,7 @@ class Sweep:
             micro_batches=tuple(sorted({candidate.micro_batch for candidate in candidates})),
             gpu_name=self.machine.gpu_name,
             num_cores=self.machine.num_cores,
+            probe_layers=self.facts.get("probe_layers", 0),
             only=frozenset(self.rows),
         )
 
@@ -127,10 +135,10 @@ class Sweep:
         """What every candidate takes of a device; of those that ran out, more than any cap."""
         return {key: self.needs(key) or 1 << 60 for key in self.rows}
 
-    def needs(self, key: str) -> int | None:
+    def needs(self, key: str, *, probe: bool = False) -> int | None:
         """Bytes of a device; None where it ran out without a cap of ours."""
-        row = self.rows[key]
-        if row["outcome"] != "fits":
+        row = (self.probes if probe else self.rows).get(key)
+        if row is None or row["outcome"] != "fits":  # what was not probed is as good as a probe that failed
             return None
         outside = (row["peak_device_gib"] - row["peak_reserved_gib"]) * GIB
         return int(min(row["peak_device_gib"] * GIB, row["peak_allocated_gib"] * _FRAGMENTS * GIB + outside))
@@ -160,7 +168,9 @@ class PlaybackLauncher(Launcher):
         rung = RUNGS_BY_NAME[spec.candidates[0].key.split(" ")[0].split("[")[0]]
         for events in run.events:
             events.append(PhaseEvent(t=self._clock, phase="engine"))
-        self._clock += start_seconds(rung, self._sweep.workload.model.num_parameters)
+        space = self._sweep.space()
+        model = (space.shallow if spec.probe else space.workload).model
+        self._clock += start_seconds(rung, model.num_parameters)
         for candidate in spec.candidates:
             if candidate.first_within is not None and self._first_step_seconds(run) > candidate.first_within:
                 continue
@@ -180,7 +190,8 @@ class PlaybackLauncher(Launcher):
 
     def _play(self, run: TrialRun, candidate: CandidateSpec, *, first: bool) -> bool:
         key = candidate.key
-        row, needed, began = self._sweep.rows[key], self._sweep.needs(key), self._clock
+        row = (self._sweep.probes if run.spec.probe else self._sweep.rows).get(key, {})
+        needed, began = self._sweep.needs(key, probe=run.spec.probe), self._clock
         for events in run.events:
             events.append(PhaseEvent(t=began, phase="warmup", candidate=key))
         if needed is None or needed > run.spec.memory_limit:

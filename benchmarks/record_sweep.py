@@ -1,0 +1,141 @@
+"""Records a sweep for benchmarks/search.py: every candidate, then a probe of every engine that fits.
+
+    python benchmarks/record_sweep.py OUT.json MODEL [--gpus N] [--gpu-memory SIZE] [--host-memory SIZE]
+        [--global-batch-size N] [--seq-len N] [--nvme-path FOLDER] [--run-dir FOLDER] [--caps 40 32 24]
+
+Started again with the same run folder, it goes on where it was. `--caps` are the limits, in GiB, under which the sweep
+is to be played back; without a cap of its own, one sweep serves them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate
+from ladder.cli.plain import PlainView
+from ladder.cli.tune_result import ledger_of
+from ladder.outcome import Record
+from ladder.report.table import rows
+from ladder.search.decisions import Measure, Stop
+from ladder.search.policy import STRATEGIES, exhaustive
+from ladder.search.space import Space, measured, probed
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import TuneOutput, run_tune
+from ladder.units import gib, parse_bytes
+
+_TRIED = ("fits", "gpu_oom", "host_oom", "pruned")
+_COLUMNS = (
+    "rung",
+    "gradient_checkpointing",
+    "micro_batch",
+    "outcome",
+    "accumulate_seconds",
+    "boundary_seconds",
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "peak_device_gib",
+    "host_gib",
+)
+
+
+def sweep_and_probe(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """The exhaustive sweep; then, where the model is deep enough, what fits once more with a few layers."""
+    decision = exhaustive(space, records)
+    if isinstance(decision, Measure) or not space.probe_layers:
+        return decision
+    done, known = measured(records), {space.by_key[key].engine for key in probed(records)}
+    for engine in space.engines:
+        fitting = [
+            each for each in space.of_engine(engine) if each.key in done and done[each.key].outcome.kind == "fits"
+        ]
+        if fitting and engine not in known:
+            return Measure(engine, tuple(fitting), f"{space.probe_layers} layers", probe=True)
+    return decision
+
+
+def as_sweep(done: TuneOutput, caps: Sequence[float]) -> dict[str, Any]:
+    """What benchmarks/recorded.py reads."""
+    space = done.result.space
+    workload = space.workload
+    probes = [
+        _probe_row(space.by_key[key], record)
+        for key, record in probed(done.result.records).items()
+        if record.measurement
+    ]
+    return {
+        "about": f"{workload.model.name} on {space.world_size} × {space.gpu_name}: benchmarks/record_sweep.py",
+        "workload": {
+            "model": workload.model.name,
+            **{name: getattr(workload, name) for name in ("task", "seq_len", "dtype", "optimizer")},
+        },
+        "machine": {
+            "gpu_name": space.gpu_name,
+            "world_size": space.world_size,
+            "memory_limit_gib": gib(space.memory_limit),
+            "host_memory_gib": gib(space.host_memory),
+            "num_cores": space.num_cores,
+        },
+        "sequences_per_rank": space.sequences_per_rank,
+        "whole": True,
+        "caps_gib": list(caps) or [gib(space.memory_limit)],
+        "rows": [
+            {name: row[name] for name in _COLUMNS}
+            for row in rows(ledger_of(done), done.trial_seconds)
+            if row["rung"] in RUNGS_BY_NAME and row["outcome"] in _TRIED
+        ],
+        "probe_layers": space.probe_layers,
+        "probes": probes,
+    }
+
+
+def _probe_row(candidate: Candidate, record: Record) -> dict[str, Any]:
+    seen = record.measurement
+    assert seen is not None
+    figures = [
+        candidate.engine.rung.name,
+        candidate.gradient_checkpointing,
+        candidate.micro_batch,
+        record.outcome.kind,
+        seen.accumulate_seconds,
+        seen.boundary_seconds,
+        gib(seen.peak_allocated),
+        gib(seen.peak_reserved),
+        gib(seen.peak_device),
+        gib(seen.peak_host),
+    ]
+    return dict(zip(_COLUMNS, figures, strict=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("model")
+    for name in ("gpus", "global-batch-size", "seq-len"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("gpu-memory", "host-memory"):
+        parser.add_argument(f"--{name}", type=parse_bytes)
+    for name in ("nvme-path", "run-dir"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--micro-batch", dest="micro_batches", type=int, action="append", default=[])
+    parser.add_argument("--caps", type=float, nargs="*", default=[])
+    asked = vars(parser.parse_args())
+    out, caps = asked.pop("out"), asked.pop("caps")
+    STRATEGIES["sweep and probe"] = sweep_and_probe
+    options = TuneOptions(
+        **{**asked, "micro_batches": tuple(asked["micro_batches"])},
+        strategy="sweep and probe",
+        output=out.with_suffix(".best_config.json"),
+    )
+    done = run_tune(options, PlainView())
+    out.write_text(json.dumps(as_sweep(done, caps), indent=1) + os.linesep)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
