@@ -20,12 +20,13 @@ WIDTHS = (40, 80, 120)
 
 
 class Camera(LiveView):
-    """A live view that is drawn each time it is told something, and keeps every picture."""
+    """A live view that is drawn each time it is told something, every sixth event included; it keeps the pictures."""
 
     def __init__(self, width: int, height: int = 60) -> None:
         self.paper = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
         super().__init__(self.paper)
         self.pictures: list[str] = []
+        self._num_events = 0
 
     def shoot(self) -> str:
         with self.paper.capture() as capture:
@@ -43,7 +44,8 @@ class Camera(LiveView):
 
     def event(self, *told: Any) -> None:
         super().event(*told)
-        if len(self.pictures) < 150:
+        self._num_events += 1
+        if self._num_events % 6 == 0:
             self.shoot()
 
     def trial_ends(self, *told: Any) -> None:
@@ -51,16 +53,36 @@ class Camera(LiveView):
         self.shoot()
 
 
+class Crew:
+    """Cameras that film the same tune."""
+
+    def __init__(self, *cameras: Camera) -> None:
+        self._cameras = cameras
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*told: Any) -> None:
+            for camera in self._cameras:
+                getattr(camera, name)(*told)
+
+        return tell
+
+
 def tune(view: Any, folder: Path) -> None:
     options = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
     run_tune(TuneOptions(**options, run_dir=folder / "run", output=folder / "best_config.json"), view)
 
 
-@pytest.fixture(scope="module", params=WIDTHS)
-def filmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Camera:
-    camera = Camera(request.param)
-    tune(camera, tmp_path_factory.mktemp("film"))
-    return camera
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Camera]:
+    """One tune on terminals of several sizes, by their width and height."""
+    films = {(width, 60): Camera(width) for width in WIDTHS} | {(100, 20): Camera(100, height=20)}
+    tune(Crew(*films.values()), tmp_path_factory.mktemp("film"))
+    return films
+
+
+@pytest.fixture(params=WIDTHS)
+def filmed(request: pytest.FixtureRequest, films: dict[tuple[int, int], Camera]) -> Camera:
+    return films[request.param, 60]
 
 
 def test_no_picture_is_wider_or_higher_than_the_terminal(filmed: Camera) -> None:
@@ -87,18 +109,15 @@ def test_what_a_trial_has_measured_is_shown_before_the_trial_ends(filmed: Camera
     assert any("fits" in picture.partition("not on this machine")[0] for picture in during)
 
 
-def test_a_low_terminal_shows_each_engine_in_one_line(tmp_path: Path) -> None:
-    camera = Camera(100, height=20)
-    tune(camera, tmp_path)
+def test_a_low_terminal_shows_each_engine_in_one_line(films: dict[tuple[int, int], Camera]) -> None:
+    camera = films[100, 20]
     assert all(len(picture.splitlines()) <= 20 for picture in camera.pictures)
     assert len(re.findall(r"^zero2 ", camera.pictures[-1], re.MULTILINE)) == 1
     assert "proven" in camera.pictures[-1]
 
 
-def test_the_memory_bar_is_as_long_as_the_fullest_gpu_is_full(tmp_path: Path) -> None:
-    camera = Camera(120)
-    tune(camera, tmp_path)
-    lines = camera.pictures[-1].splitlines()
+def test_the_memory_bar_is_as_long_as_the_fullest_gpu_is_full(films: dict[tuple[int, int], Camera]) -> None:
+    lines = films[120, 60].pictures[-1].splitlines()
     bars = {float(m[2]): m[1].count("█") for line in lines if (m := re.search(r"([█▏▎▍▌▋▊▉░]{12}) +([\d.]+)", line))}
     assert len(bars) > 3
     for held, cells in bars.items():
