@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,17 +20,8 @@ from ladder.protocol import RUN_MARKER, CandidateSpec, Event, StepPolicy, TrialS
 from ladder.units import GIB
 from ladder.workload import Workload
 
-TINY_CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 8192,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
+TINY_CONFIG: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "tiny" / "config.json").read_text())
+TINY = shape_from_config(TINY_CONFIG, name="tiny", source="file")
 WORLD_SIZE = 2
 
 
@@ -87,7 +79,7 @@ def tiny_trial(
     """A real trial of a two-layer Llama on two CPU ranks, one candidate for each micro-batch."""
     accumulation = 2
     workload = Workload(
-        model=shape_from_config(TINY_CONFIG, name="tiny", source="file"),
+        model=TINY,
         task="causal-lm",
         seq_len=64,
         global_batch_size=WORLD_SIZE * accumulation,

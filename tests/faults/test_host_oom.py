@@ -6,23 +6,22 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
 from provocation import FaultyBench
 from test_ranks import ENDLESS, Once, a_step_of, outcome_of
+from tunes import tune_over
 
 from ladder.candidates import RUNGS, Rung
-from ladder.history import History
+from ladder.cli.views import QuietView
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
 from ladder.protocol import FailedEvent, TrialSpec
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
-from ladder.tuning.problem import make_space
-from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.tuning.tuner import TuneResult
 from ladder.units import GIB, MIB
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -121,7 +120,7 @@ class NeverAskedTo(Launcher):
         """There is nothing to end."""
 
 
-class Notes:
+class Notes(QuietView):
     """A view that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -129,10 +128,6 @@ class Notes:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-    def trial_begins(self, *_: Any) -> None: ...
-    def event(self, *_: Any) -> None: ...
-    def trial_ends(self, *_: Any) -> None: ...
 
 
 def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[TuneResult, NeverAskedTo, Notes]:
@@ -142,18 +137,10 @@ def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[Tune
         device="cuda", world_size=WORLD_SIZE, gpus=gpus, memory_limit=40 * GIB, host_memory=host_memory, num_cores=16
     )
     rungs: list[Rung] = [rung for rung in RUNGS if "nvme" not in rung.devices]
-    space, unsupported = make_space(workload, machine, rungs, (1, 2, 4))
     launcher, notes = NeverAskedTo(), Notes()
-    with History(folder, "abc", {}) as history:
-        result = Tuner(
-            workload=workload,
-            machine=machine,
-            space=space,
-            unsupported=unsupported,
-            history=history,
-            launcher=launcher,
-            view=notes,
-        ).tune(STRATEGIES[strategy])
+    result = tune_over(
+        launcher, folder, workload, strategy=STRATEGIES[strategy], machine=machine, rungs=rungs, view=notes
+    )
     return result, launcher, notes
 
 

@@ -5,33 +5,23 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TINY_CONFIG, WORLD_SIZE, tiny_trial
+from helpers import TINY, tiny_trial
 from provocation import FaultyBench
 from test_ranks import records_of
+from tunes import tune_over
 
-from ladder.candidates import RUNGS_BY_NAME
-from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.machine.machine import Machine
-from ladder.model.shapes import shape_from_config
-from ladder.outcome import Record
 from ladder.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
 from ladder.search.policy import exhaustive, walk
-from ladder.tuning.problem import make_space
-from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 from ladder.workload import Workload
 
-WORKLOAD = Workload(
-    model=shape_from_config(TINY_CONFIG, name="tiny", source="file"), task="causal-lm", seq_len=64, global_batch_size=4
-)
-MACHINE = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_memory=8 * GIB, num_cores=2)
+WORKLOAD = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=4)
 QUICK = StepPolicy(maximum=3, seconds=0.2)
 
 
@@ -39,13 +29,6 @@ def data_bytes(pid: int) -> int:
     """The size of the data segment, which RLIMIT_DATA limits."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
-
-
-class Silent:
-    def note(self, text: str) -> None: ...
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
-    def event(self, rank: int, event: Event) -> None: ...
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None: ...
 
 
 @dataclass
@@ -73,27 +56,12 @@ class UnluckyProofs(Launcher):
         """The bench is not ours."""
 
 
-def tune(folder: Path, launcher: Launcher, strategy: Any) -> TuneResult:
-    space, unsupported = make_space(WORKLOAD, MACHINE, [RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero2"]], (1,))
-    with History(folder, "abc", {}) as history:
-        return Tuner(
-            workload=WORKLOAD,
-            machine=MACHINE,
-            space=space,
-            unsupported=unsupported,
-            history=history,
-            launcher=launcher,
-            view=Silent(),
-            steps=QUICK,
-        ).tune(strategy)
-
-
 @pytest.mark.parametrize("strategy", [exhaustive, walk])
 def test_a_candidate_that_fits_once_and_then_not_makes_way_for_one_that_fits_twice(
     bench: FaultyBench, tmp_path: Path, strategy: Any
 ) -> None:
     launcher = UnluckyProofs(bench, number=1)
-    result = tune(tmp_path / "run", launcher, strategy)
+    result = tune_over(launcher, tmp_path / "run", WORKLOAD, strategy=strategy, micro_batches=(1,), steps=QUICK)
     (lucky,) = launcher.victims
     of_lucky = [(record.purpose, record.outcome.kind) for record in result.records if record.candidate_key == lucky]
     assert of_lucky == [("measure", "fits"), ("proof", "gpu_oom")]

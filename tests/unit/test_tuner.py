@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record
+from tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
@@ -22,11 +24,10 @@ from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
 from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
-from ladder.tuning.tuner import Tuner, TuneResult, require_answer
+from ladder.tuning.tuner import TuneResult, require_answer
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload()
-MACHINE = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_memory=8 * GIB, num_cores=2)
 SEQUENCES_PER_STEP = 8
 
 
@@ -64,7 +65,7 @@ def test_a_micro_batch_that_does_not_divide_a_ranks_sequences_is_refused_with_th
 
 
 def test_the_space_has_the_supported_rungs_in_the_documented_order_and_the_others_with_their_reason() -> None:
-    machine = Machine(**{**vars(MACHINE), "unsupported": {"zero3": "no luck", "zero1": "not asked for"}})
+    machine = Machine(**{**vars(TWO_RANKS), "unsupported": {"zero3": "no luck", "zero1": "not asked for"}})
     wanted = [RUNGS_BY_NAME[name] for name in ("zero3", "zero2", "zero0")]
     space, unsupported = make_space(WORKLOAD, machine, wanted, (1, 2, 4))
     assert [engine.key for engine in space.engines] == ["zero0", "zero2"]
@@ -82,14 +83,14 @@ def test_the_space_has_the_supported_rungs_in_the_documented_order_and_the_other
     ],
 )
 def test_a_history_is_good_for_one_machine_only(changes: dict[str, Any]) -> None:
-    other = Machine(**vars(MACHINE) | changes)
+    other = Machine(**vars(TWO_RANKS) | changes)
     versions = {"torch": "2.13", "python": "3.11"}
-    assert run_fingerprint(WORKLOAD, other, versions)[0] != run_fingerprint(WORKLOAD, MACHINE, versions)[0]
+    assert run_fingerprint(WORKLOAD, other, versions)[0] != run_fingerprint(WORKLOAD, TWO_RANKS, versions)[0]
 
 
 def test_a_history_is_good_for_one_set_of_versions_and_any_python() -> None:
     def digest(**versions: str) -> str:
-        return run_fingerprint(WORKLOAD, MACHINE, versions)[0]
+        return run_fingerprint(WORKLOAD, TWO_RANKS, versions)[0]
 
     assert digest(torch="2.13", python="3.11") == digest(torch="2.13", python="3.12")
     assert digest(torch="2.13") != digest(torch="2.14")
@@ -137,27 +138,8 @@ def measured_in(candidate: CandidateSpec, seconds: float) -> MeasuredEvent:
     )
 
 
-class Silent:
-    """A view that shows nothing."""
-
-    def note(self, text: str) -> None: ...
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
-    def event(self, rank: int, event: Event) -> None: ...
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None: ...
-
-
 def tune(folder: Path, launcher: Launcher, *, strategy: Any = exhaustive, **options: Any) -> TuneResult:
-    space, unsupported = make_space(WORKLOAD, MACHINE, [RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero2"]], (1, 2, 4))
-    with History(folder, "abc", {}) as history:
-        return Tuner(
-            workload=WORKLOAD,
-            machine=MACHINE,
-            space=space,
-            unsupported=unsupported,
-            history=history,
-            launcher=launcher,
-            **{"view": Silent()} | options,
-        ).tune(strategy)
+    return tune_over(launcher, folder, WORKLOAD, strategy=strategy, **options)
 
 
 def larger_is_faster(spec: TrialSpec, candidate: CandidateSpec) -> float | None:
@@ -327,7 +309,7 @@ def test_a_budget_below_one_trial_is_warned_of_and_ends_with_what_to_do(tmp_path
         require_answer(result, "1 GiB")
 
 
-class Noting(Silent):
+class Noting(QuietView):
     """A view that keeps what is said to the user."""
 
     def __init__(self, notes: list[str]) -> None:
@@ -378,7 +360,7 @@ def test_a_fault_of_the_machine_ends_the_tune_keeps_what_was_measured_and_blames
 
 
 def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -> None:
-    space, _ = make_space(WORKLOAD, MACHINE, RUNGS[:1], (1,))
+    space, _ = make_space(WORKLOAD, TWO_RANKS, RUNGS[:1], (1,))
     oom = Outcome(kind="gpu_oom", sentence="rank 1 ran out of GPU memory", moment="engine")
     result = TuneResult(
         space=space,

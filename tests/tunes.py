@@ -1,0 +1,47 @@
+"""A tune without the command line: its loop over whatever launcher a test brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from helpers import WORLD_SIZE
+
+from ladder.candidates import RUNGS_BY_NAME, Rung
+from ladder.cli.views import QuietView
+from ladder.history import History
+from ladder.launch.base import Launcher
+from ladder.machine.machine import Machine
+from ladder.tuning.problem import make_space
+from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.units import GIB
+from ladder.workload import Workload
+
+TWO_RANKS = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_memory=8 * GIB, num_cores=2)
+ZERO1_AND_ZERO2 = (RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero2"])
+
+
+def tune_over(
+    launcher: Launcher,
+    folder: Path,
+    workload: Workload,
+    *,
+    strategy: Any,
+    machine: Machine = TWO_RANKS,
+    rungs: Sequence[Rung] = ZERO1_AND_ZERO2,
+    micro_batches: tuple[int, ...] = (1, 2, 4),
+    **options: Any,
+) -> TuneResult:
+    """Tune with a history in `folder`, unwatched unless a `view` is among the tuner's `options`."""
+    space, unsupported = make_space(workload, machine, rungs, micro_batches)
+    with History(folder, "abc", {}) as history:
+        return Tuner(
+            workload=workload,
+            machine=machine,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=launcher,
+            **{"view": QuietView()} | options,
+        ).tune(strategy)
