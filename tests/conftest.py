@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TINY_CONFIG, Bench
+from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
 
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operators import build_operators
@@ -45,17 +43,18 @@ def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_tune(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a real tune has run, on two CPU ranks and of as few trials as there can be.
+def small_tune_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """A folder with an awkward name in which a real tune has run, on two CPU ranks, and what was seen of it."""
+    folder = tmp_path_factory.mktemp('it\'s a "small" tune é')
+    done = ladder(*SMALL_TUNE, folder=folder)
+    assert done.status == 0, done.errors
+    return folder, done
 
-    It holds best_config.json and its companions, and ladder-runs/. Add files to it, but change none.
-    """
-    folder = tmp_path_factory.mktemp("small tune")
-    command = [sys.executable, "-m", "ladder.cli.main", "tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "700MiB"]
-    command += ["--rung", "zero2", "--micro-batch", "1", "--strategy", "walk"]
-    command += ["--global-batch-size", "2", "--seq-len", "16"]
-    subprocess.run(command, check=True, cwd=folder, capture_output=True, timeout=280)
-    return folder
+
+@pytest.fixture(scope="session")
+def small_tune(small_tune_done: tuple[Path, Finished]) -> Path:
+    """Its folder: best_config.json and its companions, and ladder-runs/. Add files to it, but change none."""
+    return small_tune_done[0]
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +76,12 @@ def local_bench(
         return Bench(launcher, cancellation, marker)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def warm_bench(local_bench: Callable[..., Bench]) -> Iterator[Bench]:
+    """One warm server for all tests that leave a launcher working: its seconds of imports are paid once."""
+    bench = local_bench()
+    yield bench
+    bench.launcher.close()
+    assert bench.processes() == []

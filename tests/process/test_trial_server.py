@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,6 @@ ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
 
 
 @pytest.fixture
-def bench(local_bench: Callable[..., Bench]) -> Iterator[Bench]:
-    bench = local_bench()
-    yield bench
-    bench.launcher.close()
-    assert bench.processes() == []
-
-
-@pytest.fixture
 def server(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]) -> Iterator[TrialServer]:
     marker = f"ladder-test-{secrets.token_hex(8)}"
     server = TrialServer(marker=marker, job=trial_job, environment=trial_environment, log=tmp_path / "server.log")
@@ -40,25 +32,25 @@ def server(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[st
 
 
 def test_a_server_killed_in_the_middle_of_a_trial_is_noticed_and_the_next_trial_works(
-    bench: Bench, tmp_path: Path
+    warm_bench: Bench, tmp_path: Path
 ) -> None:
     ranks: list[psutil.Process] = []
 
     def kill_server_at_first_step(rank: int, event: Event) -> None:
         if isinstance(event, StepEvent) and not ranks:
-            (server,) = [process for process in bench.processes() if process.parent() == psutil.Process()]
+            (server,) = [process for process in warm_bench.processes() if process.parent() == psutil.Process()]
             ranks.extend(server.children())
             server.send_signal(signal.SIGKILL)
 
-    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), kill_server_at_first_step)
+    run = warm_bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), kill_server_at_first_step)
     assert run.stop is not None
     assert run.stop.kind == "lost_server"
     assert len(ranks) == WORLD_SIZE
-    assert bench.processes() == []
+    assert warm_bench.processes() == []
     # A process being taken down shows no environment any more: the launcher may return a moment before its end.
     wait_until(lambda: not any(is_alive(rank) for rank in ranks), seconds=1)
 
-    run = bench.run(tiny_trial(tmp_path / "0002", 1))
+    run = warm_bench.run(tiny_trial(tmp_path / "0002", 1))
     assert run.stop is None
     assert all(isinstance(events[-1], DoneEvent) for events in run.events)
 

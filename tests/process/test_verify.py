@@ -33,13 +33,13 @@ def promise(small_tune: Path, name: str, *, tokens_per_second: float | None = No
 
 def test_slower_than_promised_has_a_status_of_its_own_and_the_figures_beside_each_other(small_tune: Path) -> None:
     file = promise(small_tune, "fast.json", tokens_per_second=1e6)
-    done = ladder("verify", file, "--minutes", "0.2", "--format", "json", folder=small_tune)
+    done = ladder("verify", file, "--minutes", "0.1", "--format", "json", folder=small_tune)
     assert done.returncode == 6, done.stderr
     assert "slower than it promises" in done.stderr
     assert "proof of" in done.stderr
     document = json.loads(done.stdout)
     assert (document["fits"], document["holds"]) == (True, False)
-    assert document["seconds"] > 12  # it trained for as long as it was told
+    assert document["seconds"] > 6  # it trained for as long as it was told
     seen = document["peak_device_gib"]
     assert seen["seen"] == pytest.approx(seen["promised"], rel=0.2)
 
