@@ -205,6 +205,9 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
 
 
 _COLUMNS = {
+    "fits": "fits",
+    "ckpt": "gradient_checkpointing",
+    "mb": "micro_batch",
     "parameters": "parameters_gib",
     "gradients": "gradients_gib",
     "optimizer": "optimizer_gib",
@@ -214,12 +217,26 @@ _COLUMNS = {
     "outside": "outside_torch_gib",
     "peak": "peak_gib",
     "host": "host_gib",
+    "GPUs needed": "smallest_gpus",
 }
+_IN_LESS = {name: _COLUMNS[name] for name in ("fits", "ckpt", "mb", "peak", "host", "GPUs needed")}
+_IN_SHORT = {"fits": "fits", "peak": "peak_gib", "GPUs": "smallest_gpus"}
+_NARROW, _WIDE = 80, 145
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:  # of the GPUs needed
+        return ">1024"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _print(made: Plan, space: Space) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from ladder.cli.console import stdout_console
+    from ladder.text import in_short_lines
 
     model = space.workload.model
     typer.echo(
@@ -227,21 +244,22 @@ def _print(made: Plan, space: Space) -> None:
         f"{format_bytes(space.memory_limit)}; sequence length {space.workload.seq_len}, global batch "
         f"{space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
     )
+    console = stdout_console()
+    narrow = console.width < _NARROW
+    shown = _COLUMNS if console.width >= _WIDE else _IN_SHORT if narrow else _IN_LESS
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rung", no_wrap=True)
-    for name in ("fits", "ckpt", "mb", *_COLUMNS, "GPUs needed"):
+    for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
     for row in map(_row, made.rungs):
         table.add_row(
-            row["rung"],
-            row["fits"],
-            "on" if row["gradient_checkpointing"] else "off",
-            str(row["micro_batch"]),
-            *(f"{row[key]:.1f}" for key in _COLUMNS.values()),
-            str(row["smallest_gpus"] or ">1024"),
+            in_short_lines(row["rung"]) if narrow else row["rung"],
+            *(_cell(row[key]) for key in shown.values()),
             style={"no": "dim", "perhaps": "yellow"}.get(row["fits"], ""),
         )
-    Console(width=160, highlight=False).print(table)
+    console.print(table)
+    if shown is not _COLUMNS:
+        typer.echo("Memory by part: on a wider terminal, or with --format json.")
     if made.most_seconds:
         typer.echo(f"A tune would take about {_minutes(made.least_seconds)} to {_minutes(made.most_seconds)} minutes.")
     else:

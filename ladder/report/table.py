@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ladder.search.ledger import Entry
+from ladder.text import in_short_lines
 from ladder.units import gib
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ _FAILED = "red"
 _COUNTS = ("micro_batch", "accumulation", "num_steps")
 _NARROW = 80
 _WIDE = 110
-_SHORT_LINE = 14
 _LIKELY = 0.5
 RUNG_CELLS = 16
 """For a rung's name on a narrow terminal: the longer ones go on in a second line."""
@@ -92,7 +91,7 @@ def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
         checkpointing = {True: "on", False: "off", None: ""}[entry.gradient_checkpointing]
         memory = f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else ""
         table.add_row(
-            _in_short_lines(entry.rung) if narrow else entry.rung,
+            in_short_lines(entry.rung) if narrow else entry.rung,
             checkpointing,
             str(entry.micro_batch or ""),
             f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
@@ -102,18 +101,6 @@ def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
             style=_FAILED if failed else _STYLES.get(entry.status, ""),
         )
     return table
-
-
-def _in_short_lines(rung: str) -> str:
-    """A rung's name in lines for a narrow column, parted where its words are."""
-    first, *words = re.split(r"(?=\+)", rung)
-    lines = [first]
-    for word in words:
-        if len(lines[-1]) + len(word) > _SHORT_LINE:
-            lines.append(word)
-        else:
-            lines[-1] += word
-    return "\n".join(lines)
 
 
 def _folded(entries: Sequence[Entry]) -> list[Entry]:

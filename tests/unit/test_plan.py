@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ladder.cli.plan import plan as command
@@ -87,6 +88,16 @@ def test_the_table_has_a_line_for_each_rung_and_the_price():
     assert result.exit_code == 0
     assert "zero3+param-cpu+opt-cpu+lean" in result.stdout
     assert "minutes" in result.stdout
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_on_a_narrow_terminal_the_table_has_what_there_is_room_for(columns: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ladder.cli.console.stdout_console", lambda: Console(width=columns))
+    result = CliRunner().invoke(app, ["llama-2-7b", "--gpus", "8", "--gpu-memory", "80GiB"], catch_exceptions=False)
+    table = result.stdout.split("all ranks.\n")[1].split("Memory by part:")[0]
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= columns
+    for word in ("peak", "GPUs", "zero0", "zero3", "+param-nvme"):
+        assert word in table
 
 
 def test_nothing_heavy_is_imported():
