@@ -26,6 +26,7 @@ from ladder.text import shown
 
 SCHEMA_VERSION = 1
 _STUDY = "ladder"
+_SECONDS = "seconds of trials without a record"
 _RECORD = TypeAdapter(Record)
 _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
@@ -202,13 +203,16 @@ class History:
         if self._study.user_attrs.get("space") != facts:
             self._study.set_user_attr("space", facts)
 
+    def note_seconds(self, trial: str, seconds: dict[str, float]) -> None:
+        """Where the time of a trial went that leaves no record."""
+        try:
+            self._study.set_user_attr(_SECONDS, self._study.user_attrs.get(_SECONDS, {}) | {trial: seconds})
+        except OSError as error:
+            raise self.unwritable(error) from None
+
     def trial_seconds(self) -> dict[str, dict[str, float]]:
         """Where each trial's time went, by trial and phase."""
-        return {
-            trial.user_attrs["record"]["trial"]: trial.user_attrs["trial_seconds"]
-            for trial in self._study.get_trials(deepcopy=False)
-            if "record" in trial.user_attrs
-        }
+        return seconds_of(self._study)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -222,6 +226,13 @@ class History:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def seconds_of(study: optuna.Study) -> dict[str, dict[str, float]]:
+    """Where the time of each trial in `study` went, by trial and phase."""
+    attributes = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    recorded = {each["record"]["trial"]: each["trial_seconds"] for each in attributes if "record" in each}
+    return dict(sorted((study.user_attrs.get(_SECONDS, {}) | recorded).items()))
 
 
 def _distributions() -> dict[str, BaseDistribution]:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.history import seconds_of
 from ladder.journal import DamagedJournalError, ReadOnlyJournal, open_storage
 from ladder.outcome import Record
 from ladder.search.snapshot import space_from_dict
@@ -46,7 +47,7 @@ def read_run(folder: Path) -> StoredRun:
         trials = study.get_trials(deepcopy=False)
         attributes = [trial.user_attrs for trial in trials if "record" in trial.user_attrs]
         records = [_RECORD.validate_python(each["record"]) for each in attributes]
-        seconds = {each["record"]["trial"]: each["trial_seconds"] for each in attributes}
+        seconds = seconds_of(study)
         about = dict(study.user_attrs["run"]["facts"])
     except DamagedJournalError as damage:
         raise EnvironmentFaultError(

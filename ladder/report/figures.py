@@ -269,7 +269,7 @@ def _vertical(x: float) -> dict[str, Any]:
 def _what(trial: str, run: ReportedRun) -> str:
     records = [record for record in run.records if record.trial == trial]
     if not records:
-        return ""
+        return "losses compared"
     if records[0].purpose == "proof":
         return f"proof of {_label(records[0].candidate_key)}"
     candidate = run.space.by_key.get(records[0].candidate_key)

@@ -204,6 +204,7 @@ class Tuner:
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         self._count_lost_servers(run)
+        self._history.note_seconds(spec.trial, trial_seconds(run))
         self._view.trial_ends(run, [])
         return losses_of(run)
 

@@ -81,6 +81,15 @@ def test_where_the_time_of_each_trial_went_survives_too(copied: Path) -> None:
         assert history.trial_seconds() == {trial: {"start": 0.5, "measure": 2.0} for trial in ("0001", "0002")}
 
 
+def test_the_time_of_trials_that_leave_no_record_is_counted_too(copied: Path) -> None:
+    with opened(copied) as history:
+        history.note_seconds("0004", {"start": 1.0})
+        history.note_seconds("0003", {"start": 2.0})
+    with opened(copied) as history:
+        assert list(history.trial_seconds()) == ["0001", "0002", "0003", "0004"]
+        assert history.trial_seconds()["0003"] == {"start": 2.0}
+
+
 def test_a_new_folder_is_made_for_its_owner_alone_and_is_empty(tmp_path: Path) -> None:
     folder = tmp_path / 'it\'s "new"' / "rün"
     assert records_in(folder) == []

@@ -271,6 +271,8 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     assert result.answer.candidate_key.startswith(rung)
     assert any("losses were not compared" in warning for warning in result.answer.warnings) == warns
     shallow = [spec for spec in launcher.specs if spec.parity]
+    with History(tmp_path / "run", "abc", {}) as history:
+        assert {spec.trial for spec in shallow} < set(history.trial_seconds())
     assert {candidate.micro_batch for spec in shallow for candidate in spec.candidates} == {1}
     assert all(record.trial not in {spec.trial for spec in shallow} for record in result.records if record.measurement)
     again = Learner(losses)
