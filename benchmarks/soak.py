@@ -15,7 +15,6 @@ started until it ends by itself. The last line is `tunes=… lost=… leaked=…
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -39,17 +38,7 @@ from ladder.tuning.sweep import run_marker
 
 FAULTS = ("controller SIGINT", "controller SIGTERM", "controller SIGKILL", "server SIGKILL", "rank SIGKILL", "none")
 MACHINES = ("a100-40", "a100-80", "h100-80", "h200", "l4", "l40s", "rtx-4090")
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 8192,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
+TINY = Path(__file__).parents[1] / "tests" / "data" / "tiny"
 
 
 @dataclass
@@ -141,8 +130,7 @@ class RealTune:
         self.folder = folder
         self.run_dir = folder / "run"
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        self._command = [sys.executable, "-m", "ladder.cli.main", "tune", str(folder), "--gpus", "0"]
+        self._command = [sys.executable, "-m", "ladder.cli.main", "tune", str(TINY), "--gpus", "0"]
         self._command += ["--gpu-memory", "400MiB", "--seq-len", "256", "--global-batch-size", "256"]
         self._command += ["--micro-batch", "1", "--micro-batch", "128", "--rung", "zero2"]
         self._command += ["--strategy", "exhaustive", "--run-dir", str(self.run_dir)]
