@@ -267,12 +267,12 @@ def rows_of(text: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def recorded_sweeps(accumulations: tuple[int, ...]) -> Iterator[Sweep]:
-    """Every file at every one of its caps and every accumulation."""
+def recorded_sweeps(accumulations: tuple[int, ...], *, every_cap: bool = True) -> Iterator[Sweep]:
+    """Every file at every accumulation, and at every one of its caps or at the first."""
     for path in sorted(SWEEPS.glob("*.json")):
         facts = json.loads(path.read_text())
         if "trials_csv" in facts:
             facts["rows"] = list(rows_of((path.parent / facts["trials_csv"]).read_text()))
-        for cap in facts["caps_gib"]:
+        for cap in facts["caps_gib"] if every_cap else facts["caps_gib"][:1]:
             for accumulation in accumulations:
                 yield Sweep(f"{path.stem}, {cap} GiB, A {accumulation}", facts, int(cap * GIB), accumulation)
