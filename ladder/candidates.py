@@ -22,9 +22,11 @@ LEAN_KNOBS: tuple[Knob, ...] = (
     ("sub_group_size", 100_000_000),
 )
 
-# DeepSpeed keeps one NVMe buffer for each parameter that stays on the GPU for its next use, and asserts when none is
-# left: with parameters on NVMe none may stay.
-_NO_REUSE: tuple[Knob, ...] = (("stage3_max_reuse_distance", 0),)
+# DeepSpeed holds one NVMe buffer for each parameter that stays on the GPU for its next use or is fetched ahead of it, and
+# asserts when none is left. What it fetches ahead goes astray as soon as the order of the modules changes: when gradient
+# checkpointing is switched, or an evaluation comes between steps. So none may stay, and none comes early (measured on a
+# CPU: steps take 12 to 18 % longer, and never fail).
+_ONE_AT_A_TIME: tuple[Knob, ...] = (("stage3_max_reuse_distance", 0), ("stage3_prefetch_bucket_size", 0))
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ RUNGS: tuple[Rung, ...] = (
     Rung("zero3+param-cpu+opt-cpu", 3, "cpu", "cpu"),
     Rung("zero3+param-cpu+opt-cpu+lean", 3, "cpu", "cpu", LEAN_KNOBS),
     Rung("zero3+opt-nvme", 3, "nvme"),
-    Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme", _NO_REUSE),
+    Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme", _ONE_AT_A_TIME),
 )
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
 _KEY = re.compile(r"(?P<rung>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<on>on|off) mb=(?P<size>[1-9]\d*)")

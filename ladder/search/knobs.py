@@ -36,7 +36,7 @@ def knob_choices(workload: Workload, engine: Engine) -> Choices:
     usual = engine_knobs(workload, Engine(engine.rung))
     choices: dict[str, tuple[bool | int, ...]] = {}
     for name, factors in _FACTORS.items():
-        if name in usual:
+        if usual.get(name):  # what a rung has switched off stays so
             values = {min(_LARGEST, int(usual[name] * factor)) // 2 * 2 for factor in factors}  # even: DeepSpeed aligns
             choices[name] = tuple(sorted(values | {usual[name]}))
     choices |= {name: (False, True) for name in _SWITCHES if name in usual}
