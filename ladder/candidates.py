@@ -22,10 +22,10 @@ LEAN_KNOBS: tuple[Knob, ...] = (
     ("sub_group_size", 100_000_000),
 )
 
-# DeepSpeed holds one NVMe buffer for each parameter that stays on the GPU for its next use or is fetched ahead of it, and
-# asserts when none is left. What it fetches ahead goes astray as soon as the order of the modules changes: when gradient
-# checkpointing is switched, or an evaluation comes between steps. So none may stay, and none comes early (measured on a
-# CPU: steps take 12 to 18 % longer, and never fail).
+# DeepSpeed holds one NVMe buffer for each parameter that stays on the GPU for its next use or is fetched ahead of it,
+# and asserts when none is left. What it fetches ahead goes astray as soon as the order of the modules changes: when
+# gradient checkpointing is switched, or an evaluation comes between steps. So none may stay, and none comes early
+# (measured on a CPU: steps take 12 to 18 % longer, and never fail).
 _ONE_AT_A_TIME: tuple[Knob, ...] = (("stage3_max_reuse_distance", 0), ("stage3_prefetch_bucket_size", 0))
 
 
