@@ -211,9 +211,7 @@ def print_recorded(results: Sequence[Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="one cap a sweep, and machines for 40 seconds"
-    )
+    parser.add_argument("--quick", action="store_true", help="one cap a sweep, and machines for 40 seconds")
     parser.add_argument("--machines", type=int, default=240)
     parser.add_argument("--first", type=int, default=0, help="the number of the first machine: others than those seen")
     parser.add_argument("--surprise", type=float, default=1.0, help="how far machines stray; 2 is twice as far")
