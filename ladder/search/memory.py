@@ -161,6 +161,14 @@ def predict_memory(
     )
 
 
+def expected_peak(workload: Workload, candidate: Candidate, *, world_size: int, device: Device) -> int:
+    """`predict_memory(…).peak` before any trial, without its doubt, which takes most of the work."""
+    prior = MemoryCalibration()
+    allocated = math.exp(_Footprint(workload, candidate, world_size, device).log_peak({}))
+    outside, _ = _outside(prior, candidate.engine.key, world_size, device)
+    return int(allocated * (1 + (prior.margin if device == "cuda" else 0.0)) + outside)
+
+
 def calibrate_memory(
     workload: Workload, observations: Sequence[MemoryObservation], *, world_size: int, device: Device
 ) -> MemoryCalibration:

@@ -9,7 +9,8 @@ from functools import cached_property
 from ladder.candidates import Candidate, Engine, candidate_of, candidates_of
 from ladder.model.shapes import with_layers
 from ladder.outcome import MEMORY_OUTCOMES, Outcome, Record
-from ladder.search.memory import predict_memory
+from ladder.search.memory import expected_peak
+from ladder.search.moments import Device
 from ladder.workload import Workload
 
 _BROKEN_AFTER = 2
@@ -75,10 +76,9 @@ class Space:
             key=lambda candidate: (self._predicted_peak(candidate), candidate.micro_batch),
         )
 
-    def _predicted_peak(self, candidate: Candidate) -> float:
-        return predict_memory(
-            self.workload, candidate, world_size=self.world_size, device="cuda" if self.device == "cuda" else "cpu"
-        ).peak
+    def _predicted_peak(self, candidate: Candidate) -> int:
+        device: Device = "cuda" if self.device == "cuda" else "cpu"
+        return expected_peak(self.workload, candidate, world_size=self.world_size, device=device)
 
 
 class _Candidates(dict[str, Candidate]):

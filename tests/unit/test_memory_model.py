@@ -15,6 +15,7 @@ from ladder.search.memory import (
     MemoryObservation,
     MemoryPrediction,
     calibrate_memory,
+    expected_peak,
     predict_memory,
 )
 from ladder.units import GIB, MIB
@@ -262,3 +263,13 @@ def test_on_a_cpu_the_prior_is_within_a_third_and_the_engine_learns(llama_like: 
 def test_the_same_observations_give_the_same_calibration(fitting):
     points = [p for p in fitting if p.num_layers == 2]
     assert learn(points) == learn(points)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_peak_that_candidates_are_sorted_by_is_the_one_that_is_predicted(device: str, llama_like):
+    workload = llama_like(8)
+    for rung in RUNGS:
+        for micro_batch in (1, 4):
+            tried = Candidate(Engine(rung), True, micro_batch, 2)
+            predicted = predict_memory(workload, tried, world_size=4, device=device)
+            assert expected_peak(workload, tried, world_size=4, device=device) == predicted.peak
