@@ -93,5 +93,6 @@ def test_quiet_leaves_only_the_answer(tmp_path: Path) -> None:
 def test_on_forty_columns_every_rung_can_be_read(tmp_path: Path) -> None:
     written = on_a_terminal(*TUNE, "--rung", "zero3+param-cpu", folder=tmp_path, COLUMNS="40")
     table = written.rpartition("rung ")[2]
-    assert "zero3+param-cpu" in table
+    assert "zero3" in table
+    assert "+param-cpu" in table  # parted where its words are; no word is broken
     assert "…" not in table.partition("Stopped")[0]
