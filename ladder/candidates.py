@@ -43,6 +43,11 @@ class Rung:
     def devices(self) -> frozenset[Device]:
         return frozenset({self.offload_optimizer, self.offload_param}) - {"none"}
 
+    @property
+    def family(self) -> str:
+        """The same for rungs that differ in knobs only: the same stage, the same devices."""
+        return f"{self.stage} {self.offload_optimizer} {self.offload_param}"
+
 
 PIN_MEMORY = "pin_memory"
 """The knob that DeepSpeed reads in the offload sections; all others are settings of `zero_optimization` itself."""

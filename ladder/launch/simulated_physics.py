@@ -122,7 +122,7 @@ class Physics:
             outside = int((0.8 * GIB + (0.7 * GIB if self._world_size > 1 else 0)) * self._stray("outside"))
         accumulate, update = self._seconds(candidate)
         host, _ = offloaded(self._workload, candidate, self._world_size)
-        host = (1.9 * GIB * self._world_size + host) * self._stray("host", _family(candidate))
+        host = (1.9 * GIB * self._world_size + host) * self._stray("host", candidate.engine.rung.family)
         return Truth(
             accumulate_seconds=accumulate,
             boundary_seconds=accumulate + update,
@@ -221,7 +221,7 @@ class Physics:
         micro = (busy**self._exponent + gather**self._exponent) ** (1 / self._exponent)
         update += self._update_seconds(candidate, pcie)
         # Engines that differ in knobs only are alike but for a little (measured: 1.5 and 1.8 %).
-        family = _family(candidate)
+        family = rung.family
         turned = candidate.engine.knobs or rung.knobs
         whole = self._stray("engine_time", family) * (self._stray("knob_time", key) if turned else 1)
         variant = "ckpt" if candidate.gradient_checkpointing else "whole"
@@ -261,12 +261,6 @@ class Physics:
     def _disk(self, candidate: Candidate) -> int:
         rung, p = candidate.engine.rung, self._workload.model.num_parameters
         return int((12 * p if rung.offload_optimizer == "nvme" else 0) + (2 * p if rung.offload_param == "nvme" else 0))
-
-
-def _family(candidate: Candidate) -> str:
-    """The same for engines that differ in knobs only: they keep the same on the host."""
-    rung = candidate.engine.rung
-    return f"{rung.stage} {rung.offload_optimizer} {rung.offload_param}"
 
 
 def _in_blocks(num_bytes: float, num_layers: int) -> float:

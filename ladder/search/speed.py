@@ -111,7 +111,7 @@ class _Steps:
         self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, shallow: bool = False
     ) -> None:
         rung, kind = candidate.engine.rung, "ckpt" if candidate.gradient_checkpointing else "whole"
-        family, own = _family(candidate), partial(_own, candidate)
+        family, own = candidate.engine.rung.family, partial(_own, candidate)
         self._terms = _terms(workload, candidate, world_size, machine)
         doubt = machine.doubt
         self._compute: Factor = (("compute", 0.35 * doubt), (f"compute:{kind}", 0.08), (f"compute:{family}", 0.06))
@@ -168,18 +168,12 @@ class _Steps:
         )
 
 
-def _family(candidate: Candidate) -> str:
-    """Engines that differ in knobs only are of one family: the same stage, the same devices."""
-    rung = candidate.engine.rung
-    return f"{rung.stage}/{rung.offload_optimizer}/{rung.offload_param}"
-
-
 def _own(candidate: Candidate, term: str, sigma: float) -> Factor:
     """What one engine's `term` strays by: mostly with its family, the rest on its own.
 
     Measured: the same parameters updated on the host, with and without the lean knobs, strayed by 0.49 and 0.46.
     """
-    return ((f"{term}:{_family(candidate)}", 0.8 * sigma), (f"{term}:{candidate.engine.key}", 0.6 * sigma))
+    return ((f"{term}:{candidate.engine.rung.family}", 0.8 * sigma), (f"{term}:{candidate.engine.key}", 0.6 * sigma))
 
 
 def predict_speed(
