@@ -43,10 +43,7 @@ def explain(
     from ladder.tuning.options import check_rungs
 
     if why is not None:
-        try:
-            check_rungs([why])
-        except UsageError as error:
-            raise UsageError(str(error).replace("--rung", "--why", 1)) from None
+        check_rungs([why], "--why")
     stored = read_run(run if run is not None else newest_run())
     on_paper = is_simulated(stored.facts)
     entries = ledger(stored.space, stored.records, stored.unsupported, on_paper=on_paper)

@@ -51,11 +51,11 @@ class TuneOptions:
     """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
 
-def check_rungs(names: Sequence[str]) -> tuple[str, ...]:
-    """UsageError for a name that is no rung."""
+def check_rungs(names: Sequence[str], option: str = "--rung") -> tuple[str, ...]:
+    """UsageError for a name, given with `option`, that is no rung."""
     for name in names:
         if name not in RUNGS_BY_NAME:
-            raise UsageError(f"--rung {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
+            raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)
 
 
