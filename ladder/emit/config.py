@@ -14,6 +14,7 @@ from typing import Any
 from ladder.candidates import deepspeed_config
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
+from ladder.machine.host import FREED_AT_ONCE
 from ladder.units import gib
 
 SCHEMA_VERSION = 1
@@ -52,7 +53,7 @@ def launch_environment(answer: Answer) -> dict[str, str]:
     environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
     if answer.device == "cpu":
         # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
-        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **FREED_AT_ONCE}
     return environment
 
 

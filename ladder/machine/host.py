@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 import psutil
 
+from ladder.units import MIB
+
 _UNLIMITED = 1 << 60
+
+# For the environment of a rank on a CPU. glibc keeps freed blocks of up to 32 MiB, some 30 MiB more in one run than in
+# the next; given a mapping each, they go back at once, and a rank holds what its tensors need.
+FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
 
 
 class MemoryCgroup(NamedTuple):

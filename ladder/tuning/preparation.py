@@ -10,6 +10,7 @@ from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operators import build_operators
 from ladder.launch.secrets import blanked_secrets
+from ladder.machine.host import FREED_AT_ONCE
 from ladder.machine.machine import Machine, operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.tuner import View
@@ -65,6 +66,8 @@ def rank_environment(machine: Machine) -> dict[str, str]:
         # Asks NVML and not CUDA whether there are GPUs: a process that has asked CUDA cannot be forked.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
+    if machine.device == "cpu":
+        environment |= FREED_AT_ONCE
     if machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
     return environment

@@ -235,7 +235,7 @@ def test_only_a_bundled_model_has_defaults_for_a_quick_try(tmp_path: Path) -> No
     assert smoke_defaults(resolve_model("Tiny-Llama")) == {
         "seq_len": 64,
         "global_batch_size": 8,
-        "gpu_memory": "430MiB",
+        "gpu_memory": "400MiB",
     }
     assert smoke_defaults(resolve_model("llama-2-7b")) is None
     assert smoke_defaults(resolve_model("meta-llama/Llama-2-7b-hf")) is None
