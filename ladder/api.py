@@ -20,12 +20,13 @@ from ladder.cli.views import watching
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
-from ladder.errors import NothingFitsError, UsageError
+from ladder.errors import UsageError
 from ladder.launch.lease import InterruptedWaitError
 from ladder.report.table import frame
 from ladder.tracking import TrackerName, tracking
 from ladder.tuning.options import TuneOptions, check_rungs
 from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.tuner import require_answer
 from ladder.units import format_bytes, parse_bytes
 from ladder.verification import InterruptedVerificationError, Verification, run_verification
 
@@ -55,9 +56,9 @@ class Tuned:
 
     @property
     def best(self) -> Answer:
-        """The proven answer. NothingFitsError if there is none."""
-        if self.output.answer is None:
-            raise NothingFitsError(f"No candidate is proven to fit; the tune stopped: {self.output.result.stopped}.")
+        """The proven answer. NothingFitsError says what would fit, UsageError that the time budget was too small."""
+        require_answer(self.output.result)
+        assert self.output.answer is not None  # it is made of the result's
         return self.output.answer
 
     @cached_property

@@ -201,6 +201,18 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
         "global_batch_size": space.workload.global_batch_size,
         "rungs": [_row(row) for row in made.rungs],
         "tune_seconds": [round(made.least_seconds), round(made.most_seconds)],
+        "remedies": None if made.most_seconds else _remedies(space),
+    }
+
+
+def _remedies(space: Space) -> dict[str, Any]:
+    from ladder.search.remedies import remedies
+
+    sizes = ("gpu_memory", "lora", "qlora")
+    found = asdict(remedies(space))
+    return {
+        f"{key}_gib" if key in sizes else key: gib(value) if key in sizes and value else value
+        for key, value in found.items()
     }
 
 
@@ -263,7 +275,9 @@ def _print(made: Plan, space: Space) -> None:
     if made.most_seconds:
         typer.echo(f"A tune would take about {_minutes(made.least_seconds)} to {_minutes(made.most_seconds)} minutes.")
     else:
-        typer.echo("Nothing is predicted to fit: use more GPUs, larger ones, or a shorter --seq-len.")
+        from ladder.search.remedies import remedies
+
+        typer.echo(f"Nothing is predicted to fit. {remedies(space).sentence()}".rstrip())
 
 
 def _minutes(seconds: float) -> str:

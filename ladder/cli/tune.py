@@ -10,7 +10,6 @@ import typer
 
 from ladder.cli import workload_options as ask
 from ladder.errors import EXIT_FOUND, LadderError
-from ladder.units import format_bytes
 
 
 class LauncherName(str, Enum):
@@ -188,5 +187,5 @@ def tune(
             return interruption.exit_code
     from ladder.tuning.tuner import require_answer
 
-    require_answer(done.result, format_bytes(done.result.space.memory_limit))
+    require_answer(done.result)
     return EXIT_FOUND

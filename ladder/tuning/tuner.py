@@ -20,11 +20,13 @@ from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
+from ladder.search.remedies import remedies
 from ladder.search.space import Space, ranking
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.tuning.refusal import disproved, less_disproved, refusals
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
+from ladder.units import format_bytes
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
 
@@ -266,10 +268,11 @@ class Tuner:
         )
 
 
-def require_answer(result: TuneResult, limit: str) -> Record:
-    """The winner's proof. NothingFitsError says what came closest, UsageError that the time budget was too small."""
+def require_answer(result: TuneResult) -> Record:
+    """The winner's proof. NothingFitsError says what came closest and what would fit, UsageError that time ran out."""
     if result.answer is not None:
         return result.answer
+    limit = format_bytes(result.space.memory_limit)
     if result.out_of_time:
         raise UsageError(
             f"Nothing that fits in {limit} per GPU was found and proven: {result.stopped}. "
@@ -277,7 +280,8 @@ def require_answer(result: TuneResult, limit: str) -> Record:
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
     last = f" The most frugal one tried: {failures[-1].outcome.sentence}." if failures else ""
+    remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
     raise NothingFitsError(
         f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
-        "Use more GPUs, a larger --gpu-memory, a shorter --seq-len, or give --nvme-path for the NVMe rungs."
+        f"{remedy or 'Use more or larger GPUs.'}"
     )

@@ -67,7 +67,7 @@ def test_the_trials_are_a_frame_and_a_notebook_shows_them(tuned: ladder.Tuned) -
 def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: Path) -> None:
     nothing = ladder.tune("llama-2-7b", gpu_memory="2GiB", run_dir=tmp_path, output=tmp_path / "best.json", **PAPER)
     assert "nothing proven" in repr(nothing)
-    with pytest.raises(NothingFitsError):
+    with pytest.raises(NothingFitsError, match=r"What would fit, by prediction: .*GPUs of \d+ GiB"):
         _ = nothing.best
 
 

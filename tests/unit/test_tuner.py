@@ -308,7 +308,7 @@ def test_a_budget_below_one_trial_is_warned_of_and_ends_with_what_to_do(tmp_path
     assert len(launcher.specs) == 1
     assert "time budget of 0.5 s is less than one trial is expected to take" in notes[0]
     with pytest.raises(UsageError, match="larger --time-budget"):
-        require_answer(result, "1 GiB")
+        require_answer(result)
 
 
 class Noting(QuietView):
@@ -374,5 +374,5 @@ def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -
         cancelled=False,
         seconds=1.0,
     )
-    with pytest.raises(NothingFitsError, match=r"Nothing fits in 1\.00 GiB per GPU.*rank 1 ran out of GPU memory\."):
-        require_answer(result, "1.00 GiB")
+    with pytest.raises(NothingFitsError, match=r"in 1\.00 GiB per GPU.*rank 1 ran out of GPU memory\. What would fit"):
+        require_answer(result)

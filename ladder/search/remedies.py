@@ -1,0 +1,164 @@
+"""What would make a workload fit that does not: more or larger GPUs, shorter sequences, NVMe, fewer trained weights.
+
+Everything is predicted, with what trials taught about this machine, and stands for itself: any one remedy is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ladder.candidates import RUNGS, Candidate, Engine, divisors
+from ladder.outcome import Record
+from ladder.search.belief import Belief, believe, device_of
+from ladder.search.memory import MemoryPrediction, predict_memory
+from ladder.search.moments import moments_of
+from ladder.search.space import Space
+from ladder.units import GIB, format_bytes
+from ladder.workload import Workload
+
+_MOST_GPUS = 1024
+_TOKENS = 64
+"""Sequences are shortened by multiples of this."""
+_LORA_RANK = 16
+_ADAPTER_BYTES = 16
+"""Of each adapter weight: in 16 bits with its gradient, master weight and Adam's two states."""
+_QUANTISED_BYTES = 0.52
+"""Of a weight in NF4 with doubly quantised constants: 4.127 bits (Dettmers et al. 2023, section 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedies:
+    """Each field alone would do; None (or False) where it would not."""
+
+    num_gpus: int | None = None
+    """The fewest that divide the global batch; host memory counted in proportion."""
+    gpu_memory: int | None = None
+    """Bytes of the smallest GPU, as many as now."""
+    seq_len: int | None = None
+    """The longest, in tokens."""
+    micro_batch: int | None = None
+    """Where only larger ones were asked for."""
+    nvme: bool = False
+    """The NVMe rungs, unsupported here so far."""
+    lora: int | None = None
+    """Bytes a GPU needs to train adapters of rank 16 on all linear layers, the weights frozen in 16 bits."""
+    qlora: int | None = None
+    """The same with the weights in 4 bits, where 16 are too many."""
+
+    def sentence(self) -> str:
+        """All of them in words; empty if none is left."""
+        parts = [
+            f"{self.num_gpus} GPUs" if self.num_gpus else "",
+            f"GPUs of {-(-self.gpu_memory // GIB)} GiB" if self.gpu_memory else "",
+            f"--seq-len {self.seq_len}" if self.seq_len else "",
+            f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
+            "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
+            f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
+            f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
+        ]
+        named = [part for part in parts if part]
+        if not named:
+            return ""
+        listed = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} or {named[-1]}"
+        return f"What would fit, by prediction: {listed}."
+
+
+def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collection[str] = ()) -> Remedies:
+    """What would make the workload of `space` fit, by all that `records` teach; `unsupported` are names of rungs."""
+    needs, workload = _Needs(space, believe(space, records)), space.workload
+    adapters, trained = _adapter_bytes(workload), workload.model.num_parameters
+    lora, qlora = (needs.frozen(adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
+    on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
+    return Remedies(
+        num_gpus=needs.fewest_gpus(),
+        gpu_memory=needs.smallest_gpu(),
+        seq_len=needs.longest_sequence(),
+        micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
+        nvme=needs.fit(engines=on_disk),
+        lora=lora if lora <= space.memory_limit else None,
+        qlora=qlora if qlora <= space.memory_limit < lora else None,
+    )
+
+
+class _Needs:
+    """The memory of the most frugal candidates, of the space's workload or of another."""
+
+    def __init__(self, space: Space, belief: Belief) -> None:
+        self._space, self._calibration = space, belief.memory
+        self.micro_batch = min(space.micro_batches)
+
+    def fit(
+        self,
+        engines: Sequence[Engine] | None = None,
+        *,
+        world_size: int | None = None,
+        seq_len: int | None = None,
+        micro_batch: int | None = None,
+    ) -> bool:
+        """Whether any of the space's engines, or of `engines`, is believed to fit with 99 %, so changed."""
+        space = self._space
+        workload = replace(space.workload, seq_len=seq_len or space.workload.seq_len)
+        world_size = world_size or space.world_size
+        host = space.host_memory * world_size / space.world_size
+        needs = (
+            self._of(engine, workload, world_size, micro_batch or self.micro_batch)
+            for engine in (space.engines if engines is None else engines)
+        )
+        return any(memory.upper <= space.memory_limit and memory.host <= host for memory in needs)
+
+    def fewest_gpus(self) -> int | None:
+        divisible = divisors(self._space.workload.global_batch_size // self.micro_batch)
+        more = [number for number in divisible if self._space.world_size < number <= _MOST_GPUS]
+        return next((number for number in more if self.fit(world_size=number)), None)
+
+    def smallest_gpu(self) -> int | None:
+        """Bytes; None where the host is what is too small."""
+        space = self._space
+        needs = [self._of(engine, space.workload, space.world_size, self.micro_batch) for engine in space.engines]
+        enough = min((memory.upper for memory in needs if memory.host <= space.host_memory), default=0)
+        return enough if enough > space.memory_limit else None
+
+    def longest_sequence(self) -> int | None:
+        """Memory grows with the sequence, so halving the interval finds it."""
+        most = (self._space.workload.seq_len - 1) // _TOKENS
+        return _largest(lambda number: self.fit(seq_len=number * _TOKENS), most) * _TOKENS or None
+
+    def frozen(self, at_rest: float) -> int:
+        """Bytes on a GPU that holds `at_rest` and otherwise only what a checkpointed sequence needs."""
+        workload, world_size = self._space.workload, self._space.world_size
+        plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
+        moments = moments_of(workload, plain, world_size, device_of(self._space))
+        passing = max(moment.activations + moment.logits for moment in moments)
+        outside = self._of(plain.engine, workload, world_size, 1).parts.outside_torch
+        return int(at_rest + passing + outside)
+
+    def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> MemoryPrediction:
+        return predict_memory(
+            workload,
+            _frugal(engine, workload, world_size, micro_batch),
+            world_size=world_size,
+            device=device_of(self._space),
+            calibration=self._calibration,
+        )
+
+
+def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
+    return Candidate(engine, True, micro_batch, max(1, workload.global_batch_size // world_size // micro_batch))
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which `holds`, if it holds up to there and then no more; 0 if for none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _adapter_bytes(workload: Workload) -> float:
+    """Of adapters beside each linear map of a block: rank · (inputs + outputs) weights (Hu et al. 2021, section 4)."""
+    model = workload.model
+    attention = 4 * 2 * model.hidden_size
+    feed_forward = (3 if model.gated_mlp else 2) * (model.hidden_size + model.intermediate_size)
+    return float(_ADAPTER_BYTES * _LORA_RANK * model.num_layers * (attention + feed_forward))
