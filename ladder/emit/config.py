@@ -14,7 +14,7 @@ from typing import Any
 from ladder.candidates import deepspeed_config
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
-from ladder.machine.host import FREED_AT_ONCE
+from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.units import gib
 
 SCHEMA_VERSION = 1
@@ -53,7 +53,7 @@ def launch_environment(answer: Answer) -> dict[str, str]:
     environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
     if answer.device == "cpu":
         # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
-        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **FREED_AT_ONCE}
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **MALLOC_OF_A_CPU_RANK}
     return environment
 
 

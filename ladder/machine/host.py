@@ -12,9 +12,15 @@ from ladder.units import MIB
 
 _UNLIMITED = 1 << 60
 
-# For the environment of a rank on a CPU. glibc keeps freed blocks of up to 32 MiB, some 30 MiB more in one run than in
-# the next; given a mapping each, they go back at once, and a rank holds what its tensors need.
-FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(MIB)}
+# For the environment of a CPU rank, which is held to a limit by failing allocations. Large blocks get a mapping each
+# and go back at once: glibc otherwise keeps freed ones of up to 32 MiB, some 30 MiB more in one run than in the next.
+# Small ones come from one heap that is ahead of them: at the limit a tensor must fail, which torch reports, and not a
+# small object of oneDNN's, which does not look whether it got one and dies of a segmentation fault.
+MALLOC_OF_A_CPU_RANK = {
+    "MALLOC_MMAP_THRESHOLD_": str(MIB),
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TOP_PAD_": str(8 * MIB),
+}
 
 
 class MemoryCgroup(NamedTuple):

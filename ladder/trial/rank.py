@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import os
 import traceback
 from pathlib import Path
@@ -26,6 +27,7 @@ _FIRST_ELEMENTS = 4 << 20
 
 def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:
     """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket that the rendezvous is served on."""
+    faulthandler.enable()  # a segmentation fault leaves its stack in the rank's log
     reporter = Reporter(Path(spec.folder) / f"rank{rank}.jsonl")
     gauge: Gauge | None = None
     try:

@@ -10,7 +10,7 @@ from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operators import build_operators
 from ladder.launch.secrets import blanked_secrets
-from ladder.machine.host import FREED_AT_ONCE
+from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.machine.machine import Machine, operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.tuner import View
@@ -67,7 +67,7 @@ def rank_environment(machine: Machine) -> dict[str, str]:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     if machine.device == "cpu":
-        environment |= FREED_AT_ONCE
+        environment |= MALLOC_OF_A_CPU_RANK
     if machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
     return environment

@@ -73,6 +73,18 @@ def test_a_rank_killed_by_somebody_is_a_crash_of_that_rank_and_no_oom(
     assert not any(map(is_alive, kill.processes))
 
 
+def test_a_rank_that_dies_of_a_segmentation_fault_leaves_its_stack_in_its_log(
+    bench: FaultyBench, tmp_path: Path
+) -> None:
+    crash = Once(bench, a_step_of(0), lambda: bench.rank(1).send_signal(signal.SIGSEGV))
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), crash)
+    assert run.exits[1] == -signal.SIGSEGV
+    assert "rank 1 was killed by SIGSEGV" in outcome_of(run).sentence
+    log = (tmp_path / "0001" / "rank1.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in log
+    assert "in _measure_all" in log
+
+
 @RANKS
 def test_a_stopped_rank_is_a_hang_of_that_rank_and_not_of_the_peer_that_waits_for_it(
     bench: FaultyBench, tmp_path: Path, rank: int

@@ -30,7 +30,7 @@ from ladder.emit import (
     trainer_command_line,
 )
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.host import FREED_AT_ONCE
+from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.outcome import Measurement
 from ladder.units import GIB
 from ladder.workload import ModelShape, Workload
@@ -371,7 +371,7 @@ def test_the_environment_gives_a_rank_the_threads_it_was_measured_with() -> None
         "OMP_NUM_THREADS": "4",
         "DS_ACCELERATOR": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
-        **FREED_AT_ONCE,
+        **MALLOC_OF_A_CPU_RANK,
     }
 
 
