@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +67,8 @@ RUNGS: tuple[Rung, ...] = (
     Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme", _ONE_AT_A_TIME),
 )
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
+LIGER = "+liger"
+"""At the end of the name of an engine whose model runs on Liger's kernels."""
 _KEY = re.compile(r"(?P<rung>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<on>on|off) mb=(?P<size>[1-9]\d*)")
 
 
@@ -76,12 +78,24 @@ class Engine:
 
     rung: Rung
     knobs: tuple[Knob, ...] = ()
+    liger: bool = False
+    """The model runs on Liger's kernels: no logits are kept, and less of each block."""
+
+    @property
+    def name(self) -> str:
+        """The key without knobs."""
+        return self.rung.name + (LIGER if self.liger else "")
 
     @property
     def key(self) -> str:
         if not self.knobs:
-            return self.rung.name
-        return f"{self.rung.name}[{','.join(f'{name}={value}' for name, value in sorted(self.knobs))}]"
+            return self.name
+        return f"{self.name}[{','.join(f'{name}={value}' for name, value in sorted(self.knobs))}]"
+
+    @property
+    def states(self) -> str:
+        """The same for engines that differ in kernels only: parameters, gradients and optimizer are kept alike."""
+        return replace(self, liger=False).key
 
 
 @dataclass(frozen=True)
@@ -112,12 +126,17 @@ def divisors(number: int) -> list[int]:
 def candidate_of(key: str, sequences_per_rank: int) -> Candidate:
     """The candidate whose `key` this is, whatever its knobs. ValueError for a text that is no candidate's key."""
     match = _KEY.fullmatch(key)
-    if match is None or match["rung"] not in RUNGS_BY_NAME:
+    if match is None or match["rung"].removesuffix(LIGER) not in RUNGS_BY_NAME:
         raise ValueError(f"{key!r} is no candidate's key")
     pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
     knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
-    size = int(match["size"])
-    return Candidate(Engine(RUNGS_BY_NAME[match["rung"]], knobs), match["on"] == "on", size, sequences_per_rank // size)
+    engine, size = engine_named(match["rung"], knobs), int(match["size"])
+    return Candidate(engine, match["on"] == "on", size, sequences_per_rank // size)
+
+
+def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:
+    """The engine of this `name`. KeyError for none."""
+    return Engine(RUNGS_BY_NAME[name.removesuffix(LIGER)], knobs, liger=name.endswith(LIGER))
 
 
 def candidates_of(engine: Engine, sequences_per_rank: int, micro_batches: Sequence[int]) -> Iterator[Candidate]:

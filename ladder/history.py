@@ -238,6 +238,7 @@ def seconds_of(study: optuna.Study) -> dict[str, dict[str, float]]:
 def _distributions() -> dict[str, BaseDistribution]:
     return {
         "rung": CategoricalDistribution(list(RUNGS_BY_NAME)),
+        "liger": CategoricalDistribution([False, True]),
         "gradient_checkpointing": CategoricalDistribution([False, True]),
         "micro_batch": IntDistribution(1, 1 << 20),
     }
@@ -250,6 +251,7 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
         values=None if speed is None else [speed],
         params={
             "rung": candidate.engine.rung.name,
+            "liger": candidate.engine.liger,
             "gradient_checkpointing": candidate.gradient_checkpointing,
             "micro_batch": candidate.micro_batch,
         },

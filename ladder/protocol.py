@@ -70,6 +70,8 @@ class TrialSpec(_Frozen):
     dtype: Literal["bf16", "fp16"]
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
+    liger: bool = False
+    """The model runs on Liger's kernels."""
     candidates: tuple[CandidateSpec, ...]
     memory_limit: int
     """Bytes each rank may hold in all: the device's own size, or less."""

@@ -95,7 +95,7 @@ class Tracking:
             "candidate": record.candidate_key,
             "trial": record.trial,
             "purpose": record.purpose,
-            "rung": candidate.engine.rung.name if candidate else None,
+            "rung": candidate.engine.name if candidate else None,
             "gradient_checkpointing": candidate.gradient_checkpointing if candidate else None,
             "micro_batch": candidate.micro_batch if candidate else None,
             "accumulation": candidate.accumulation if candidate else None,

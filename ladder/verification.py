@@ -18,6 +18,7 @@ from ladder.machine.gpus import visible_gpus
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import StepPolicy, TrialSpec
+from ladder.tuning.kernels import require_liger
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneView, workload_and_machine
 from ladder.tuning.stage import on_this_host
@@ -118,6 +119,8 @@ def run_verification(
         if machine.gpu_name != promise["gpu"]:
             view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
         candidate = _candidate(promise, workload, machine)
+        if candidate.engine.liger:
+            require_liger(workload, machine.device)
         run_dir = Path("ladder-runs") / f"verify-{promise['digest']}"
         make_private(run_dir)
         leases.name_run(run_dir)
@@ -199,6 +202,7 @@ def _spec(
         config,
         [candidate_spec(candidate)],
         steps=steps,
+        liger=candidate.engine.liger,
         proof=True,
     )
 

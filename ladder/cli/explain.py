@@ -35,6 +35,7 @@ def explain(
 
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
+    from ladder.candidates import LIGER
     from ladder.cli.stored_run import read_run
     from ladder.report.run_data import is_simulated
     from ladder.report.summary import SIMULATED
@@ -43,7 +44,7 @@ def explain(
     from ladder.tuning.options import check_rungs
 
     if why is not None:
-        check_rungs([why], "--why")
+        check_rungs([why], "--why", LIGER)
     stored = read_run(run if run is not None else newest_run())
     on_paper = is_simulated(stored.facts)
     entries = ledger(stored.space, stored.records, stored.unsupported, on_paper=on_paper)

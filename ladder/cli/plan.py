@@ -39,6 +39,7 @@ def plan(
     dtype: ask.Dtype = ask.DtypeName.bf16,
     optimizer: ask.Optimizer = ask.OptimizerChoice.adamw,
     task: ask.Task = None,
+    liger: Annotated[bool, typer.Option("--liger", help="On Liger's kernels, which keep no logits.")] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
 ) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.
@@ -62,6 +63,7 @@ def plan(
         dtype=dtype.value,
         optimizer=optimizer.value,
         task=task.value if task else None,
+        liger=liger,
     )
     if output_format is Format.json:
         typer.echo(json.dumps(as_json(made, space), indent=2))
@@ -82,9 +84,11 @@ def plan_of(
     dtype: Dtype = "bf16",
     optimizer: OptimizerName = "adamw",
     task: Task | None = None,
+    liger: bool = False,
 ) -> tuple[Plan, Space]:
     """What is expected of each rung, and of which space; sizes in bytes. UsageError where too little is given."""
     from ladder.search.plan import plan as make_plan
+    from ladder.tuning.kernels import require_liger
 
     simulated = _machine(machine, gpus, gpu_memory)
     workload, world_size = _workload(
@@ -96,7 +100,9 @@ def plan_of(
         dtype=dtype,
         optimizer=optimizer,
     )
-    space = _space(workload, world_size, simulated, gpu_memory, host_memory)
+    if liger:
+        require_liger(workload, "cuda", on_paper=True)
+    space = _space(workload, world_size, simulated, gpu_memory, host_memory, liger=liger)
     per_node = simulated.num_gpus if simulated is not None and host_memory is None else None
     return make_plan(space, per_node), space
 
@@ -153,6 +159,8 @@ def _space(
     simulated: SimulatedMachine | None,
     gpu_memory: int | None,
     host_memory: int | None,
+    *,
+    liger: bool,
 ) -> Space:
     from ladder.candidates import RUNGS, Engine, divisors
     from ladder.search.space import Space
@@ -165,7 +173,7 @@ def _space(
         device="cuda",
         memory_limit=gpu_memory or (simulated.gpu_memory if simulated else 0),
         host_memory=host_memory or (simulated.host_memory * nodes if simulated else _NO_LIMIT),
-        engines=tuple(Engine(rung) for rung in RUNGS if has_nvme or "nvme" not in rung.devices),
+        engines=tuple(Engine(rung, liger=liger) for rung in RUNGS if has_nvme or "nvme" not in rung.devices),
         micro_batches=tuple(divisors(workload.global_batch_size // world_size)),
         gpu_name=simulated.gpu_name if simulated else None,
         num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
@@ -176,7 +184,7 @@ def _space(
 def _row(row: RungPlan) -> dict[str, Any]:
     memory, candidate = row.outlook.memory, row.outlook.candidate
     return {
-        "rung": row.rung.name,
+        "rung": row.outlook.candidate.engine.name,
         "fits": row.fits,
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "micro_batch": candidate.micro_batch,
@@ -250,9 +258,9 @@ def _print(made: Plan, space: Space) -> None:
     from ladder.cli.console import stdout_console
     from ladder.text import in_short_lines
 
-    model = space.workload.model
+    model, gpus = space.workload.model, "1 GPU" if space.world_size == 1 else f"{space.world_size} GPUs"
     typer.echo(
-        f"{model.name}, {model.num_parameters / 1e9:.3g} billion parameters, on {space.world_size} GPUs of "
+        f"{model.name}, {model.num_parameters / 1e9:.3g} billion parameters, on {gpus} of "
         f"{format_bytes(space.memory_limit)}; sequence length {space.workload.seq_len}, global batch "
         f"{space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
     )

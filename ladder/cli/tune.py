@@ -88,6 +88,9 @@ def tune(
             show_default=False,
         ),
     ] = None,
+    liger: Annotated[
+        bool, typer.Option("--liger", help="Try each rung on Liger's kernels too: `pip install 'ladder[liger]'`.")
+    ] = False,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")
@@ -154,6 +157,7 @@ def tune(
         time_budget=time_budget,
         strategy=strategy.value,
         tolerance=tolerance,
+        liger=liger,
         rungs=check_rungs(rung or ()),
         micro_batches=tuple(micro_batch or ()),
         run_dir=run_dir,

@@ -105,6 +105,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "rung": candidate.engine.rung.name,
         "engine": candidate.engine.key,
+        "liger": candidate.engine.liger,
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "micro_batch": candidate.micro_batch,
         "accumulation": candidate.accumulation,

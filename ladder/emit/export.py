@@ -17,6 +17,9 @@ from ladder.emit.config import SECTION
 from ladder.emit.settings import Settings, settings_in
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 
+# All that its plugin can switch on for a Llama-like model, as `use_liger_kernel` does.
+_AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+
 
 def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
     """The text for `target`, a key of `EXPORTS`, from the content of the best_config.json at `config`."""
@@ -52,6 +55,8 @@ def _axolotl(document: Mapping[str, Any], config: Path) -> str:
     }
     if settings.gradient_checkpointing:
         fragment["gradient_checkpointing_kwargs"] = arguments["gradient_checkpointing_kwargs"]
+    if settings.liger:
+        fragment |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(_AXOLOTL_LIGER, True)}
     run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
     return _with_comment(settings, run) + to_yaml(fragment)
 
@@ -60,7 +65,7 @@ def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
     arguments = trainer_arguments(settings, config)
     # It switches checkpointing by a name of its own.
-    for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):
+    for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "use_liger_kernel"):
         arguments.pop(name, None)
     fragment = {
         "model_name_or_path": settings.model,
@@ -71,6 +76,8 @@ def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
     }
     if settings.gradient_checkpointing:
         fragment["use_reentrant_gc"] = False  # as it was measured
+    if settings.liger:
+        fragment["enable_liger_kernel"] = True
     run = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
     return _with_comment(settings, run) + to_yaml(fragment)
 

@@ -43,7 +43,7 @@ Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_nam
 A script that uses accelerate, with a torch optimizer and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
 Gradient checkpointing was {_on_off(candidate.gradient_checkpointing)}; no configuration file can switch it, \
-so such a script sets it on its model.{_on_cpu(answer)}
+so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
 {_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
@@ -52,6 +52,15 @@ A script that uses the Hugging Face Trainer: the same, with these arguments afte
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
 the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{_client_optimizer(answer)}"""
+
+
+def _kernels(answer: Answer) -> str:
+    """What only the Trainer's `use_liger_kernel` does by itself."""
+    if not answer.candidate.engine.liger:
+        return ""
+    return """
+It was measured on Liger's kernels: before its model goes to DeepSpeed or accelerate, such a script calls
+transformers.integrations.liger.apply_liger_kernel(model, None)."""
 
 
 def _on_cpu(answer: Answer) -> str:

@@ -24,6 +24,7 @@ class Settings:
     micro_batch: int
     accumulation: int
     gradient_checkpointing: bool
+    liger: bool
     world_size: int
     device: Literal["cuda", "cpu"]
     stage: int
@@ -44,6 +45,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
         gradient_checkpointing=candidate.gradient_checkpointing,
+        liger=candidate.engine.liger,
         world_size=source.world_size,
         device=source.device,
         stage=candidate.engine.rung.stage,
@@ -64,6 +66,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         micro_batch=section["micro_batch"],
         accumulation=section["accumulation"],
         gradient_checkpointing=section["gradient_checkpointing"],
+        liger=section.get("liger", False),  # files written before there was a choice have none
         world_size=section["world_size"],
         device=section["device"],
         stage=RUNGS_BY_NAME[section["rung"]].stage,

@@ -30,6 +30,8 @@ def trainer_arguments(answer: Answer | Settings, config_path: Path) -> dict[str,
     }
     if settings.gradient_checkpointing:
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if settings.liger:
+        arguments["use_liger_kernel"] = True
     arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **_optimizer(settings)}
     if settings.device == "cpu":
         arguments["use_cpu"] = True

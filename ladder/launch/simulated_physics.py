@@ -39,6 +39,7 @@ _STRAY = {
     "knob_time": 0.015,
     "shape_time": 0.012,
     "start": 0.25,
+    "liger": 0.06,
     "activations": 0.10,
     "recomputed": 0.10,
     "logits": 0.10,
@@ -101,7 +102,7 @@ class Physics:
             self._known[candidate] = self._truth(candidate)
         return self._known[candidate]
 
-    def engine_of(self, config: Mapping[str, Any]) -> Engine:
+    def engine_of(self, config: Mapping[str, Any], liger: bool) -> Engine:
         """The engine that a DeepSpeed configuration stands for, with the knobs that differ from our defaults."""
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
@@ -109,9 +110,9 @@ class Physics:
         rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in rungs:
             if engine_knobs(self._workload, Engine(rung)) == knobs:
-                return Engine(rung)
+                return Engine(rung, liger=liger)
         usual = engine_knobs(self._workload, Engine(rungs[0]))
-        return Engine(rungs[0], tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1])))
+        return Engine(rungs[0], tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1])), liger)
 
     def _truth(self, candidate: Candidate) -> Truth:
         fullest, allocated, at_start = self._memory(candidate)
@@ -238,12 +239,13 @@ class Physics:
         tokens = candidate.micro_batch * workload.seq_len
         again = 4 / 3 * self._stray("recompute") if candidate.gradient_checkpointing else 1.0
         operations = flops_per_token(workload) * again / (self._machine.flops * self._efficiency)
-        width = model.hidden_size * 24 + model.intermediate_size * 8
-        traffic = tokens * (2.2 * again * model.num_layers * width + 30 * model.vocab_size)
+        liger = candidate.engine.liger
+        width = model.hidden_size * (16 if liger else 24) + model.intermediate_size * (6 if liger else 8)
+        traffic = tokens * (2.2 * again * model.num_layers * width + (14 if liger else 30) * model.vocab_size)
         launches = 0.0013 * model.num_layers * again
         kernels = operations * (tokens + self._half_tokens)
         kernels += 0.5 * traffic / self._machine.device_bytes * self._stray("memory_traffic")
-        return float((kernels**3 + launches**3) ** (1 / 3))
+        return float((kernels**3 + launches**3) ** (1 / 3)) * (self._stray("liger") if liger else 1.0)
 
     def _update_seconds(self, candidate: Candidate, pcie: float) -> float:
         """The optimizer, wherever it is, and the way back of what it updated."""

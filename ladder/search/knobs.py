@@ -7,6 +7,7 @@ next is left to an optimizer (ladder/tuning/knob_study.py), which sees these cho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ladder.candidates import PIN_MEMORY, Candidate, Engine, engine_knobs
 from ladder.outcome import Record
@@ -55,22 +56,12 @@ def with_knobs(workload: Workload, candidate: Candidate, values: Mapping[str, bo
     """`candidate` with its knobs at `values`; those that are our own anyway are left out of its key."""
     usual = knobs_of(workload, Engine(candidate.engine.rung))
     turned = tuple(sorted((name, value) for name, value in values.items() if usual[name] != value))
-    return Candidate(
-        Engine(candidate.engine.rung, turned),
-        candidate.gradient_checkpointing,
-        candidate.micro_batch,
-        candidate.accumulation,
-    )
+    return replace(candidate, engine=replace(candidate.engine, knobs=turned))
 
 
 def plain(candidate: Candidate) -> Candidate:
     """The same with our own knobs."""
-    return Candidate(
-        Engine(candidate.engine.rung),
-        candidate.gradient_checkpointing,
-        candidate.micro_batch,
-        candidate.accumulation,
-    )
+    return replace(candidate, engine=replace(candidate.engine, knobs=()))
 
 
 def turned(space: Space, records: Sequence[Record]) -> dict[str, Record]:

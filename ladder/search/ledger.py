@@ -83,7 +83,7 @@ def ledger(
         )
         entries.append(
             Entry(
-                rung=candidate.engine.rung.name if knobs else candidate.engine.key,
+                rung=candidate.engine.name if knobs else candidate.engine.key,
                 candidate_key=candidate.key,
                 gradient_checkpointing=candidate.gradient_checkpointing,
                 micro_batch=candidate.micro_batch,

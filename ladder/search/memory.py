@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ladder.candidates import Candidate
+from ladder.candidates import LIGER, Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
 from ladder.search.moments import Device, Moment, moments_of, offloaded
 from ladder.units import GIB, MIB
@@ -95,12 +95,13 @@ class _Footprint:
 
     def __init__(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> None:
         self.moments = moments_of(workload, candidate, world_size, device)
-        key, kind = candidate.engine.key, "ckpt" if candidate.gradient_checkpointing else "whole"
+        key, kind = candidate.engine.states, _kind(candidate)
         # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
         doubt = 1.0 if device == "cuda" else 2.5
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
         self._activations: Factor = ((f"activations:{kind}", 0.12 * doubt), own)
-        self._logits: Factor = (("logits", 0.12), own)
+        # Nobody has measured yet what Liger's loss holds beside its chunks.
+        self._logits: Factor = (("logits:liger", 0.4) if candidate.engine.liger else ("logits", 0.12), own)
         self._buffers: Factor = (("buffers", 0.25),)
         self._live: Factor = (("live", 0.1),)
         states = self.moments[0].parameters + self.moments[0].optimizer
@@ -129,6 +130,11 @@ class _Footprint:
         return math.log(max(peak + deviation(self._offset, unknowns), 0.3 * peak))
 
 
+def _kind(candidate: Candidate) -> str:
+    """What a block keeps differs with checkpointing and with the kernels."""
+    return ("ckpt" if candidate.gradient_checkpointing else "whole") + (LIGER if candidate.engine.liger else "")
+
+
 def predict_memory(
     workload: Workload,
     candidate: Candidate,
@@ -142,7 +148,7 @@ def predict_memory(
     footprint = _Footprint(workload, candidate, world_size, device)
     mean, relative = calibration.fit.predict(footprint.log_peak, footprint.names)
     allocated = math.exp(mean)
-    outside, outside_deviation = _outside(calibration, candidate.engine.key, world_size, device)
+    outside, outside_deviation = _outside(calibration, candidate.engine.states, world_size, device)
     margin, margin_deviation = (calibration.margin, calibration.margin_deviation) if device == "cuda" else (0.0, 0.0)
     peak = allocated * (1 + margin) + outside
     spread = math.hypot(allocated * math.hypot(relative, margin_deviation), outside_deviation)
@@ -165,7 +171,7 @@ def expected_peak(workload: Workload, candidate: Candidate, *, world_size: int, 
     """`predict_memory(…).peak` before any trial, without its doubt, which takes most of the work."""
     prior = MemoryCalibration()
     allocated = math.exp(_Footprint(workload, candidate, world_size, device).log_peak({}))
-    outside, _ = _outside(prior, candidate.engine.key, world_size, device)
+    outside, _ = _outside(prior, candidate.engine.states, world_size, device)
     return int(allocated * (1 + (prior.margin if device == "cuda" else 0.0)) + outside)
 
 
@@ -178,7 +184,7 @@ def calibrate_memory(
     margins = []
     for seen in fitting:
         if seen.outside_torch is not None:
-            for key in ("", seen.candidate.engine.key):
+            for key in ("", seen.candidate.engine.states):
                 outside[key] = max(outside.get(key, 0), seen.outside_torch)
         if device == "cuda" and seen.peak_reserved and seen.peak_allocated:
             margins.append(min(_LARGEST_MARGIN, max(0.0, seen.peak_reserved / seen.peak_allocated - 1)))
@@ -210,7 +216,7 @@ def _datum(
     if not seen.fits:
         if seen.peak_device is None:
             return None
-        outside, _ = _outside(known, seen.candidate.engine.key, world_size, device)
+        outside, _ = _outside(known, seen.candidate.engine.states, world_size, device)
         bound = (seen.peak_device - outside) / (1 + (known.margin if device == "cuda" else 0.0))
         target = max(bound, seen.peak_allocated or 0)
     if target is None or target <= 0:
@@ -259,7 +265,7 @@ def predict_host(
     """Host memory of all ranks, and its pinned part; at stages 1 and 2 the model may pass through the host at first."""
     on_host, pinned = offloaded(workload, candidate, world_size)
     total = _HOST_PROCESS * world_size + on_host
-    ratio = ratios.get(candidate.engine.key, ratios.get("", 1.0))
+    ratio = ratios.get(candidate.engine.states, ratios.get("", 1.0))
     return int(total * ratio), int(pinned)
 
 
@@ -269,7 +275,7 @@ def host_ratios(workload: Workload, fitting: Sequence[MemoryObservation], world_
     for seen in fitting:
         if seen.peak_host:
             expected, _ = predict_host(workload, seen.candidate, world_size, {})
-            by_engine.setdefault(seen.candidate.engine.key, []).append(seen.peak_host / expected)
+            by_engine.setdefault(seen.candidate.engine.states, []).append(seen.peak_host / expected)
     ratios = {engine: max(seen) for engine, seen in by_engine.items()}
     if ratios:
         ratios[""] = statistics.geometric_mean(ratios.values())

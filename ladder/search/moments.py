@@ -61,16 +61,18 @@ def _activations(workload: Workload, candidate: Candidate) -> _Activations:
     widths (8 f): 24 h + 8 f with as many key-value as query heads, measured 0.383e9 bytes against 0.382e9. A plain
     net keeps two widths, a LayerNorm input and output. Logits, measured 12.0–13.1 bytes each: the fp32 log-softmax, its
     gradient, and that of the fp32 logits; the 16-bit logits are gone by then. (18 are published for older code.)
+    With Liger's kernels (derived, not measured) a norm keeps its input in 16 bits and its output, a net not the
+    activated gate.
     """
-    model = workload.model
+    model, liger = workload.model, candidate.engine.liger
     tokens = candidate.micro_batch * workload.seq_len
     h, f = model.hidden_size, model.intermediate_size
     head_dim = model.config.get("head_dim")
     head_dim = head_dim if isinstance(head_dim, int) and head_dim > 0 else h // max(1, model.num_heads)
     queries, keys = model.num_heads * head_dim, model.num_kv_heads * head_dim
     attention = 4 * queries + 4 * keys
-    norms = 16 * h if model.gated_mlp else 12 * h
-    block = norms + attention + (8 if model.gated_mlp else 4) * f
+    norms = (8 if liger else 16) * h if model.gated_mlp else 12 * h
+    block = norms + attention + ((6 if liger else 8) if model.gated_mlp else 4) * f
     if model.is_encoder_decoder:
         # Half the blocks attend twice; T5 adds position biases, so the scores themselves are kept.
         block += attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
@@ -78,9 +80,21 @@ def _activations(workload: Workload, candidate: Candidate) -> _Activations:
     return _Activations(
         kept=float(tokens * model.num_layers * kept),
         block=float(tokens * (block + 2 * f)) if candidate.gradient_checkpointing else 0.0,
-        tail=float(tokens * 8 * h),
-        logits=float(tokens * 12 * model.vocab_size),
+        tail=float(tokens * (4 if liger else 8) * h),
+        logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
     )
+
+
+def _fused_loss(workload: Workload, tokens: int) -> float:
+    """Bytes of Liger's fused linear cross-entropy, which takes the logits in chunks (liger-kernel 0.8.5, ops/).
+
+    A chunk has as many 16-bit logits as `tokens` hidden values, rounded up to a power of two; their gradient replaces
+    them. Gradients of hidden states and head are made at once, the head's with a product of the same size beside it.
+    """
+    h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
+    rows = -(-tokens // -(-vocabulary // h))
+    chunk = min(tokens, 1 << (rows - 1).bit_length())
+    return float(2 * chunk * vocabulary + 2 * tokens * h + 4 * vocabulary * h)
 
 
 def moments_of(workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:

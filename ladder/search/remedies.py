@@ -39,6 +39,8 @@ class Remedies:
     """The longest, in tokens."""
     micro_batch: int | None = None
     """Where only larger ones were asked for."""
+    liger: bool = False
+    """Liger's kernels."""
     nvme: bool = False
     """The NVMe rungs, unsupported here so far."""
     lora: int | None = None
@@ -53,6 +55,7 @@ class Remedies:
             f"GPUs of {-(-self.gpu_memory // GIB)} GiB" if self.gpu_memory else "",
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
+            "--liger" if self.liger else "",
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
             f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
             f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
@@ -75,6 +78,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         gpu_memory=needs.smallest_gpu(),
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
+        liger=workload.has_liger and needs.fit(engines=[replace(engine, liger=True) for engine in space.engines]),
         nvme=needs.fit(engines=on_disk),
         lora=lora if lora <= space.memory_limit else None,
         qlora=qlora if qlora <= space.memory_limit < lora else None,

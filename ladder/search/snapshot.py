@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.candidates import engine_named
 from ladder.search.space import Space
 from ladder.workload import ModelShape, Workload
 
@@ -16,7 +16,7 @@ def space_to_dict(space: Space) -> dict[str, Any]:
     facts = {field.name: getattr(space, field.name) for field in fields(space)}
     facts["workload"] = asdict(space.workload)
     facts["workload"]["model"]["config"] = dict(space.workload.model.config)
-    facts["engines"] = [[engine.rung.name, [list(knob) for knob in engine.knobs]] for engine in space.engines]
+    facts["engines"] = [[engine.name, [list(knob) for knob in engine.knobs]] for engine in space.engines]
     facts["micro_batches"] = list(space.micro_batches)
     return facts
 
@@ -29,8 +29,7 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
             **facts,
             "workload": Workload(**{**workload, "model": ModelShape(**workload["model"])}),
             "engines": tuple(
-                Engine(RUNGS_BY_NAME[name], tuple((knob, value) for knob, value in knobs))
-                for name, knobs in facts["engines"]
+                engine_named(name, tuple((knob, value) for knob, value in knobs)) for name, knobs in facts["engines"]
             ),
             "micro_batches": tuple(facts["micro_batches"]),
         }

@@ -28,6 +28,8 @@ _DEPTH_OF_UPDATE = 0.15
 """Likewise the optimizer alone: up to 20 % of a step without accumulation."""
 _RAMP_TOKENS = 200.0
 """Tokens whose compute the start and the end of kernels cost, on a GPU of 1e15 operations a second (estimate)."""
+_LIGER, _LIGER_DOUBT = 0.97, 0.05
+"""Compute with Liger's kernels, relative: less traffic to memory, a loss in pieces (estimate)."""
 _LAUNCH_SECONDS = 0.0015
 """A block's kernels, forward and backward, started one by one from Python (estimate)."""
 
@@ -137,6 +139,8 @@ class _Steps:
             ("batch", 0.03 * math.log2(candidate.micro_batch)),
             (f"batch:{family}", 0.015 * math.log2(candidate.micro_batch)),
         )
+        if candidate.engine.liger:
+            self._whole += (("liger", _LIGER_DOUBT),)
         if shallow:
             self._whole += ((f"depth:{rung.stage}", _DEPTH), *own("depth", _DEPTH))
         self.names = names_of(
@@ -173,7 +177,7 @@ def _own(candidate: Candidate, term: str, sigma: float) -> Factor:
 
     Measured: the same parameters updated on the host, with and without the lean knobs, strayed by 0.49 and 0.46.
     """
-    return ((f"{term}:{candidate.engine.rung.family}", 0.8 * sigma), (f"{term}:{candidate.engine.key}", 0.6 * sigma))
+    return ((f"{term}:{candidate.engine.rung.family}", 0.8 * sigma), (f"{term}:{candidate.engine.states}", 0.6 * sigma))
 
 
 def predict_speed(
@@ -256,7 +260,7 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * share * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
-    token_seconds = computing / (machine.flops * machine.achievable)
+    token_seconds = computing / (machine.flops * machine.achievable) * (_LIGER if candidate.engine.liger else 1.0)
     return _Terms(
         compute=tokens * token_seconds,
         ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds,

@@ -51,8 +51,19 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
     del keep_alive
     if spec.parity:
         _set_weights_by_name(model)
+    if spec.liger:
+        _use_liger(model)
     model.train()
     return model
+
+
+def _use_liger(model: PreTrainedModel) -> None:
+    """As the Trainer's `use_liger_kernel` does. RuntimeError where that would change nothing and say so nowhere."""
+    from transformers.integrations.liger import apply_liger_kernel  # imports Triton, which other ranks do without
+
+    apply_liger_kernel(model, None)
+    if "forward" not in vars(model):
+        raise RuntimeError(f"liger-kernel has no fused loss for {type(model).__name__}")
 
 
 def _switch_off_dropout(config: Any) -> None:

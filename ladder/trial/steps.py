@@ -81,7 +81,9 @@ class Stepper:
         """One evaluation pass at the candidate's micro-batch."""
         self._engine.eval()
         with torch.no_grad(), self._reporter.during("evaluation"):
-            self._engine(**make_batch(self._spec, self._vocab_size, micro_batch, self._generator))
+            # With Liger's kernels the Trainer asks for no logits where it wants the loss alone.
+            only_loss = {"skip_logits": True} if self._spec.liger else {}
+            self._engine(**make_batch(self._spec, self._vocab_size, micro_batch, self._generator), **only_loss)
         self._engine.train()
         self._sync()
 

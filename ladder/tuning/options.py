@@ -36,6 +36,8 @@ class TuneOptions:
     """How much faster than the answer a candidate left untried may be."""
     audit: float = 0.0
     """The share of the pruned candidates that is measured anyway."""
+    liger: bool = False
+    """Try each rung with Liger's kernels as well."""
     rungs: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     run_dir: Path | None = None
@@ -51,10 +53,10 @@ class TuneOptions:
     """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
 
-def check_rungs(names: Sequence[str], option: str = "--rung") -> tuple[str, ...]:
-    """UsageError for a name, given with `option`, that is no rung."""
+def check_rungs(names: Sequence[str], option: str = "--rung", suffix: str = "") -> tuple[str, ...]:
+    """UsageError for a name, given with `option`, that is no rung, with or without `suffix`."""
     for name in names:
-        if name not in RUNGS_BY_NAME:
+        if name.removesuffix(suffix) not in RUNGS_BY_NAME:
             raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)
 

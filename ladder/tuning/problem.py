@@ -50,16 +50,19 @@ def make_space(
     *,
     tolerance: float = 0.02,
     audit: float = 0.0,
+    liger: bool = False,
 ) -> tuple[Space, dict[Rung, str]]:
     """The space of the supported rungs among `rungs`, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
+    supported = [rung for rung in RUNGS if rung in rungs and rung not in unsupported]
+    kernels = (False, True) if liger else (False,)
     space = Space(
         workload=workload,
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(Engine(rung) for rung in RUNGS if rung in rungs and rung not in unsupported),
+        engines=tuple(Engine(rung, liger=on_liger) for rung in supported for on_liger in kernels),
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,

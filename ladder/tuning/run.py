@@ -32,6 +32,7 @@ from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.search.speed import mfu
 from ladder.text import shown
+from ladder.tuning.kernels import require_liger
 from ladder.tuning.options import TuneOptions, num_knob_trials, require_effect, require_text
 from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
@@ -77,6 +78,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     paper = paper_machine(options)
     workload, machine = workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
+    if options.liger:
+        require_liger(workload, machine.device, on_paper=paper is not None)
     output = _writable_output(options.output)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
@@ -90,7 +93,13 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
             opening = on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=options.cold)
         with opening as stage:
             space, unsupported = make_space(
-                workload, stage.machine, rungs, micro_batches, tolerance=options.tolerance, audit=options.audit
+                workload,
+                stage.machine,
+                rungs,
+                micro_batches,
+                tolerance=options.tolerance,
+                audit=options.audit,
+                liger=options.liger,
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, history.records)

@@ -261,6 +261,7 @@ class Tuner:
             ),
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             steps=self._steps.model_copy(update=_PROOF_STEPS) if proving else self._steps,
+            liger=wanted.engine.liger,
             proof=proving,
             probe=wanted.probe,
             stop_at=None if proving or self._budget is None else self._began + self._budget,

@@ -143,6 +143,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "schema_version": 1,
         "rung": "zero3",
         "engine": "zero3",
+        "liger": False,
         "gradient_checkpointing": True,
         "micro_batch": 4,
         "accumulation": 2,

@@ -101,7 +101,12 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
     study = optuna.load_study(study_name="ladder", storage=storage)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     assert study.trials[0].values == [100.0]
-    assert study.trials[0].params == {"rung": "zero2", "gradient_checkpointing": True, "micro_batch": 1}
+    assert study.trials[0].params == {
+        "rung": "zero2",
+        "liger": False,
+        "gradient_checkpointing": True,
+        "micro_batch": 1,
+    }
     assert study.trials[1].user_attrs["outcome"] == "gpu_oom"
 
 

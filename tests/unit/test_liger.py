@@ -1,0 +1,192 @@
+"""Engines whose model runs on Liger's kernels: named, predicted, searched and emitted like the others."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import bundled_workload, make_candidate
+from test_emit import answer
+from typer.testing import CliRunner
+
+import ladder
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of
+from ladder.cli.main import app
+from ladder.emit import best_config
+from ladder.emit.export import exported
+from ladder.emit.files import OutputPaths
+from ladder.emit.launch import launch_script
+from ladder.emit.trainer import trainer_arguments
+from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.search.hardware import machine_speed
+from ladder.search.memory import MemoryObservation, calibrate_memory, predict_memory
+from ladder.search.remedies import remedies
+from ladder.search.snapshot import space_from_dict, space_to_dict
+from ladder.search.space import Space
+from ladder.search.speed import predict_speed
+from ladder.tuning.kernels import require_liger
+from ladder.units import GIB
+from ladder.workload import Workload
+
+LARGE_VOCABULARY = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=32)
+PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}
+
+
+def on_liger(candidate: Candidate) -> Candidate:
+    return replace(candidate, engine=replace(candidate.engine, liger=True))
+
+
+def peak(candidate: Candidate, workload: Workload = LARGE_VOCABULARY) -> int:
+    return predict_memory(workload, candidate, world_size=1, device="cuda").peak
+
+
+def test_it_is_in_the_engine_s_name_and_the_name_brings_it_back() -> None:
+    candidate = on_liger(make_candidate("zero2+opt-cpu", micro_batch=2, accumulation=2))
+    assert candidate.key == "zero2+opt-cpu+liger ckpt=on mb=2"
+    assert candidate_of(candidate.key, 4) == candidate
+    turned = replace(candidate, engine=replace(candidate.engine, knobs=(("overlap_comm", False),)))
+    assert turned.engine.name == "zero2+opt-cpu+liger"
+    assert candidate_of(turned.key, 4) == turned
+    assert turned.engine.states == "zero2+opt-cpu[overlap_comm=False]"
+    with pytest.raises(ValueError, match="no candidate's key"):
+        candidate_of("zero9+liger ckpt=on mb=1", 4)
+
+
+def test_a_run_folder_remembers_it() -> None:
+    engines = (Engine(RUNGS_BY_NAME["zero2"]), Engine(RUNGS_BY_NAME["zero2"], (("overlap_comm", False),), liger=True))
+    space = Space(
+        workload=LARGE_VOCABULARY,
+        world_size=1,
+        device="cuda",
+        memory_limit=40 * GIB,
+        host_memory=100 * GIB,
+        engines=engines,
+        micro_batches=(1, 2),
+    )
+    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
+
+
+def test_with_a_large_vocabulary_the_logits_hardly_count_any_more() -> None:
+    small, large = (make_candidate("zero2", micro_batch=size, accumulation=32 // size) for size in (1, 16))
+    usual, fused = peak(large) - peak(small), peak(on_liger(large)) - peak(on_liger(small))
+    assert fused < 0.2 * usual
+    parts = predict_memory(LARGE_VOCABULARY, on_liger(large), world_size=1, device="cuda").parts
+    assert parts.logits < 2 * GIB
+
+
+def test_without_checkpointing_a_block_keeps_less_but_not_nothing() -> None:
+    candidate = make_candidate("zero2", checkpointing=False, micro_batch=8, accumulation=4)
+    kept = [
+        predict_memory(LARGE_VOCABULARY, each, world_size=1, device="cuda").moments["forward"]
+        for each in (candidate, on_liger(candidate))
+    ]
+    assert 0.5 < kept[1] / kept[0] < 0.95
+
+
+def test_what_is_learnt_of_an_engine_s_states_holds_on_either_kernels() -> None:
+    candidate = make_candidate("zero2", micro_batch=1, accumulation=32)
+    outside = int(1.4 * GIB)
+    more = peak(candidate) + 2 * GIB
+    seen = MemoryObservation(
+        candidate=candidate, fits=True, peak_allocated=more - outside, peak_device=more, outside_torch=outside
+    )
+    known = calibrate_memory(LARGE_VOCABULARY, [seen], world_size=1, device="cuda")
+    before, after = (
+        predict_memory(LARGE_VOCABULARY, on_liger(candidate), world_size=1, device="cuda", calibration=calibration)
+        for calibration in (None, known)
+    )
+    assert after.peak > before.peak + GIB // 2
+
+
+def test_its_speed_is_expected_to_be_much_the_same_and_in_doubt() -> None:
+    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
+    candidate = make_candidate("zero2", micro_batch=8, accumulation=4)
+    usual, fused = (
+        predict_speed(LARGE_VOCABULARY, each, world_size=1, machine=machine)
+        for each in (candidate, on_liger(candidate))
+    )
+    assert fused.tokens_per_second == pytest.approx(usual.tokens_per_second, rel=0.1)
+    assert fused.high > usual.high
+
+
+@pytest.mark.parametrize(
+    ("workload", "device", "error", "words"),
+    [
+        (bundled_workload("opt-1.3b"), "cuda", UsageError, "not with opt for causal-lm"),
+        (bundled_workload("roberta-base", task="masked-lm"), "cuda", UsageError, "not with roberta for masked-lm"),
+        (LARGE_VOCABULARY, "cpu", UsageError, "need a GPU"),
+        (LARGE_VOCABULARY, "cuda", EnvironmentFaultError, r"pip install 'ladder\[liger\]'"),
+    ],
+)
+def test_where_it_cannot_be_one_sentence_says_why(
+    workload: Workload, device: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(error, match=words):
+        require_liger(workload, device)
+
+
+def test_a_tune_for_a_small_card_finds_it_and_says_how_to_switch_it_on(tmp_path: Path) -> None:
+    options = PAPER | {"gpu_memory": "24GiB", "seq_len": 2048, "global_batch_size": 64}
+    speeds = {}
+    for liger in (False, True):
+        folder = tmp_path / str(liger)
+        folder.mkdir()
+        tuned = ladder.tune(
+            "llama-3.2-1b", **options, liger=liger, run_dir=folder / "run", output=folder / "best_config.json"
+        )
+        speeds[liger] = tuned.best.tokens_per_second
+        assert tuned.best.candidate.engine.liger is liger
+        assert tuned.training_arguments().get("use_liger_kernel", False) is liger
+    assert speeds[True] > 1.1 * speeds[False]
+    assert set(tuned.trials["rung"].str.endswith("+liger")) == {True, False}
+    said = CliRunner().invoke(app, ["explain", str(folder / "run"), "--why", "zero2+liger"], catch_exceptions=False)
+    assert said.stdout.startswith("zero2+liger ")
+
+
+def test_the_plan_shows_it_where_it_is_asked_for() -> None:
+    done = CliRunner().invoke(
+        app, ["plan", "llama-3.1-8b", "--machine", "a100-40", "--liger", "--format", "json"], catch_exceptions=False
+    )
+    assert {row["rung"].endswith("+liger") for row in json.loads(done.stdout)["rungs"]} == {True}
+
+
+def test_it_is_a_remedy_where_logits_are_too_many() -> None:
+    space = Space(
+        workload=bundled_workload("llama-3.1-8b", seq_len=32768),
+        world_size=1,
+        device="cuda",
+        memory_limit=40 * GIB,
+        host_memory=1 << 60,
+        engines=tuple(map(Engine, RUNGS_BY_NAME.values())),
+        micro_batches=(1,),
+    )
+    assert remedies(space).liger
+    assert "--liger" in remedies(space).sentence()
+    assert not remedies(replace(space, workload=bundled_workload("opt-1.3b", seq_len=2048))).liger
+
+
+def test_every_file_says_how_to_switch_it_on(tmp_path: Path) -> None:
+    chosen = Candidate(Engine(RUNGS_BY_NAME["zero2"], liger=True), True, 4, 2)
+    found, usual = answer(candidate=chosen), answer("zero2")
+    config = tmp_path / "best_config.json"
+    document, plain = best_config(found), best_config(usual)
+    assert document["ladder"]["liger"] is True
+    assert trainer_arguments(found, config)["use_liger_kernel"] is True
+    assert "apply_liger_kernel(model, None)" in launch_script(found, OutputPaths.beside(config))
+    assert "liger" not in launch_script(usual, OutputPaths.beside(config))
+    axolotl, factory, trl = (
+        yaml.safe_load(exported(document, config, to)) for to in ("axolotl", "llama-factory", "trl")
+    )
+    assert axolotl["plugins"] == ["axolotl.integrations.liger.LigerPlugin"]
+    assert axolotl["liger_fused_linear_cross_entropy"] is True
+    assert factory["enable_liger_kernel"] is True
+    assert "use_liger_kernel" not in factory
+    assert trl["use_liger_kernel"] is True
+    for target in ("axolotl", "llama-factory", "trl", "trainer"):
+        assert "liger" not in exported(plain, config, target)
