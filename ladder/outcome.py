@@ -40,7 +40,7 @@ class Measurement:
     num_steps: int
     """Timed optimizer steps."""
     skipped_steps: int = 0
-    """Optimizer steps that fp16 overflow skipped during timing; their times are not counted."""
+    """Optimizer steps that overflow skipped during timing; their times are not counted."""
     peak_allocated: int
     peak_reserved: int
     peak_device: int

@@ -109,7 +109,7 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
     if measurement.alloc_retries:
         warnings.append(f"the allocator emptied its cache {measurement.alloc_retries} times while timing")
     if measurement.skipped_steps:
-        warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped for fp16 overflow")
+        warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped for overflow")
     if measurement.peak_device > 0.97 * limit:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
     return tuple(warnings)

@@ -74,7 +74,8 @@ class Stepper:
             if self.agree(_enough(timings, candidate, policy, time.perf_counter() - began)):
                 return timings
         raise RuntimeError(
-            f"fp16 overflow skipped all but {len(timings.boundary)} of {2 * policy.maximum} optimizer steps"
+            f"gradients overflowed, or were no numbers, in all but {len(timings.boundary)} of {2 * policy.maximum} "
+            "optimizer steps, which were skipped"
         )
 
     def evaluate(self, micro_batch: int) -> None:
