@@ -52,7 +52,7 @@ def explain(
         try:
             typer.echo(why_not(why, entries, stored.space))
         except ValueError as error:
-            raise UsageError(f"{error}; it was tuned with other --rung options.") from None
+            raise UsageError(f"{error}; it was tuned with other --rung or --liger options.") from None
         if on_paper:
             typer.echo(SIMULATED)
         return EXIT_FOUND

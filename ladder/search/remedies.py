@@ -72,13 +72,15 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     needs, workload = _Needs(space, believe(space, records)), space.workload
     adapters, trained = _adapter_bytes(workload), workload.model.num_parameters
     lora, qlora = (needs.frozen(adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
+    has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
+    on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     return Remedies(
         num_gpus=needs.fewest_gpus(),
         gpu_memory=needs.smallest_gpu(),
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
-        liger=workload.has_liger and needs.fit(engines=[replace(engine, liger=True) for engine in space.engines]),
+        liger=needs.fit(engines=on_liger),
         nvme=needs.fit(engines=on_disk),
         lora=lora if lora <= space.memory_limit else None,
         qlora=qlora if qlora <= space.memory_limit < lora else None,

@@ -168,6 +168,7 @@ def test_it_is_a_remedy_where_logits_are_too_many() -> None:
     )
     assert remedies(space).liger
     assert "--liger" in remedies(space).sentence()
+    assert not remedies(replace(space, device="cpu")).liger
     assert not remedies(replace(space, workload=bundled_workload("opt-1.3b", seq_len=2048))).liger
 
 
