@@ -14,7 +14,7 @@ from ladder.emit import load_best_config
 
 pytestmark = [
     pytest.mark.nvme,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(ctypes.util.find_library("aio") is None, reason="needs libaio"),
 ]
 
