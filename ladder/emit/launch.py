@@ -38,7 +38,7 @@ def _explanation(answer: Answer, paths: OutputPaths) -> str:
     return f"""\
 Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_name or answer.device}:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
-{format_bytes(answer.memory_limit)} per GPU.
+{format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}
 
 A script that uses accelerate, with a torch optimizer and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
@@ -52,6 +52,11 @@ A script that uses the Hugging Face Trainer: the same, with these arguments afte
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
 the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{_client_optimizer(answer)}"""
+
+
+def _warnings(answer: Answer) -> str:
+    """What the measurement does not hold for; that it was none, where it was simulated."""
+    return "".join(f"\nWarning: {warning}." for warning in answer.warnings)
 
 
 def _kernels(answer: Answer) -> str:

@@ -426,6 +426,13 @@ def test_the_launch_script_names_the_optimizer_an_offload_demands(rung: str, opt
     assert ("DeepSpeedCPUAdam" in script) == bool(said)
 
 
+def test_the_launch_script_repeats_every_warning_as_a_comment() -> None:
+    text = launch_script(
+        answer(warnings=("simulated on paper\nrm -rf /", "thin headroom")), OutputPaths.beside(Path("a.json"))
+    )
+    assert "\n# Warning: simulated on paper\n# rm -rf /.\n# Warning: thin headroom.\n" in text
+
+
 def test_only_the_launch_script_on_a_cpu_says_what_accelerate_needs_there() -> None:
     paths = OutputPaths.beside(Path("c.json"))
     assert "PartialState(cpu=True)" in launch_script(answer(device="cpu"), paths)
