@@ -1,10 +1,10 @@
 """Records a sweep for benchmarks/search.py: every candidate, then a probe of every engine that fits.
 
     python benchmarks/record_sweep.py OUT.json MODEL [--gpus N] [--gpu-memory SIZE] [--host-memory SIZE]
-        [--global-batch-size N] [--seq-len N] [--nvme-path FOLDER] [--run-dir FOLDER] [--caps 40 32 24]
+        [--global-batch-size N] [--seq-len N] [--nvme-path FOLDER] [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
 
 Started again with the same run folder, it goes on where it was. `--caps` are the limits, in GiB, under which the sweep
-is to be played back; without a cap of its own, one sweep serves them all.
+is to be played back; without a cap of its own, one sweep serves them all. `--machine` sweeps on paper, to try this out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def _probe_row(candidate: Candidate, record: Record) -> dict[str, Any]:
     return dict(zip(_COLUMNS, figures, strict=True))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("model")
@@ -124,15 +125,18 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--micro-batch", dest="micro_batches", type=int, action="append", default=[])
     parser.add_argument("--caps", type=float, nargs="*", default=[])
-    asked = vars(parser.parse_args())
+    parser.add_argument("--machine")
+    asked = vars(parser.parse_args(arguments))
     out, caps = asked.pop("out"), asked.pop("caps")
     STRATEGIES["sweep and probe"] = sweep_and_probe
-    options = TuneOptions(
-        **{**asked, "micro_batches": tuple(asked["micro_batches"])},
-        strategy="sweep and probe",
-        output=out.with_suffix(".best_config.json"),
-    )
-    done = run_tune(options, PlainView())
+    with tempfile.TemporaryDirectory() as elsewhere:  # the run folder keeps a copy of the answer
+        options = TuneOptions(
+            **{**asked, "micro_batches": tuple(asked["micro_batches"])},
+            strategy="sweep and probe",
+            launcher="simulated" if asked["machine"] else "local",
+            output=Path(elsewhere) / "best_config.json",
+        )
+        done = run_tune(options, PlainView())
     out.write_text(json.dumps(as_sweep(done, caps), indent=1) + os.linesep)
     return 0
 

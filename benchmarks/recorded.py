@@ -267,9 +267,11 @@ def rows_of(text: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def recorded_sweeps(accumulations: tuple[int, ...], *, every_cap: bool = True) -> Iterator[Sweep]:
+def recorded_sweeps(
+    accumulations: tuple[int, ...], *, every_cap: bool = True, folder: Path = SWEEPS
+) -> Iterator[Sweep]:
     """Every file at every accumulation, and at every one of its caps or at the first."""
-    for path in sorted(SWEEPS.glob("*.json")):
+    for path in sorted(folder.glob("*.json")):
         facts = json.loads(path.read_text())
         if "trials_csv" in facts:
             facts["rows"] = list(rows_of((path.parent / facts["trials_csv"]).read_text()))

@@ -1,0 +1,64 @@
+"""benchmarks/record_sweep.py and its playback: what was recorded once answers for every smaller card."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from ladder.search.policy import auto, exhaustive
+from ladder.units import GIB
+
+CAPS = (141, 40)
+
+
+class Bench(NamedTuple):
+    """The benchmark's modules, and the folder with the one file recorded."""
+
+    recorded: ModuleType
+    search_cases: ModuleType
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("sweeps")
+    run = ["--gpus", "4", "--machine", "h200", "--run-dir", str(tmp_path_factory.mktemp("run") / "run")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        modules = [importlib.import_module(name) for name in ("record_sweep", "recorded", "search_cases")]
+        assert modules[0].main([str(folder / "7b.json"), "llama-2-7b", *run, "--caps", *map(str, CAPS)]) == 0
+        yield Bench(modules[1], modules[2], folder)
+
+
+def sweeps(bench: Bench) -> dict[int, Any]:
+    return {sweep.cap // GIB: sweep for sweep in bench.recorded.recorded_sweeps((4,), folder=bench.folder)}
+
+
+def test_the_file_holds_every_candidate_and_a_probe_of_each_engine_that_fits(bench: Bench) -> None:
+    (path,) = bench.folder.iterdir()
+    facts = json.loads(path.read_text())
+    assert len(facts["rows"]) > 80
+    fitting = {row["rung"] for row in facts["rows"] if row["outcome"] == "fits"}
+    assert {row["rung"] for row in facts["probes"]} == fitting
+    assert facts["probe_layers"] == 4
+
+
+def test_on_a_smaller_card_what_fits_is_a_part_of_what_fitted_and_as_fast(bench: Bench) -> None:
+    large, small = (sweeps(bench)[cap].speeds() for cap in CAPS)
+    assert 0 < len(small) < len(large)
+    assert small.items() <= large.items()
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_the_search_finds_the_recorded_best_for_a_part_of_the_sweep_s_seconds(bench: Bench, cap: int) -> None:
+    sweep = sweeps(bench)[cap]
+    found, whole = (bench.search_cases.search(sweep, sweep.space(), strategy) for strategy in (auto, exhaustive))
+    best = max((record.tokens_per_second or 0.0) for record in found.records if record.purpose == "measure")
+    assert best >= 0.98 * max(sweep.speeds().values())
+    assert found.search_seconds() < 0.5 * whole.search_seconds()
