@@ -72,12 +72,13 @@ def usage(config: Mapping[str, Any]) -> str:
     section = config["ladder"]
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
     verifying = "" if section["proof"].get("simulated") else _VERIFYING
+    kernels = "; it first calls transformers.integrations.liger.apply_liger_kernel(model, None)"
     return f"""\
 # the environment {"it was measured in" if verifying else "that trials would have"}
 {exports}
 # a Hugging Face Trainer script; its arguments have to agree: `ladder export best_config.json --for trainer`
 torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed best_config.json
-# an accelerate script
+# an accelerate script{kernels if section.get("liger") else ""}
 accelerate launch --config_file best_config.accelerate.yaml train.py{verifying}"""
 
 
