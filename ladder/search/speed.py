@@ -21,10 +21,10 @@ from ladder.workload import Workload
 _QUANTILE_95 = 1.645  # two-sided: 90 %
 STEP_NOISE = 0.015
 """Relative: the step times of one candidate from trial to trial, and what the formula's shape misses."""
-_DEPTH = 0.05
-"""How far an engine strays with a few layers from how far it strays with all: of the stage, and of the engine's own.
-Measured at micro-batches of 4 and 8: 4 to 10 % from 4 layers to 32 of Llama-2-7B, with offload."""
-_DEPTH_OF_UPDATE = 0.15
+_DEPTH = 0.07
+"""How far an engine strays with a few layers from how far it strays with all. Measured at micro-batches of 4 and 8:
+4 to 10 % from 4 layers to 32 of Llama-2-7B, with offload. What one family's probe hid tells nothing of another's."""
+_DEPTH_OF_UPDATE = 0.17
 """Likewise the optimizer alone: up to 20 % of a step without accumulation."""
 _RAMP_TOKENS = 200.0
 """Tokens whose compute the start and the end of kernels cost, on a GPU of 1e15 operations a second (estimate)."""
@@ -130,7 +130,7 @@ class _Steps:
         self._gather: Factor = gather if self._terms.gather else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
         if shallow:
-            self._update += ((f"depth:update:{rung.offload_optimizer}", _DEPTH_OF_UPDATE),)
+            self._update += own("depth:update", _DEPTH_OF_UPDATE)
         # What the shape of the formula misses: a factor of the stage's and of the engine's own, and one that drifts
         # with the micro-batch. The drift is mostly the kernels', and those are the same whatever the engine.
         self._whole: Factor = (
@@ -142,7 +142,7 @@ class _Steps:
         if candidate.engine.liger:
             self._whole += (("liger", _LIGER_DOUBT),)
         if shallow:
-            self._whole += ((f"depth:{rung.stage}", _DEPTH), *own("depth", _DEPTH))
+            self._whole += own("depth", _DEPTH)
         self.names = names_of(
             self._compute, self._ramp, self._launch, self._reduce, self._gather, self._update, self._whole
         )
