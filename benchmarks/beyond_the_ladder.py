@@ -18,6 +18,7 @@ from typing import Any
 
 import ladder
 from ladder.errors import NothingFitsError
+from ladder.units import gib
 
 _MODEL = Path(__file__).parent / "models" / "large-vocabulary-1.5b.json"
 
@@ -71,7 +72,7 @@ def tuned(options: argparse.Namespace, cap: int, batch: int, liger: bool) -> dic
         "seconds": seconds,
         "answer": best.candidate.key,
         "tokens_per_second": round(best.tokens_per_second, 1),
-        "peak_device_gib": round(best.measurement.peak_device / 2**30, 2),
+        "peak_device_gib": gib(best.measurement.peak_device),
         "trials": len(tune.output.trial_seconds),
     }
 

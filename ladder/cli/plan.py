@@ -184,7 +184,7 @@ def _space(
 def _row(row: RungPlan) -> dict[str, Any]:
     memory, candidate = row.outlook.memory, row.outlook.candidate
     return {
-        "rung": row.outlook.candidate.engine.name,
+        "rung": candidate.engine.name,
         "fits": row.fits,
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "micro_batch": candidate.micro_batch,

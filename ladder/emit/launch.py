@@ -10,6 +10,9 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
 
+APPLY_LIGER = "transformers.integrations.liger.apply_liger_kernel(model, None)"
+"""What a script calls that is not the Trainer's: for that `use_liger_kernel` does it."""
+
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
     """A bash script that runs the user's training script, given as its arguments, as the answer was measured."""
@@ -63,9 +66,9 @@ def _kernels(answer: Answer) -> str:
     """What only the Trainer's `use_liger_kernel` does by itself."""
     if not answer.candidate.engine.liger:
         return ""
-    return """
+    return f"""
 It was measured on Liger's kernels: before its model goes to DeepSpeed or accelerate, such a script calls
-transformers.integrations.liger.apply_liger_kernel(model, None)."""
+{APPLY_LIGER}."""
 
 
 def _on_cpu(answer: Answer) -> str:

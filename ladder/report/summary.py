@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ladder.emit.launch import APPLY_LIGER
 from ladder.report.run_data import ReportedRun
 from ladder.search.space import measured
 from ladder.search.speed import mfu
@@ -72,13 +73,13 @@ def usage(config: Mapping[str, Any]) -> str:
     section = config["ladder"]
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
     verifying = "" if section["proof"].get("simulated") else _VERIFYING
-    kernels = "; it first calls transformers.integrations.liger.apply_liger_kernel(model, None)"
+    kernels = f"; it first calls {APPLY_LIGER}" if section.get("liger") else ""
     return f"""\
 # the environment {"it was measured in" if verifying else "that trials would have"}
 {exports}
 # a Hugging Face Trainer script; its arguments have to agree: `ladder export best_config.json --for trainer`
 torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed best_config.json
-# an accelerate script{kernels if section.get("liger") else ""}
+# an accelerate script{kernels}
 accelerate launch --config_file best_config.accelerate.yaml train.py{verifying}"""
 
 

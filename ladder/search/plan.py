@@ -14,7 +14,7 @@ from ladder.search.space import Space
 _LIKELY = 0.5
 _SURE = 0.99
 _SLIM = 0.03
-_MOST_GPUS = 1024
+MOST_GPUS = 1024
 _CANDIDATES_OF_A_TRIAL = 3
 _TRIALS = 5
 """What the search needs, all but a few times (benchmarks/search.py)."""
@@ -73,7 +73,7 @@ def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None
         memory = predict_memory(space.workload, candidate, world_size=world_size, device="cuda")
         return memory.upper <= space.memory_limit and memory.host <= host_of_node * _nodes(world_size, gpus_per_node)
 
-    powers = [1 << exponent for exponent in range(_MOST_GPUS.bit_length())]
+    powers = [1 << exponent for exponent in range(MOST_GPUS.bit_length())]
     enough = next((world_size for world_size in powers if fits(world_size)), None)
     if enough is None:
         return None

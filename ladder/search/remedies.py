@@ -13,11 +13,11 @@ from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.memory import MemoryPrediction, predict_memory
 from ladder.search.moments import moments_of
+from ladder.search.plan import MOST_GPUS
 from ladder.search.space import Space
 from ladder.units import GIB, format_bytes
 from ladder.workload import Workload
 
-_MOST_GPUS = 1024
 _TOKENS = 64
 """Sequences are shortened by multiples of this."""
 _LORA_RANK = 16
@@ -71,7 +71,8 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     """What would make the workload of `space` fit, by all that `records` teach; `unsupported` are names of rungs."""
     needs, workload = _Needs(space, believe(space, records)), space.workload
     adapters, trained = _adapter_bytes(workload), workload.model.num_parameters
-    lora, qlora = (needs.frozen(adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
+    passing = needs.besides_states()
+    lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
     has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
     on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
@@ -115,7 +116,7 @@ class _Needs:
 
     def fewest_gpus(self) -> int | None:
         divisible = divisors(self._space.workload.global_batch_size // self.micro_batch)
-        more = [number for number in divisible if self._space.world_size < number <= _MOST_GPUS]
+        more = [number for number in divisible if self._space.world_size < number <= MOST_GPUS]
         return next((number for number in more if self.fit(world_size=number)), None)
 
     def smallest_gpu(self) -> int | None:
@@ -130,14 +131,13 @@ class _Needs:
         most = (self._space.workload.seq_len - 1) // _TOKENS
         return _largest(lambda number: self.fit(seq_len=number * _TOKENS), most) * _TOKENS or None
 
-    def frozen(self, at_rest: float) -> int:
-        """Bytes on a GPU that holds `at_rest` and otherwise only what a checkpointed sequence needs."""
+    def besides_states(self) -> float:
+        """Bytes that a checkpointed sequence and libraries take of a GPU, whatever else it holds."""
         workload, world_size = self._space.workload, self._space.world_size
         plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
         moments = moments_of(workload, plain, world_size, device_of(self._space))
         passing = max(moment.activations + moment.logits for moment in moments)
-        outside = self._of(plain.engine, workload, world_size, 1).parts.outside_torch
-        return int(at_rest + passing + outside)
+        return passing + self._of(plain.engine, workload, world_size, 1).parts.outside_torch
 
     def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> MemoryPrediction:
         return predict_memory(
