@@ -14,7 +14,7 @@ from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, 
 from ladder.history import make_private
 from ladder.launch.base import Launcher
 from ladder.launch.lease import Leases
-from ladder.machine.gpus import visible_gpus
+from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import StepPolicy, TrialSpec
@@ -118,6 +118,8 @@ def run_verification(
             raise UsageError(f"{str(path)!r} is for {promise['world_size']} ranks, and here are {machine.world_size}.")
         if machine.gpu_name != promise["gpu"]:
             view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
+        # As it was measured: an older file says nothing of the allocator, and then nothing is told.
+        machine = replace(machine, allocator=allocator_in(promise["environment"]))
         candidate = _candidate(promise, workload, machine)
         if candidate.engine.liger:
             require_liger(workload, machine.device)

@@ -89,8 +89,13 @@ def tune(
         ),
     ] = None,
     liger: Annotated[
-        bool, typer.Option("--liger", help="Try each rung on Liger's kernels too: `pip install 'ladder[liger]'`.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--liger/--no-liger",
+            help="Try each rung on Liger's kernels too. [default: where liger-kernel is installed]",
+            show_default=False,
+        ),
+    ] = None,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")

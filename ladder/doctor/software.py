@@ -27,7 +27,12 @@ _TORCH_SECONDS = 120.0
 def packages() -> Iterator[Check]:
     """Versions within what this ladder says it works with."""
     wanted = {}
-    for line in importlib.metadata.requires("ladder") or ():
+    try:
+        needs = importlib.metadata.requires("ladder") or ()
+    except importlib.metadata.PackageNotFoundError:
+        yield warn("ladder", "is run without being installed, so what it needs is not checked", "pip install .")
+        needs = ()
+    for line in needs:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             wanted[requirement.name] = requirement.specifier

@@ -32,6 +32,8 @@ class Answer:
     """Bytes a rank may use on its GPU."""
     host_threads: int
     """OMP_NUM_THREADS each rank had when it was measured."""
+    allocator: dict[str, str]
+    """What the environment told torch's allocator on the GPUs."""
     nvme_path: Path | None
     versions: dict[str, str]
     """Version by library: torch, deepspeed, transformers, accelerate, ladder, …"""

@@ -51,10 +51,10 @@ def launch_environment(answer: Answer) -> dict[str, str]:
     Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls.
     """
     environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
-    if answer.device == "cpu":
-        # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
-        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **MALLOC_OF_A_CPU_RANK}
-    return environment
+    if answer.device == "cuda":
+        return environment | answer.allocator
+    # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
+    return environment | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **MALLOC_OF_A_CPU_RANK}
 
 
 def to_json(document: Mapping[str, Any]) -> str:

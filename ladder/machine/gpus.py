@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,11 @@ _NO_GPU_HERE = frozenset(
 )
 
 
+# Without it, memory that is free but not in one piece ends trials: measured, 10.1 GiB reserved for 7.7 allocated.
+GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
 @dataclass(frozen=True)
 class Gpu:
     uuid: str
@@ -43,6 +49,16 @@ class Obstacle:
     passing: bool = False
     lasting: bool = False
     """It does not go away while the tune waits."""
+
+
+def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The user's own settings of torch's allocator in `environment`, else that its segments can grow."""
+    return allocator_in(environment) or dict(GROWING_SEGMENTS)
+
+
+def allocator_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """What `environment` tells torch's allocator; nothing if it does not."""
+    return {name: environment[name] for name in _ALLOCATOR_VARIABLES if environment.get(name)}
 
 
 def visible_gpus() -> list[Gpu]:

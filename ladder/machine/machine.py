@@ -13,7 +13,7 @@ from typing import Literal
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.gpus import Gpu, obstacle, visible_gpus
+from ladder.machine.gpus import GROWING_SEGMENTS, Gpu, allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import host_memory as all_host_memory
 from ladder.units import format_bytes
 from ladder.workload import OptimizerName
@@ -43,6 +43,8 @@ class Machine:
     """Bytes a second that `nvme_path` took when it was tried."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """By rung name: why it cannot work here."""
+    allocator: dict[str, str] = field(default_factory=lambda: dict(GROWING_SEGMENTS))
+    """What the environment tells torch's allocator on a GPU."""
 
     @property
     def gpu_name(self) -> str | None:
@@ -102,6 +104,7 @@ def detect_machine(
         host_memory=host,
         num_cores=len(os.sched_getaffinity(0)),
         nvme_path=nvme_path,
+        allocator=allocator_settings(os.environ),
     )
 
 

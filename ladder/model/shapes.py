@@ -99,5 +99,25 @@ def with_layers(shape: ModelShape, num_layers: int) -> ModelShape:
     for key, value in config.items():
         if "layer" in key and isinstance(value, list) and len(value) == before:
             config[key] = [value[index % before] for index in range(num_layers)]
+    return _changed(shape, config)
+
+
+def with_vocabulary(shape: ModelShape, most: int) -> ModelShape:
+    """The same model with at most `most` tokens; special tokens beyond them are no more."""
+    if shape.vocab_size <= most:
+        return shape
+    gone = {
+        key: None
+        for key, value in shape.config.items()
+        if key.endswith("_token_id") and any(each >= most for each in _as_list(value) if isinstance(each, int))
+    }
+    return _changed(shape, {**shape.config, **gone, "vocab_size": most})
+
+
+def _changed(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
     changed = shape_from_config(config, name=shape.name, source=shape.source)
     return ModelShape(**{**vars(changed), "note": shape.note})
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

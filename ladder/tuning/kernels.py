@@ -8,6 +8,13 @@ from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.workload import LIGER_FAMILIES, Workload
 
 
+def tries_liger(asked: bool | None, workload: Workload, device: str, *, on_paper: bool = False) -> bool:
+    """Whether a tune tries Liger's kernels: as asked, and unasked where they are here. Raises as `require_liger`."""
+    if asked:
+        require_liger(workload, device, on_paper=on_paper)
+    return asked if asked is not None else workload.has_liger and device == "cuda" and not on_paper and _installed()
+
+
 def require_liger(workload: Workload, device: str, *, on_paper: bool = False) -> None:
     """UsageError where Liger's kernels cannot train `workload` on `device`, EnvironmentFaultError where they lack."""
     model_type = workload.model.model_type
@@ -18,5 +25,9 @@ def require_liger(workload: Workload, device: str, *, on_paper: bool = False) ->
         )
     if device == "cpu":
         raise UsageError("Liger's kernels need a GPU; leave --liger out.")
-    if not on_paper and importlib.util.find_spec("liger_kernel") is None:
+    if not on_paper and not _installed():
         raise EnvironmentFaultError("liger-kernel is not installed; `pip install 'ladder[liger]'`.")
+
+
+def _installed() -> bool:
+    return importlib.util.find_spec("liger_kernel") is not None

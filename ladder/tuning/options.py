@@ -36,8 +36,8 @@ class TuneOptions:
     """How much faster than the answer a candidate left untried may be."""
     audit: float = 0.0
     """The share of the pruned candidates that is measured anyway."""
-    liger: bool = False
-    """Try each rung with Liger's kernels as well."""
+    liger: bool | None = None
+    """Try each rung with Liger's kernels as well; None: where they are installed and know the model."""
     rungs: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     run_dir: Path | None = None

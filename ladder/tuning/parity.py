@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import TrialRun
-from ladder.model.shapes import with_layers
+from ladder.model.shapes import with_layers, with_vocabulary
 from ladder.protocol import MeasuredEvent, StepPolicy, TrialSpec
 from ladder.workload import ModelShape
 
@@ -22,6 +22,8 @@ falls a little behind them, 0.8 % of the loss after five steps. That is DeepSpee
 0's optimizer (FP16_UnfusedOptimizer.initialize_optimizer_states) takes a step on zero gradients; stages 1 to 3 do not.
 It moves nothing, but Adam's bias correction counts it, so that the next steps are shorter, by 25, 20 and 16 %."""
 _LAYERS = 2
+_VOCABULARY = 32_768
+"""Rows of the embeddings at most: 150,000 alone, with their gradients and states, are more than a small GPU holds."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
 _TOLERANCE = 0.02
 """Of the first loss: 16-bit arithmetic in another order differs by less, losses of a wrong step by more."""
@@ -47,7 +49,7 @@ def as_plain(candidate: Candidate) -> Candidate:
 
 def parity_trial(spec: TrialSpec, model: ModelShape) -> TrialSpec:
     """`spec` as a trial of a few layers of `model` whose losses can be compared."""
-    shallow = with_layers(model, min(_LAYERS, model.num_layers))
+    shallow = with_vocabulary(with_layers(model, min(_LAYERS, model.num_layers)), _VOCABULARY)
     changes = {"model_config_json": dict(shallow.config), "steps": _STEPS, "parity": True, "stop_at": None}
     return spec.model_copy(update=changes)
 

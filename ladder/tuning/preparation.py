@@ -66,8 +66,7 @@ def rank_environment(machine: Machine) -> dict[str, str]:
         # Asks NVML and not CUDA whether there are GPUs: a process that has asked CUDA cannot be forked.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
-    if machine.device == "cpu":
-        environment |= MALLOC_OF_A_CPU_RANK
+    environment |= MALLOC_OF_A_CPU_RANK if machine.device == "cpu" else machine.allocator
     if machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
     return environment

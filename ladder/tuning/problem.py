@@ -90,6 +90,8 @@ def run_fingerprint(
         "memory limit": machine.memory_limit,
         "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
     }
+    if machine.device == "cuda":
+        facts["allocator"] = machine.allocator
     if simulated is not None:
         facts["simulated machine"] = dict(simulated)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12], facts

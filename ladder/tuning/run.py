@@ -32,7 +32,7 @@ from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.search.speed import mfu
 from ladder.text import shown
-from ladder.tuning.kernels import require_liger
+from ladder.tuning.kernels import tries_liger
 from ladder.tuning.options import TuneOptions, num_knob_trials, require_effect, require_text
 from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
@@ -78,8 +78,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     paper = paper_machine(options)
     workload, machine = workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
-    if options.liger:
-        require_liger(workload, machine.device, on_paper=paper is not None)
+    liger = tries_liger(options.liger, workload, machine.device, on_paper=paper is not None)
     output = _writable_output(options.output)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
@@ -99,7 +98,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 micro_batches,
                 tolerance=options.tolerance,
                 audit=options.audit,
-                liger=options.liger,
+                liger=liger,
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, history.records)
@@ -254,6 +253,7 @@ def _answer(
         gpu_name=machine.gpu_name,
         memory_limit=machine.memory_limit,
         host_threads=machine.host_threads,
+        allocator=machine.allocator,
         nvme_path=machine.nvme_path,
         versions=versions,
         run_dir=run_dir.resolve(),

@@ -72,6 +72,7 @@ def answer_on(rung: str) -> Answer:
         memory_limit=1 << 30,
         # A count that nobody would choose here: neither torchrun's one nor accelerate's cores over ranks.
         host_threads=3,
+        allocator={},
         nvme_path=None,
         versions={"flash.attention": "auto"},
         run_dir=Path("auto"),

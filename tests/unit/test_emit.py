@@ -86,6 +86,7 @@ def answer(rung: str = "zero3", *, shape: Any = None, workload: Any = None, **ch
         "gpu_name": "NVIDIA H200",
         "memory_limit": 40 * GIB,
         "host_threads": 4,
+        "allocator": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         "nvme_path": None,
         "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"},
         "run_dir": Path("/runs/one"),
@@ -366,8 +367,11 @@ def test_the_yaml_only_refers_to_the_configuration(rung: str, sharded: bool) -> 
     assert "mixed_precision" not in config
 
 
-def test_the_environment_gives_a_rank_the_threads_it_was_measured_with() -> None:
-    assert launch_environment(answer()) == {"OMP_NUM_THREADS": "4"}
+def test_the_environment_gives_a_rank_the_threads_and_the_allocator_it_was_measured_with() -> None:
+    assert launch_environment(answer()) == {
+        "OMP_NUM_THREADS": "4",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
     assert launch_environment(answer(device="cpu")) == {
         "OMP_NUM_THREADS": "4",
         "DS_ACCELERATOR": "cpu",

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.model.shapes import check_task, default_seq_len, default_task, shape_from_config, with_layers
+from ladder.model.shapes import (
+    check_task,
+    default_seq_len,
+    default_task,
+    shape_from_config,
+    with_layers,
+    with_vocabulary,
+)
 from ladder.model.source import bundled_models, resolve_model
 from ladder.workload import ModelShape
 
@@ -202,3 +209,13 @@ def test_a_task_the_family_cannot_be_trained_for_is_a_contradiction() -> None:
     with pytest.raises(UsageError, match="masked-lm, not as causal-lm"):
         check_task("roberta", {}, "causal-lm")
     check_task("brandnew", {}, "masked-lm")
+
+
+def test_a_smaller_vocabulary_takes_the_special_tokens_beyond_it_along() -> None:
+    whole = resolve_model("llama-3.2-1b")
+    few = with_vocabulary(whole, 32_768)
+    assert few.vocab_size == few.config["vocab_size"] == 32_768
+    assert few.config["eos_token_id"] is None
+    assert few.num_parameters == whole.num_parameters - (whole.vocab_size - 32_768) * whole.hidden_size
+    assert with_vocabulary(resolve_model("opt-125m"), 32_768).config["pad_token_id"] == 1
+    assert with_vocabulary(whole, 200_000) is whole
