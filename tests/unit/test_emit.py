@@ -180,7 +180,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         },
         "proof": {"steps": 10, "evaluation": True, "gathered_weights": True, "tokens_per_second": 32_700.5},
         "warnings": ["the GPU was throttled"],
-        "environment": {"OMP_NUM_THREADS": "4"},
+        "environment": {"OMP_NUM_THREADS": "4", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
         "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"},
         "run_dir": "/runs/one",
     }
