@@ -14,6 +14,8 @@ from ladder.search.moments import Device
 from ladder.workload import Workload
 
 _BROKEN_AFTER = 2
+PARITY = "parity"
+"""The moment of a failure that is none of memory: the losses were not the plain rung's."""
 _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
 
 
@@ -118,7 +120,8 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
     A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
     those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing. An
-    engine that crashed or hung twice, and of which nothing fits, is taken for broken. What ran out late and in pieces
+    engine that crashed or hung twice, and of which nothing fits, is taken for broken. Losses that are not the plain
+    rung's are so at every micro-batch. What ran out late and in pieces
     speaks for nobody: alone, even that candidate may fit.
     """
     if (broken := _broken(candidate.engine, space, records)) is not None:
@@ -133,6 +136,8 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
             continue
         if failed_in_setup(record.outcome):
             return RuledOut(record, f"the engine already failed to start ({record.outcome.kind})")
+        if record.outcome.moment == PARITY and same_steps(other, candidate):
+            return RuledOut(record, record.outcome.sentence)
         needs_more = candidate.micro_batch >= other.micro_batch
         needs_more &= other.gradient_checkpointing or not candidate.gradient_checkpointing
         if record.outcome.kind in MEMORY_OUTCOMES and record.purpose == "measure" and needs_more:
@@ -140,6 +145,11 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
                 record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
             )
     return None
+
+
+def same_steps(one: Candidate, other: Candidate) -> bool:
+    """Whether the two train alike but for the micro-batch."""
+    return one.engine == other.engine and one.gradient_checkpointing == other.gradient_checkpointing
 
 
 def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:

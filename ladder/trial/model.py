@@ -125,6 +125,17 @@ def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optim
     return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without it the step makes whole copies
 
 
+def forget_steps(optimizer: Any) -> None:
+    """Let Adam's bias correction start where other engines start it, in an optimizer of DeepSpeed's.
+
+    To make Adam's states, stage 0 takes a step on zero gradients (FP16_UnfusedOptimizer.initialize_optimizer_states).
+    It moves nothing, but it counts: the next steps would be shorter by 25, 20 and 16 %.
+    """
+    for state in getattr(optimizer, "optimizer", optimizer).state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()
+
+
 def _parameter_groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict[str, Any]]:
     """Matrices and the rest apart, as the Trainer does for weight decay. Under stage 3 the true shape is `ds_shape`."""
     everything = list(parameters)

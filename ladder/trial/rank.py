@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ladder.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
-from ladder.trial.model import build_model, make_optimizer, set_checkpointing
+from ladder.trial.model import build_model, forget_steps, make_optimizer, set_checkpointing
 from ladder.trial.report import Reporter, now
 from ladder.trial.steps import Stepper
 
@@ -111,6 +111,8 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     vocab_size = model.config.vocab_size
     reporter.phase("engine")
     engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed)
+    if spec.parity:
+        forget_steps(engine.optimizer)
     stepper = Stepper(engine, spec, reporter, vocab_size)
     first_seconds = 0.0  # the same on all ranks, so all leave the same candidates out
     for index, candidate in enumerate(spec.candidates):

@@ -21,7 +21,7 @@ from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.remedies import remedies
-from ladder.search.space import Space, ranking
+from ladder.search.space import PARITY, Space, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.tuning.refusal import disproved, less_disproved, refusals
@@ -184,9 +184,12 @@ class Tuner:
         candidate = decision.candidate
         parity = self._compare_losses(candidate) if self._parity else Parity(agrees=True)
         if parity.agrees is False:
-            outcome = Outcome(kind="crash", moment="parity", sentence=parity.sentence)
+            outcome = Outcome(kind="crash", moment=PARITY, sentence=parity.sentence)
             name, _ = self._history.next_trial()
-            self._add([Record(candidate_key=candidate.key, trial=name, purpose="proof", outcome=outcome)], {})
+            # The same is true of the micro-batches that were measured beside it.
+            fits = [record.candidate_key for record in ranking(self._history.records)]
+            alike = [key for key in fits if same_steps(self._space.by_key[key], candidate)]
+            self._add([Record(candidate_key=key, trial=name, purpose="proof", outcome=outcome) for key in alike], {})
             self._view.note(f"{candidate.key} is not the answer: {parity.sentence}.")
         elif not self._cancelled():
             warnings = (parity.sentence,) if parity.sentence else ()
