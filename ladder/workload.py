@@ -46,6 +46,8 @@ class ModelShape:
     """Elements of the largest single parameter tensor: the unit of NVMe buffers."""
     gated_mlp: bool
     is_encoder_decoder: bool
+    tied: bool = False
+    """The output head is the embeddings' table: its gradient is whole at the end of backward only."""
     note: str = ""
     """What the user should know about where the shape came from; printed."""
 

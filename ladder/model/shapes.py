@@ -52,6 +52,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: Source, n
         largest_parameter=max(*parts.tables, *parts.matrices, *(m for block in parts.blocks for m in block.matrices)),
         gated_mlp=parts.gated,
         is_encoder_decoder=len(parts.blocks) > 1,
+        tied=parts.tied,
         note=note,
     )
 

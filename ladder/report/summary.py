@@ -59,13 +59,17 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
         ("memory per GPU", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
         ("headroom", f"{1 - seen.peak_device / space.memory_limit:.1%}"),
         ("host memory, all ranks", format_bytes(seen.peak_host)),
-        ("accumulation", f"{candidate.accumulation} micro-steps" if candidate else _NONE),
+        ("accumulation", _micro_steps(candidate.accumulation) if candidate else _NONE),
     ]
     if used is not None:
         figures.append(("model FLOP/s utilisation", f"{used:.0%}"))
     if seen.watts:
         figures.append(("energy", f"{1000 * seen.watts / speed:.2g} J for 1,000 tokens"))
     return figures
+
+
+def _micro_steps(number: int) -> str:
+    return f"{number} micro-step{'s' if number > 1 else ''}"
 
 
 def usage(config: Mapping[str, Any]) -> str:

@@ -100,8 +100,8 @@ class _Footprint:
         doubt = 1.0 if device == "cuda" else 2.5
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
         self._activations: Factor = ((f"activations:{kind}", 0.12 * doubt), own)
-        # Nobody has measured yet what Liger's loss holds beside its chunks.
-        self._logits: Factor = (("logits:liger", 0.4) if candidate.engine.liger else ("logits", 0.12), own)
+        # Liger's loss was the fullest moment of nothing that was measured.
+        self._logits: Factor = (("logits:liger", 0.2) if candidate.engine.liger else ("logits", 0.12), own)
         self._buffers: Factor = (("buffers", 0.25),)
         self._live: Factor = (("live", 0.1),)
         states = self.moments[0].parameters + self.moments[0].optimizer

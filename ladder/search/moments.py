@@ -22,6 +22,7 @@ from ladder.workload import Workload
 Device = Literal["cuda", "cpu"]
 
 _WORKSPACE = 64 * MIB  # cuBLAS's, seen in every measurement as 0.065 GiB beyond the model states
+_NORM_PIECE = 250_000_000  # elements; stage3._constant_buffered_norm2
 _UNFUSED_BUCKET = 500_000_000  # engine.MEMORY_OPT_ALLREDUCE_SIZE, elements of stage 0's all-reduce
 
 
@@ -61,8 +62,7 @@ def _activations(workload: Workload, candidate: Candidate) -> _Activations:
     widths (8 f): 24 h + 8 f with as many key-value as query heads, measured 0.383e9 bytes against 0.382e9. A plain
     net keeps two widths, a LayerNorm input and output. Logits, measured 12.0–13.1 bytes each: the fp32 log-softmax, its
     gradient, and that of the fp32 logits; the 16-bit logits are gone by then. (18 are published for older code.)
-    With Liger's kernels (derived, not measured) a norm keeps its input in 16 bits and its output, a net not the
-    activated gate.
+    With Liger's kernels a norm keeps its input in 16 bits and its output, a net not the activated gate.
     """
     model, liger = workload.model, candidate.engine.liger
     tokens = candidate.micro_batch * workload.seq_len
@@ -173,13 +173,16 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: _Activation
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
     copy = min(bucket, 2.0 * p) if world_size > 1 else 0.0
     own = 0.0 if offload else 2.0 * share  # allocated as the first bucket's copy goes
+    first = largest
+    if largest > bucket and not model.tied and offload:
+        first += 8.0 * min(model.largest_parameter, share)
     return [
         rest,
         *_forward_and_loss(replace(rest, gradients=rest_gradients), acts),
         *_backward(
             replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
             acts,
-            largest=largest,
+            first=first,
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
@@ -214,13 +217,18 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])
+    first = largest
+    if largest > bucket and not model.tied:
+        first += largest / world_size + (
+            0.0 if on_gpu else 8.0 * min(model.largest_parameter / world_size, _NORM_PIECE)
+        )
     return [
         rest,
         *_forward_and_loss(replace(rest, live=live), acts),
         *_backward(
             replace(rest, live=live),
             acts,
-            largest=largest,
+            first=first,
             at_reduction=replace(rest, live=later, buffers=bucket + full * (1 + 1 / world_size)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
@@ -236,17 +244,19 @@ def _forward_and_loss(base: Moment, acts: _Activations) -> list[Moment]:
     ]
 
 
-def _backward(
-    base: Moment, acts: _Activations, *, largest: float, at_reduction: Moment, reduced: float
-) -> list[Moment]:
+def _backward(base: Moment, acts: _Activations, *, first: float, at_reduction: Moment, reduced: float) -> list[Moment]:
     """Backward's own peaks: its start, a block in the middle, and the reduction of the first full bucket.
 
+    `first` is what the gradient of the head takes, which comes first and is the largest. One that is larger than the
+    bucket is reduced at once: stage 3 scatters a copy, and where it goes to the host, its norm is taken in fp64
+    (zero.utils.get_norm_dtype), 8 bytes an element more: measured with 152k tokens, 1.7 GiB, the peak where no logits
+    are kept and the micro-batch is small.
     `reduced` is the share of the model whose gradients are in that bucket: about as much of the activations is free by
     then, and half of the block in work is (its point within the block is chance; half was measured on the average).
     """
     left = acts.kept if acts.block else acts.kept * (1 - reduced)
     return [
-        replace(base, name="backward", activations=acts.kept + 1.25 * acts.tail, gradients=base.gradients + largest),
+        replace(base, name="backward", activations=acts.kept + 1.25 * acts.tail, gradients=base.gradients + first),
         replace(base, name="backward", activations=acts.kept + acts.block),
         replace(at_reduction, name="backward", activations=left + 0.5 * acts.block),
     ]

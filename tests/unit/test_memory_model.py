@@ -6,10 +6,13 @@ import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of
+from ladder.model.source import resolve_model
 from ladder.search.memory import (
     MemoryCalibration,
     MemoryObservation,
@@ -22,6 +25,7 @@ from ladder.units import GIB, MIB
 from ladder.workload import Workload
 
 LIMIT = 40 * GIB
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "1xh200-beyond-the-ladder"
 OUTSIDE = int(1.4 * GIB)
 Build = Callable[..., Workload]
 
@@ -273,3 +277,20 @@ def test_the_peak_that_candidates_are_sorted_by_is_the_one_that_is_predicted(dev
             tried = Candidate(Engine(rung), True, micro_batch, 2)
             predicted = predict_memory(workload, tried, world_size=4, device=device)
             assert expected_peak(workload, tried, world_size=4, device=device) == predicted.peak
+
+
+def test_with_a_large_vocabulary_allocated_memory_is_known_before_any_trial_with_liger_s_kernels_too():
+    shape = resolve_model(str(RESULTS.parents[1] / "models" / "large-vocabulary-1.5b.json"))
+    workload = Workload(
+        model=shape, task="causal-lm", seq_len=1024, global_batch_size=32, dtype="bf16", optimizer="adamw"
+    )
+    errors = {}
+    for file in RESULTS.glob("*.trials.csv"):
+        for row in pd.read_csv(file).query("outcome == 'fits'").itertuples():
+            checkpointing = "on" if row.gradient_checkpointing in (True, "True") else "off"
+            candidate = candidate_of(f"{row.rung} ckpt={checkpointing} mb={row.micro_batch:.0f}", 32)
+            predicted = max(predict_memory(workload, candidate, world_size=1, device="cuda").moments.values())
+            errors[candidate.key] = predicted / GIB / row.peak_allocated_gib - 1
+    assert sum(key.count("+liger") for key in errors) == 16
+    assert max(map(abs, errors.values())) < 0.05
+    assert statistics.fmean(map(abs, errors.values())) < 0.01
