@@ -120,9 +120,9 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
     A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
     those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing. An
-    engine that crashed or hung twice, and of which nothing fits, is taken for broken. Losses that are not the plain
-    rung's are so at every micro-batch. What ran out late and in pieces
-    speaks for nobody: alone, even that candidate may fit.
+    engine that crashed or hung twice, and of which nothing fits, is taken for broken; so are Liger's kernels. Losses
+    that are not the plain rung's are so at every micro-batch. What ran out late and in pieces speaks for nobody: alone,
+    even that candidate may fit.
     """
     if (broken := _broken(candidate.engine, space, records)) is not None:
         return broken
@@ -165,11 +165,14 @@ def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
 
 def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:
     known = [record for record in records if record.purpose != "probe" and record.candidate_key in space.by_key]
-    own = [record for record in known if space.by_key[record.candidate_key].engine == engine]
-    failures = [record for record in own if record.outcome.kind in ("crash", "hang")]
-    if len(failures) < _BROKEN_AFTER or any(record.outcome.kind == "fits" for record in own):
-        return None
-    return RuledOut(failures[-1], f"the engine failed {len(failures)} times ({failures[-1].outcome.kind})")
+    engines = [space.by_key[record.candidate_key].engine for record in known]
+    own = [record for record, other in zip(known, engines, strict=True) if other == engine]
+    on_liger = [record for record, other in zip(known, engines, strict=True) if other.liger and engine.liger]
+    for what, tried in (("the engine", own), ("Liger's kernels", on_liger)):
+        failures = [record for record in tried if record.outcome.kind in ("crash", "hang")]
+        if len(failures) >= _BROKEN_AFTER and not any(record.outcome.kind == "fits" for record in tried):
+            return RuledOut(failures[-1], f"{what} failed {len(failures)} times ({failures[-1].outcome.kind})")
+    return None
 
 
 def failed_in_setup(outcome: Outcome) -> bool:

@@ -56,6 +56,25 @@ def test_an_engine_that_crashed_twice_and_never_fitted_is_taken_for_broken():
     assert ruled_out(WHOLE, space, [*crashes, fitting]) is None
 
 
+def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_for_broken():
+    space = make_space("zero1", "zero2", "zero3")
+    space = replace(space, engines=(*space.engines, *(replace(engine, liger=True) for engine in space.engines)))
+    first, second, third, usual = (
+        make_candidate(rung, micro_batch=2, accumulation=8) for rung in ("zero1", "zero2", "zero3", "zero3")
+    )
+    first, second, third = (replace(each, engine=replace(each.engine, liger=True)) for each in (first, second, third))
+    crashes = [
+        make_record(each, "crash", outcome=Outcome(kind="crash", moment="model", sentence="no"))
+        for each in (first, second)
+    ]
+    assert ruled_out(third, space, crashes[:1]) is None
+    verdict = ruled_out(third, space, crashes)
+    assert verdict is not None
+    assert verdict.reason == "Liger's kernels failed 2 times (crash)"
+    assert ruled_out(usual, space, crashes) is None
+    assert ruled_out(third, space, [*crashes, make_record(replace(first, micro_batch=1, accumulation=16))]) is None
+
+
 def test_candidates_come_in_ascending_memory():
     sizes = [candidate.micro_batch for candidate in make_space("zero3").candidates if candidate.gradient_checkpointing]
     assert sizes == sorted(sizes)
