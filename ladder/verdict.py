@@ -15,6 +15,10 @@ from ladder.text import shown
 from ladder.units import format_bytes
 from ladder.workload import Workload
 
+_APART = 0.1
+"""Relative: a proof that differs more from its trial shows a machine whose speed varies. Seen where a shared host could
+hardly feed its GPU: 28,676, 31,936 and 32,477 tokens/s of one candidate within eight minutes."""
+
 
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
     """Records for the candidates that were measured by every rank, and for the one that ended the trial, if one did."""
@@ -113,6 +117,17 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
     if measurement.peak_device > 0.97 * limit:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
     return tuple(warnings)
+
+
+def apart(proof: Record, trial: Record | None) -> str:
+    """A warning where a proof ran at another speed than its candidate's own trial; else nothing."""
+    if trial is None or not trial.tokens_per_second or not proof.tokens_per_second:
+        return ""
+    difference = proof.tokens_per_second / trial.tokens_per_second - 1
+    if abs(difference) < _APART:
+        return ""
+    which = f"{abs(difference):.0%} {'faster' if difference > 0 else 'slower'}"
+    return f"its proof ran {which} than its trial: on this machine smaller differences between candidates say little"
 
 
 def _ending(run: TrialRun) -> Outcome | None:

@@ -21,13 +21,13 @@ from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.remedies import remedies
-from ladder.search.space import PARITY, Space, ranking, same_steps
+from ladder.search.space import PARITY, Space, measured, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.tuning.refusal import disproved, less_disproved, refusals
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
 from ladder.units import format_bytes
-from ladder.verdict import judge, trial_seconds
+from ladder.verdict import apart, judge, trial_seconds
 from ladder.workload import Workload
 
 _MAX_LOST_SERVERS = 3
@@ -220,7 +220,9 @@ class Tuner:
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         records = judge(run, self._workload, candidates)
-        records = [replace(record, warnings=record.warnings + warnings) for record in records]
+        trials = measured(self._history.records) if proving else {}
+        said = [*warnings, *(apart(record, trials.get(record.candidate_key)) for record in records)]
+        records = [replace(record, warnings=(*record.warnings, *filter(None, said))) for record in records]
         if run.stop is not None and run.stop.kind in ("cancelled", "lost_server", "environment"):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]

@@ -282,6 +282,20 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     assert again.specs == []
 
 
+@pytest.mark.parametrize(("factor", "words"), [(0.8, "25% faster"), (1.25, "20% slower"), (1.05, "")])
+def test_a_proof_at_another_speed_than_the_trial_says_how_far_speeds_vary(
+    tmp_path: Path, factor: float, words: str
+) -> None:
+    launcher = Pretender(lambda spec, candidate: factor if spec.proof else 1.0)
+    answer = tune(tmp_path / "run", launcher).answer
+    assert answer is not None
+    assert [warning for warning in answer.warnings if "than its trial" in warning] == (
+        [f"its proof ran {words} than its trial: on this machine smaller differences between candidates say little"]
+        if words
+        else []
+    )
+
+
 class Slow(Pretender):
     """Each trial takes a minute on a clock of its own."""
 
