@@ -68,6 +68,18 @@ def test_a_package_outside_its_range_fails_with_the_command_that_mends_it(monkey
     assert bad[0].fix.startswith("pip install 'transformers")
 
 
+def test_from_a_source_tree_that_is_not_installed_versions_are_told_and_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def requires(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    first, *others = software.packages()
+    assert (first.status, first.name, first.fix) == ("WARN", "ladder", "pip install .")
+    assert {check.status for check in others} == {"OK"}
+
+
 def test_without_a_compiler_the_warning_says_which_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     check = next(iter(software.compilers()))
