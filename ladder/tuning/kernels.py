@@ -7,12 +7,28 @@ import importlib.util
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.workload import LIGER_FAMILIES, Workload
 
+_LARGE_VOCABULARY = 100_000
+
 
 def tries_liger(asked: bool | None, workload: Workload, device: str, *, on_paper: bool = False) -> bool:
     """Whether a tune tries Liger's kernels: as asked, and unasked where they are here. Raises as `require_liger`."""
     if asked:
         require_liger(workload, device, on_paper=on_paper)
     return asked if asked is not None else workload.has_liger and device == "cuda" and not on_paper and _installed()
+
+
+def about_liger(asked: bool | None, workload: Workload, device: str) -> str:
+    """A sentence on what a tune does that was not asked for, or could do; empty where there is nothing to say."""
+    if asked is not None or device == "cpu" or not workload.has_liger:
+        return ""
+    if _installed():
+        return "Each rung is tried on Liger's kernels too, which are installed; --no-liger leaves them out."
+    if workload.model.vocab_size < _LARGE_VOCABULARY:
+        return ""
+    return (
+        f"With {workload.model.vocab_size:,} tokens, rungs on Liger's kernels, which keep no logits, may be far "
+        "faster: `pip install 'ladder[liger]'`, and they are tried."
+    )
 
 
 def require_liger(workload: Workload, device: str, *, on_paper: bool = False) -> None:

@@ -32,7 +32,7 @@ from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.search.speed import mfu
 from ladder.text import shown
-from ladder.tuning.kernels import tries_liger
+from ladder.tuning.kernels import about_liger, tries_liger
 from ladder.tuning.options import TuneOptions, num_knob_trials, require_effect, require_text
 from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
@@ -79,6 +79,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     workload, machine = workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     liger = tries_liger(options.liger, workload, machine.device, on_paper=paper is not None)
+    if paper is None and (sentence := about_liger(options.liger, workload, machine.device)):
+        view.note(sentence)
     output = _writable_output(options.output)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)

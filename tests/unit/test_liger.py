@@ -29,7 +29,7 @@ from ladder.search.remedies import remedies
 from ladder.search.snapshot import space_from_dict, space_to_dict
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
-from ladder.tuning.kernels import require_liger
+from ladder.tuning.kernels import about_liger, require_liger, tries_liger
 from ladder.units import GIB
 from ladder.workload import Workload
 
@@ -129,6 +129,33 @@ def test_where_it_cannot_be_one_sentence_says_why(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(error, match=words):
         require_liger(workload, device)
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked", "workload", "device", "tries", "words"),
+    [
+        (True, None, LARGE_VOCABULARY, "cuda", True, "--no-liger leaves them out"),
+        (True, False, LARGE_VOCABULARY, "cuda", False, ""),
+        (True, None, LARGE_VOCABULARY, "cpu", False, ""),
+        (True, None, bundled_workload("roberta-base", task="masked-lm"), "cuda", False, ""),
+        (False, None, LARGE_VOCABULARY, "cuda", False, "pip install 'ladder[liger]'"),
+        (False, None, bundled_workload("llama-2-7b"), "cuda", False, ""),
+    ],
+)
+def test_it_is_tried_unasked_where_it_is_installed_and_a_sentence_says_so(
+    installed: bool,
+    asked: bool | None,
+    workload: Workload,
+    device: str,
+    tries: bool,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    assert tries_liger(asked, workload, device) is tries
+    said = about_liger(asked, workload, device)
+    assert words in said
+    assert bool(words) == bool(said)
 
 
 def test_a_tune_for_a_small_card_finds_it_and_says_how_to_switch_it_on(tmp_path: Path) -> None:
