@@ -76,6 +76,7 @@ def hard_tune() -> HardTune:
         "--global-batch-size": "2",
         "--seq-len": "32",
         "--gpu-memory": "1GiB",
+        "--strategy": "exhaustive",
         "--run-dir": str(run),
         "--output": str(output),
         "--nvme-path": str(drive),

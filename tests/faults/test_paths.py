@@ -55,8 +55,7 @@ def test_what_was_written_is_read_back_with_the_paths_in_it(tuned: HardTune) -> 
     assert Path(accelerate["deepspeed_config"]["deepspeed_config_file"]) == tuned.output
     trainer = json.loads(tuned.output.with_name(tuned.output.stem + ".trainer.json").read_text())
     assert Path(trainer["deepspeed"]) == tuned.output
-    outcomes = set(pd.read_csv(tuned.run / "trials.csv")["outcome"])
-    assert {"fits"} <= outcomes <= {"fits", "predicted"}, "whether the search tries them all is its own affair"
+    assert set(pd.read_csv(tuned.run / "trials.csv")["outcome"]) <= {"answer", "fits"}
 
 
 def test_the_launch_script_is_one_that_a_shell_reads(tuned: HardTune) -> None:

@@ -154,7 +154,10 @@ def dangers(node: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize(
     "line",
-    ["yaml.load(x)", "os.system(x)", "f(shell=True)", "f(trust_remote_code=x)", "A.from_pretrained(x)", "eval(x)"],
+    [
+        *("yaml.load(x)", "os.system(x)", "A.from_pretrained(x)", "eval(x)"),
+        *(f"f({switch}={on})" for switch in ("shell", "trust_remote_code") for on in (True, "x")),
+    ],
 )
 def test_such_a_line_would_be_found(line: str) -> None:
     assert [why for node in ast.walk(ast.parse(line)) for why in dangers(node)]

@@ -28,6 +28,9 @@ CONFIG = {
     "max_position_embeddings": 2048,
 }
 
+VOCABULARY = 128_000
+needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
+
 
 def used_bytes() -> int:
     pynvml.nvmlInit()
@@ -80,14 +83,28 @@ def test_no_gpu_memory_is_left_behind(tuned: Path) -> None:
     assert used_bytes() <= before + 64 * MIB
 
 
-@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
+def tuned_with_logits(folder: Path, rung: str, *arguments: str) -> pd.DataFrame:
+    """The checkpointed candidates, by rung, of a tune whose logits are most of what it holds."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": VOCABULARY}))
+    workload = ["tune", str(folder), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", *arguments]
+    workload += ["--rung", rung, "--micro-batch", "8", "--strategy", "exhaustive"]
+    assert main([*workload, "--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]) == 0
+    return pd.read_csv(folder / "run" / "trials.csv").query("gradient_checkpointing").set_index("rung")
+
+
+@needs_liger
+@pytest.mark.parametrize("rung", ["zero2", "zero3"])
+def test_on_liger_s_kernels_no_logits_are_kept(tmp_path: Path, rung: str) -> None:
+    table = tuned_with_logits(tmp_path, rung, "--liger")
+    usual, fused = table.loc[rung, "peak_allocated_gib"], table.loc[f"{rung}+liger", "peak_allocated_gib"]
+    logits = 8 * 1024 * VOCABULARY * 12 / 2**30
+    assert usual - fused > 0.8 * logits
+
+
+@needs_liger
 @pytest.mark.parametrize("rung", ["zero2", "zero3"])
 def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_path: Path, rung: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 128_000}))
-    arguments = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024"]
-    arguments += ["--rung", rung, "--micro-batch", "8", "--strategy", "exhaustive", "--gpu-memory", "22GiB"]
-    assert main([*arguments, "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]) == 0
-    table = pd.read_csv(tmp_path / "run" / "trials.csv").query("gradient_checkpointing").set_index("rung")
+    table = tuned_with_logits(tmp_path, rung, "--gpu-memory", "22GiB")
     assert table.loc[rung, "outcome"] == "gpu_oom"
     assert table.loc[f"{rung}+liger", "outcome"] == "fits"
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
