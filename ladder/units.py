@@ -32,3 +32,8 @@ def format_bytes(num_bytes: float | None) -> str:
 def gib(num_bytes: float | None) -> float | None:
     """`num_bytes` as a number of GiB, rounded for reading."""
     return None if num_bytes is None else round(num_bytes / GIB, 3)
+
+
+def counted(number: int, noun: str) -> str:
+    """`number` with its noun, in the plural where there are several."""
+    return f"{number} {noun}{'s' if number > 1 else ''}"

@@ -10,7 +10,7 @@ from ladder.emit.launch import APPLY_LIGER
 from ladder.report.run_data import ReportedRun
 from ladder.search.space import measured
 from ladder.search.speed import mfu
-from ladder.units import format_bytes
+from ladder.units import counted, format_bytes
 
 _NONE = "–"
 _VERIFYING = """
@@ -59,17 +59,13 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
         ("memory per GPU", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
         ("headroom", f"{1 - seen.peak_device / space.memory_limit:.1%}"),
         ("host memory, all ranks", format_bytes(seen.peak_host)),
-        ("accumulation", _micro_steps(candidate.accumulation) if candidate else _NONE),
+        ("accumulation", counted(candidate.accumulation, "micro-step") if candidate else _NONE),
     ]
     if used is not None:
         figures.append(("model FLOP/s utilisation", f"{used:.0%}"))
     if seen.watts:
         figures.append(("energy", f"{1000 * seen.watts / speed:.2g} J for 1,000 tokens"))
     return figures
-
-
-def _micro_steps(number: int) -> str:
-    return f"{number} micro-step{'s' if number > 1 else ''}"
 
 
 def usage(config: Mapping[str, Any]) -> str:

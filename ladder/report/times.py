@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ladder.units import counted
+
 PHASES = {
     "start": "start",
     "process_group": "process group",
@@ -31,7 +33,7 @@ def total_line(trials: Mapping[str, Mapping[str, float]], *, on_paper: bool = Fa
         return "No trial was run."
     shares = {phase: sum(seconds.get(phase, 0.0) for seconds in trials.values()) / total for phase in PHASES}
     parts = [f"{name} {shares[phase]:.0%}" for phase, name in PHASES.items() if shares[phase] >= 0.005]
-    trials_took = f"{len(trials)} trial{'s' if len(trials) > 1 else ''} {'would have taken' if on_paper else 'took'}"
+    trials_took = f"{counted(len(trials), 'trial')} {'would have taken' if on_paper else 'took'}"
     return f"{trials_took} {total:.0f} s: {', '.join(parts)}."
 
 

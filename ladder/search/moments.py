@@ -17,7 +17,7 @@ from typing import Literal
 
 from ladder.candidates import Candidate, engine_knobs
 from ladder.units import MIB
-from ladder.workload import Workload
+from ladder.workload import ModelShape, Workload
 
 Device = Literal["cuda", "cpu"]
 
@@ -173,16 +173,14 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: _Activation
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
     copy = min(bucket, 2.0 * p) if world_size > 1 else 0.0
     own = 0.0 if offload else 2.0 * share  # allocated as the first bucket's copy goes
-    first = largest
-    if largest > bucket and not model.tied and offload:
-        first += 8.0 * min(model.largest_parameter, share)
+    norm = 8.0 * min(model.largest_parameter, share) if offload else 0.0
     return [
         rest,
         *_forward_and_loss(replace(rest, gradients=rest_gradients), acts),
         *_backward(
             replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
             acts,
-            first=first,
+            first=_head_gradient(model, bucket, norm),
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
@@ -199,7 +197,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
     """
     model, rung = workload.model, candidate.engine.rung
     knobs = engine_knobs(workload, candidate.engine)
-    p, share, largest = model.num_parameters, model.num_parameters / world_size, 2.0 * model.largest_parameter
+    p, share, part = model.num_parameters, model.num_parameters / world_size, model.largest_parameter / world_size
     on_gpu = rung.offload_optimizer == "none"
     bucket = 2.0 * knobs["reduce_bucket_size"]
     rest = Moment(
@@ -217,18 +215,14 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])
-    first = largest
-    if largest > bucket and not model.tied:
-        first += largest / world_size + (
-            0.0 if on_gpu else 8.0 * min(model.largest_parameter / world_size, _NORM_PIECE)
-        )
+    norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
     return [
         rest,
         *_forward_and_loss(replace(rest, live=live), acts),
         *_backward(
             replace(rest, live=live),
             acts,
-            first=first,
+            first=_head_gradient(model, bucket, 2.0 * part + norm),
             at_reduction=replace(rest, live=later, buffers=bucket + full * (1 + 1 / world_size)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
@@ -244,15 +238,23 @@ def _forward_and_loss(base: Moment, acts: _Activations) -> list[Moment]:
     ]
 
 
+def _head_gradient(model: ModelShape, bucket: float, on_its_way: float) -> float:
+    """Bytes of the head's gradient, and of what is made of it `on_its_way` where it is reduced by itself.
+
+    It is where it is larger than the bucket: stage 3 scatters a copy, and where it goes to the host, its norm is taken
+    in fp64 (zero.utils.get_norm_dtype), 8 bytes an element more: measured with 152k tokens, 1.7 GiB, the peak where no
+    logits are kept and the micro-batch is small. That of a tied head is not whole before the embeddings' is.
+    """
+    largest = 2.0 * model.largest_parameter
+    return largest + (on_its_way if largest > bucket and not model.tied else 0.0)
+
+
 def _backward(base: Moment, acts: _Activations, *, first: float, at_reduction: Moment, reduced: float) -> list[Moment]:
     """Backward's own peaks: its start, a block in the middle, and the reduction of the first full bucket.
 
-    `first` is what the gradient of the head takes, which comes first and is the largest. One that is larger than the
-    bucket is reduced at once: stage 3 scatters a copy, and where it goes to the host, its norm is taken in fp64
-    (zero.utils.get_norm_dtype), 8 bytes an element more: measured with 152k tokens, 1.7 GiB, the peak where no logits
-    are kept and the micro-batch is small.
-    `reduced` is the share of the model whose gradients are in that bucket: about as much of the activations is free by
-    then, and half of the block in work is (its point within the block is chance; half was measured on the average).
+    `first` is what the gradient of the head takes, which comes first. `reduced` is the share of the model whose
+    gradients are in that bucket: about as much of the activations is free by then, and half of the block in work is
+    (its point within the block is chance; half was measured on the average).
     """
     left = acts.kept if acts.block else acts.kept * (1 - reduced)
     return [

@@ -165,9 +165,8 @@ def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
 
 def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:
     known = [record for record in records if record.purpose != "probe" and record.candidate_key in space.by_key]
-    engines = [space.by_key[record.candidate_key].engine for record in known]
-    own = [record for record, other in zip(known, engines, strict=True) if other == engine]
-    on_liger = [record for record, other in zip(known, engines, strict=True) if other.liger and engine.liger]
+    own = [record for record in known if space.by_key[record.candidate_key].engine == engine]
+    on_liger = [record for record in known if engine.liger and space.by_key[record.candidate_key].engine.liger]
     for what, tried in (("the engine", own), ("Liger's kernels", on_liger)):
         failures = [record for record in tried if record.outcome.kind in ("crash", "hang")]
         if len(failures) >= _BROKEN_AFTER and not any(record.outcome.kind == "fits" for record in tried):
