@@ -118,7 +118,10 @@ def test_a_missing_package_is_said_before_any_trial_with_what_to_install(
 def test_the_real_tracker_takes_a_tune_offline_and_stdout_stays_one_document(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
     done = subprocess.run(
-        [sys.executable, "-m", "ladder.cli.main", *TUNE, "--quiet", "--format", "json", "--log-to", name],
+        [
+            *(sys.executable, "-m", "ladder.cli.main", *TUNE, "--rung", "zero0"),
+            *("--quiet", "--format", "json", "--log-to", name),
+        ],
         check=False,
         cwd=tmp_path,
         env={**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path)},
