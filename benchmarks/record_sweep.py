@@ -33,7 +33,7 @@ from ladder.units import gib, parse_bytes
 _TRIED = ("fits", "gpu_oom", "host_oom", "pruned")
 _COLUMNS = (
     "rung",
-    "gradient_checkpointing",
+    "checkpointing",
     "micro_batch",
     "outcome",
     "accumulate_seconds",
@@ -100,7 +100,7 @@ def _probe_row(candidate: Candidate, record: Record) -> dict[str, Any]:
     assert seen is not None
     figures = [
         candidate.engine.rung.name,
-        candidate.gradient_checkpointing,
+        candidate.checkpointing,
         candidate.micro_batch,
         record.outcome.kind,
         seen.accumulate_seconds,

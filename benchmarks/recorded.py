@@ -7,7 +7,7 @@ A sweep is a JSON file under benchmarks/results/sweeps/ with
 - `sequences_per_rank`: of a rank's optimizer step before accumulation; `caps_gib`: the caps to play back;
 - `whole`: false where candidates are missing that a sweep would have tried: shown, but not in the last line's figures;
 - `knobs`: by rung, DeepSpeed settings that were not ours, if any;
-- `rows`, or `trials_csv`, a path from there: as in trials.csv (rung, gradient_checkpointing, micro_batch, outcome,
+- `rows`, or `trials_csv`, a path from there: as in trials.csv (rung, checkpointing, micro_batch, outcome,
   accumulate_seconds, boundary_seconds, peak_allocated_gib, peak_reserved_gib, peak_device_gib, host_gib);
 - `probe_layers` and `probes`, rows of the same kind: what was seen of the candidates with so many layers, if anything.
 
@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
@@ -109,7 +109,7 @@ class Sweep:
         knobs = self.facts.get("knobs", {}).get(row["rung"], {})
         engine = Engine(RUNGS_BY_NAME[row["rung"]], tuple(sorted(knobs.items())))
         accumulation = self._sequences // row["micro_batch"]
-        return Candidate(engine, row["gradient_checkpointing"], row["micro_batch"], accumulation)
+        return Candidate(engine, _checkpoint_every(row), row["micro_batch"], accumulation)
 
     def space(self) -> RecordedSpace:
         candidates = [self._candidate(row) for row in self.rows.values()]
@@ -237,11 +237,17 @@ class PlaybackLauncher(Launcher):
         whole = row["boundary_seconds"] + (candidate.accumulation - 1) * (row["accumulate_seconds"] or 0.0)
         margin = 1 - spec.steps.loser_margin
         loses = candidate.beat_step_seconds is not None and whole * margin > candidate.beat_step_seconds
-        timed = 1 if loses or _trial_step(row) > spec.steps.seconds else spec.steps.minimum
+        enough = spec.steps.loser_seconds if loses else spec.steps.seconds
+        timed = 1 if _trial_step(row) >= enough else spec.steps.minimum
         return spec.steps.warmup + first + timed
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+def _checkpoint_every(row: Mapping[str, Any]) -> int:
+    """Of a row; those of older tunes say only whether every layer is checkpointed."""
+    return int(CHECKPOINTING[row["checkpointing"]] if "checkpointing" in row else row["gradient_checkpointing"])
 
 
 def _trial_step(row: Mapping[str, Any]) -> float:
@@ -261,7 +267,8 @@ def rows_of(text: str) -> Iterator[dict[str, Any]]:
             yield {
                 **numbers,
                 "rung": row["rung"],
-                "gradient_checkpointing": row["gradient_checkpointing"] == "True",
+                "checkpointing": row.get("checkpointing")
+                or ("on" if row["gradient_checkpointing"] == "True" else "off"),
                 "micro_batch": int(float(row["micro_batch"])),
                 "outcome": row["outcome"],
             }

@@ -33,7 +33,7 @@ import optuna
 from recorded import recorded_sweeps
 from search_cases import ACCUMULATIONS, MemoryHistory, Problem, search, simulated_cases
 
-from ladder.candidates import Candidate
+from ladder.candidates import HALF, Candidate
 from ladder.outcome import Record
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop, Strategy
@@ -140,9 +140,9 @@ def suggested(space: Space, trial: optuna.Trial) -> Candidate:
     """The candidate that a trial's parameters stand for."""
     engines = {engine.key: engine for engine in space.engines}
     engine = engines[trial.suggest_categorical("engine", sorted(engines))]
-    checkpointing = trial.suggest_categorical("gradient_checkpointing", [False, True])
+    every = trial.suggest_categorical("checkpoint_every", [0, 1, HALF] if space.partial else [0, 1])
     size = space.micro_batches[trial.suggest_int("micro_batch_index", 0, len(space.micro_batches) - 1)]
-    return Candidate(engine, checkpointing, size, space.sequences_per_rank // size)
+    return Candidate(engine, every, size, space.sequences_per_rank // size)
 
 
 def run_machine(number: int, cases: Sequence[Problem]) -> list[Result]:

@@ -78,7 +78,7 @@ class Case:
     def space(self) -> Space:
         """What the search sees."""
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
-        space, _ = make_space(self.workload, self.machine, self.rungs, micro_batches)
+        space, _ = make_space(self.workload, self.machine, self.rungs, micro_batches, partial=True)
         return replace(space, gpu_name=self.machine.gpu_name, num_cores=self.machine.num_cores)
 
 

@@ -39,7 +39,7 @@ _STOPPED = "stopped; what was measured is kept, and the same call goes on from t
 _PATHS = ("nvme_path", "run_dir", "output", "save_weights")
 _SHOWN_COLUMNS = [
     "rung",
-    "gradient_checkpointing",
+    "checkpointing",
     "micro_batch",
     "outcome",
     "tokens_per_second",
@@ -127,7 +127,7 @@ def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, 
             options[name] = _size(name, options[name])
     options |= {name: Path(options[name]) for name in _PATHS if options.get(name) is not None}
     options["rungs"] = check_rungs(options.get("rungs", ()))
-    options["micro_batches"] = tuple(options.get("micro_batches", ()))
+    options |= {name: tuple(options.get(name, ())) for name in ("micro_batches", "allow")}
     asked = TuneOptions(model=model, **options)
     with _cancellation() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
         done = run_tune(asked, tracked.before(view), cancelled)

@@ -38,6 +38,8 @@ class Rung:
     offload_optimizer: Device = "none"
     offload_param: Device = "none"
     knobs: tuple[Knob, ...] = ()
+    documented: bool = True
+    """Part of the recipe that is walked by hand; the others lie beyond it."""
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -57,6 +59,8 @@ RUNGS: tuple[Rung, ...] = (
     Rung("zero0", 0),
     Rung("zero1", 1),
     Rung("zero2", 2),
+    # Gradients stay on the GPU until the boundary: they cross the bus once a step, not once a micro-step.
+    Rung("zero1+opt-cpu", 1, "cpu", documented=False),
     Rung("zero2+opt-cpu", 2, "cpu"),
     Rung("zero3", 3),
     Rung("zero3+opt-cpu", 3, "cpu"),
@@ -68,8 +72,14 @@ RUNGS: tuple[Rung, ...] = (
 )
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
 LIGER = "+liger"
-"""At the end of the name of an engine whose model runs on Liger's kernels."""
-_KEY = re.compile(r"(?P<rung>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<on>on|off) mb=(?P<size>[1-9]\d*)")
+"""In the name of an engine whose model runs on Liger's kernels."""
+BF16_STATES = "+bf16-states"
+"""At the end of the name of an engine whose master weights and optimizer states are kept in bf16."""
+HALF = 2
+"""Partial checkpointing: every second layer is computed again."""
+_KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>on|off|1/2) mb=(?P<size>[1-9]\d*)")
+CHECKPOINTING = {"off": 0, "on": 1, f"1/{HALF}": HALF}
+"""By name, `Candidate.checkpoint_every`."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,13 @@ class Engine:
     knobs: tuple[Knob, ...] = ()
     liger: bool = False
     """The model runs on Liger's kernels: no logits are kept, and less of each block."""
+    bf16_states: bool = False
+    """Master weights and Adam's moments in bf16: half the memory, and other numerics."""
 
     @property
     def name(self) -> str:
         """The key without knobs."""
-        return self.rung.name + (LIGER if self.liger else "")
+        return self.rung.name + (LIGER if self.liger else "") + (BF16_STATES if self.bf16_states else "")
 
     @property
     def key(self) -> str:
@@ -100,10 +112,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine with gradient checkpointing on or off and a micro-batch; accumulation follows from the global batch."""
+    """An engine with a way of checkpointing and a micro-batch; accumulation follows from the global batch."""
 
     engine: Engine
-    gradient_checkpointing: bool
+    checkpoint_every: int
+    """Layers of which one is computed again in backward: 1 for each of them, 0 for none."""
     micro_batch: int
     """Sequences a rank takes at once."""
     accumulation: int
@@ -115,7 +128,27 @@ class Candidate:
 
     @property
     def variant(self) -> str:
-        return f"ckpt={'on' if self.gradient_checkpointing else 'off'} mb={self.micro_batch}"
+        return f"ckpt={self.checkpointing} mb={self.micro_batch}"
+
+    @property
+    def checkpointing(self) -> str:
+        """In a word: on, off, or the share of the layers."""
+        return checkpointing_name(self.checkpoint_every)
+
+    @property
+    def checkpointed(self) -> float:
+        """The share of the layers that are computed again."""
+        return 1 / self.checkpoint_every if self.checkpoint_every else 0.0
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether any layer is."""
+        return self.checkpoint_every > 0
+
+
+def checkpointing_name(checkpoint_every: int) -> str:
+    """What `Candidate.checkpoint_every` is called: on, off, or the share of the layers."""
+    return next(name for name, every in CHECKPOINTING.items() if every == checkpoint_every)
 
 
 def divisors(number: int) -> list[int]:
@@ -126,27 +159,46 @@ def divisors(number: int) -> list[int]:
 def candidate_of(key: str, sequences_per_rank: int) -> Candidate:
     """The candidate whose `key` this is, whatever its knobs. ValueError for a text that is no candidate's key."""
     match = _KEY.fullmatch(key)
-    if match is None or match["rung"].removesuffix(LIGER) not in RUNGS_BY_NAME:
+    if match is None or rung_name(match["name"]) not in RUNGS_BY_NAME:
         raise ValueError(f"{key!r} is no candidate's key")
     pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
     knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
-    engine, size = engine_named(match["rung"], knobs), int(match["size"])
-    return Candidate(engine, match["on"] == "on", size, sequences_per_rank // size)
+    engine, size = engine_named(match["name"], knobs), int(match["size"])
+    return Candidate(engine, CHECKPOINTING[match["ckpt"]], size, sequences_per_rank // size)
+
+
+def rung_name(engine_name: str) -> str:
+    """The name of the rung of an engine of this name."""
+    return engine_name.removesuffix(BF16_STATES).removesuffix(LIGER)
 
 
 def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:
     """The engine of this `name`. KeyError for none."""
-    return Engine(RUNGS_BY_NAME[name.removesuffix(LIGER)], knobs, liger=name.endswith(LIGER))
+    liger = name.removesuffix(BF16_STATES).endswith(LIGER)
+    return Engine(RUNGS_BY_NAME[rung_name(name)], knobs, liger=liger, bf16_states=name.endswith(BF16_STATES))
 
 
-def candidates_of(engine: Engine, sequences_per_rank: int, micro_batches: Sequence[int]) -> Iterator[Candidate]:
-    """Every candidate of `engine`: both settings of checkpointing at each micro-batch.
+def engines_of(rung: Rung, *, liger: bool = False, bf16_states: bool = False) -> list[Engine]:
+    """The engine of `rung`; with `liger`, that on Liger's kernels too; with `bf16_states`, each so where it can be.
+
+    DeepSpeed takes optimizer states in bf16 from stage 1 on. On the host it would want them of an optimizer that
+    neither the Trainer nor accelerate makes.
+    """
+    can = bf16_states and rung.stage > 0 and rung.offload_optimizer == "none"
+    kernels, states = (False, True) if liger else (False,), (False, True) if can else (False,)
+    return [Engine(rung, liger=on_liger, bf16_states=in_bf16) for on_liger in kernels for in_bf16 in states]
+
+
+def candidates_of(
+    engine: Engine, sequences_per_rank: int, micro_batches: Sequence[int], *, partial: bool = False
+) -> Iterator[Candidate]:
+    """Every candidate of `engine`: with and without checkpointing, `partial` too if wanted, at each micro-batch.
 
     `sequences_per_rank` is the global batch divided by the world size; each micro-batch must divide it.
     """
-    for checkpointing in (True, False):
+    for every in (1, HALF, 0) if partial else (1, 0):
         for micro_batch in micro_batches:
-            yield Candidate(engine, checkpointing, micro_batch, sequences_per_rank // micro_batch)
+            yield Candidate(engine, every, micro_batch, sequences_per_rank // micro_batch)
 
 
 def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
@@ -207,8 +259,9 @@ def deepspeed_config(
         "gradient_clipping": workload.gradient_clipping,
         "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine)},
     }
+    in_bf16 = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True} if engine.bf16_states else {}
     config |= (
-        {"bf16": {"enabled": True}}
+        {"bf16": {"enabled": True, **in_bf16}}
         if workload.dtype == "bf16"
         else {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
     )

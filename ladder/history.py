@@ -18,7 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate
+from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.journal import DamagedJournalError, Journal, keep_copy, open_storage
 from ladder.outcome import Record
@@ -239,7 +239,8 @@ def _distributions() -> dict[str, BaseDistribution]:
     return {
         "rung": CategoricalDistribution(list(RUNGS_BY_NAME)),
         "liger": CategoricalDistribution([False, True]),
-        "gradient_checkpointing": CategoricalDistribution([False, True]),
+        "bf16_states": CategoricalDistribution([False, True]),
+        "checkpointing": CategoricalDistribution(list(CHECKPOINTING)),
         "micro_batch": IntDistribution(1, 1 << 20),
     }
 
@@ -252,7 +253,8 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
         params={
             "rung": candidate.engine.rung.name,
             "liger": candidate.engine.liger,
-            "gradient_checkpointing": candidate.gradient_checkpointing,
+            "bf16_states": candidate.engine.bf16_states,
+            "checkpointing": candidate.checkpointing,
             "micro_batch": candidate.micro_batch,
         },
         distributions=_distributions(),

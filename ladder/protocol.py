@@ -38,14 +38,16 @@ class StepPolicy(_Frozen):
     seconds: float = 4.0
     """No further timed step starts after this long: long steps vary little, and the finalists are timed again."""
     loser_margin: float = 0.10
-    """A candidate whose step, made faster by this fraction, still loses to the best so far is timed once and left."""
+    """A candidate whose fastest step, made faster by this fraction, still loses to the best so far is left early."""
+    loser_seconds: float = 0.5
+    """But not before it was timed for so long: short steps wait for their host, and the first ones for longest."""
 
 
 class CandidateSpec(_Frozen):
     """A candidate as a rank sees it."""
 
     key: str
-    gradient_checkpointing: bool
+    checkpoint_every: int
     micro_batch: int
     accumulation: int
     beat_step_seconds: float | None = None

@@ -96,7 +96,7 @@ class Tracking:
             "trial": record.trial,
             "purpose": record.purpose,
             "rung": candidate.engine.name if candidate else None,
-            "gradient_checkpointing": candidate.gradient_checkpointing if candidate else None,
+            "checkpointing": candidate.checkpointing if candidate else None,
             "micro_batch": candidate.micro_batch if candidate else None,
             "accumulation": candidate.accumulation if candidate else None,
             "outcome": record.outcome.kind,

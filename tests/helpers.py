@@ -74,7 +74,7 @@ def make_record(
 
 
 def as_a_rank_sees(candidate: Candidate) -> CandidateSpec:
-    names = ("key", "gradient_checkpointing", "micro_batch", "accumulation")
+    names = ("key", "checkpoint_every", "micro_batch", "accumulation")
     return CandidateSpec(**{name: getattr(candidate, name) for name in names})
 
 

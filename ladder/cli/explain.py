@@ -35,7 +35,6 @@ def explain(
 
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
-    from ladder.candidates import LIGER
     from ladder.cli.stored_run import read_run
     from ladder.report.run_data import is_simulated
     from ladder.report.summary import SIMULATED
@@ -44,7 +43,7 @@ def explain(
     from ladder.tuning.options import check_rungs
 
     if why is not None:
-        check_rungs([why], "--why", LIGER)
+        check_rungs([why], "--why", or_engines=True)
     stored = read_run(run if run is not None else newest_run())
     on_paper = is_simulated(stored.facts)
     entries = ledger(stored.space, stored.records, stored.unsupported, on_paper=on_paper)
@@ -52,7 +51,7 @@ def explain(
         try:
             typer.echo(why_not(why, entries, stored.space))
         except ValueError as error:
-            raise UsageError(f"{error}; it was tuned with other --rung or --liger options.") from None
+            raise UsageError(f"{error}; it was tuned with other --rung, --liger or --allow options.") from None
         if on_paper:
             typer.echo(SIMULATED)
         return EXIT_FOUND
@@ -89,7 +88,7 @@ def _table(entries: list[Entry]) -> Table:
         speed, memory = _figures(entry)
         table.add_row(
             entry.rung,
-            {True: "on", False: "off", None: ""}[entry.gradient_checkpointing],
+            entry.checkpointing,
             str(entry.micro_batch or ""),
             _status(entry),
             speed,

@@ -134,7 +134,7 @@ def _fastest_and_failure(records: list[Record]) -> list[Record]:
 def _figures(record: Record, space: Space) -> list[str]:
     candidate = space.by_key[record.candidate_key]
     speed = f"{record.tokens_per_second:,.0f}" if record.tokens_per_second else ""
-    return ["on" if candidate.gradient_checkpointing else "off", str(candidate.micro_batch), speed]
+    return [candidate.checkpointing, str(candidate.micro_batch), speed]
 
 
 def _memory(record: Record, progress: Progress, wide: bool) -> Text:

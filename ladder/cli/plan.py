@@ -186,7 +186,7 @@ def _row(row: RungPlan) -> dict[str, Any]:
     return {
         "rung": candidate.engine.name,
         "fits": row.fits,
-        "gradient_checkpointing": candidate.gradient_checkpointing,
+        "checkpointing": candidate.checkpointing,
         "micro_batch": candidate.micro_batch,
         **{f"{part}_gib": gib(num_bytes) for part, num_bytes in asdict(memory.parts).items()},
         "peak_gib": gib(memory.peak),
@@ -226,7 +226,7 @@ def _remedies(space: Space) -> dict[str, Any]:
 
 _COLUMNS = {
     "fits": "fits",
-    "ckpt": "gradient_checkpointing",
+    "ckpt": "checkpointing",
     "mb": "micro_batch",
     "parameters": "parameters_gib",
     "gradients": "gradients_gib",

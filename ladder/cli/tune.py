@@ -96,6 +96,13 @@ def tune(
             show_default=False,
         ),
     ] = None,
+    documented: Annotated[
+        bool, typer.Option("--documented", help="Only the documented ladder, and nothing that lies beyond it.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Try what trains with other numerics too: bf16-states; may be repeated."),
+    ] = None,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Only this micro-batch; may be given several times.")
@@ -163,6 +170,8 @@ def tune(
         strategy=strategy.value,
         tolerance=tolerance,
         liger=liger,
+        documented=documented,
+        allow=tuple(allow or ()),
         rungs=check_rungs(rung or ()),
         micro_batches=tuple(micro_batch or ()),
         run_dir=run_dir,

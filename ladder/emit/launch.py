@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from ladder.candidates import Candidate
 from ladder.emit.answer import Answer
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
@@ -46,7 +47,7 @@ Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_nam
 
 A script that uses accelerate, with a torch optimizer and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
-Gradient checkpointing was {_on_off(candidate.gradient_checkpointing)}; no configuration file can switch it, \
+Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
 so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
@@ -100,5 +101,7 @@ def _quoted(path: object) -> str:
     return shlex.quote(str(path))
 
 
-def _on_off(switch: bool) -> str:
-    return "on" if switch else "off"
+def _checkpointing(candidate: Candidate) -> str:
+    if candidate.checkpoint_every < 2:
+        return candidate.checkpointing
+    return f"on for every {candidate.checkpoint_every} layers (every_n_layers, transformers 5.18 or later)"

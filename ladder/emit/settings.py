@@ -23,12 +23,17 @@ class Settings:
     gradient_clipping: float
     micro_batch: int
     accumulation: int
-    gradient_checkpointing: bool
+    checkpoint_every: int
+    """Layers of which one is checkpointed; 0 for none."""
     liger: bool
     world_size: int
     device: Literal["cuda", "cpu"]
     stage: int
     environment: Mapping[str, str]
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        return self.checkpoint_every > 0
 
 
 def settings_of(source: Answer | Settings) -> Settings:
@@ -44,13 +49,18 @@ def settings_of(source: Answer | Settings) -> Settings:
         gradient_clipping=workload.gradient_clipping,
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
-        gradient_checkpointing=candidate.gradient_checkpointing,
+        checkpoint_every=candidate.checkpoint_every,
         liger=candidate.engine.liger,
         world_size=source.world_size,
         device=source.device,
         stage=candidate.engine.rung.stage,
         environment=launch_environment(source),
     )
+
+
+def checkpoint_every_in(section: Mapping[str, Any]) -> int:
+    """`Candidate.checkpoint_every` of a "ladder" section; older files say only whether every layer is checkpointed."""
+    return int(section.get("checkpoint_every", section["gradient_checkpointing"]))
 
 
 def settings_in(document: Mapping[str, Any]) -> Settings:
@@ -65,7 +75,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         gradient_clipping=workload["gradient_clipping"],
         micro_batch=section["micro_batch"],
         accumulation=section["accumulation"],
-        gradient_checkpointing=section["gradient_checkpointing"],
+        checkpoint_every=checkpoint_every_in(section),
         liger=section.get("liger", False),  # files written before there was a choice have none
         world_size=section["world_size"],
         device=section["device"],

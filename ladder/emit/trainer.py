@@ -29,7 +29,8 @@ def trainer_arguments(answer: Answer | Settings, config_path: Path) -> dict[str,
         "gradient_checkpointing": settings.gradient_checkpointing,
     }
     if settings.gradient_checkpointing:
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+        partial = {"every_n_layers": settings.checkpoint_every} if settings.checkpoint_every > 1 else {}
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False, **partial}
     if settings.liger:
         arguments["use_liger_kernel"] = True
     arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **_optimizer(settings)}

@@ -168,7 +168,8 @@ class _Trial:
         began = self._t
         while len(timed) < min(policy.maximum, 1000):
             timed.append(step())
-            if loses((min(pair[0] for pair in timed), min(pair[1] for pair in timed)), policy.loser_margin):
+            fastest = (min(pair[0] for pair in timed), min(pair[1] for pair in timed))
+            if loses(fastest, policy.loser_margin) and self._t - began >= policy.loser_seconds:
                 break
             known = len(timed) >= max(2, policy.minimum) and _spread(timed) < policy.target_spread
             if known or self._t - began > policy.seconds:
@@ -273,7 +274,7 @@ class _Trial:
         self.run.exits |= dict.fromkeys(self.run.killed, _SIGKILL)
 
     def _named(self, spec: CandidateSpec) -> Candidate:
-        return Candidate(self._engine, spec.gradient_checkpointing, spec.micro_batch, spec.accumulation)
+        return Candidate(self._engine, spec.checkpoint_every, spec.micro_batch, spec.accumulation)
 
     def _pass(self, seconds: float) -> None:
         self._t += seconds

@@ -104,15 +104,17 @@ class Physics:
 
     def engine_of(self, config: Mapping[str, Any], liger: bool) -> Engine:
         """The engine that a DeepSpeed configuration stands for, with the knobs that differ from our defaults."""
+        in_bf16 = config.get("bf16", {}).get("bf16_optimizer_states", False)
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
         knobs = {name: value for name, value in zero.items() if name != "stage" and not isinstance(value, dict)}
         rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in rungs:
             if engine_knobs(self._workload, Engine(rung)) == knobs:
-                return Engine(rung, liger=liger)
+                return Engine(rung, liger=liger, bf16_states=in_bf16)
         usual = engine_knobs(self._workload, Engine(rungs[0]))
-        return Engine(rungs[0], tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1])), liger)
+        turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
+        return Engine(rungs[0], turned, liger, in_bf16)
 
     def _truth(self, candidate: Candidate) -> Truth:
         fullest, allocated, at_start = self._memory(candidate)
@@ -208,11 +210,14 @@ class Physics:
             if rung.stage in (1, 2):
                 update += transfer + messages * latency
         if rung.stage == 3:
-            passes = 3 if candidate.gradient_checkpointing else 2
-            hooks = 0.0125 * model.num_layers * (1.0 if candidate.gradient_checkpointing else 0.8)
+            passes = 2 + candidate.checkpointed
+            hooks = 0.0125 * model.num_layers * (0.8 + 0.2 * candidate.checkpointed)
             gather = hooks * self._stray("gather") + (passes * transfer + 2 * model.num_layers * latency) * 0.7
         if rung.stage < 3 and rung.offload_optimizer != "none":
-            reduce += 4 * share / pcie
+            if rung.stage == 1:
+                update += 2 * share / pcie
+            else:
+                reduce += 4 * share / pcie
         if rung.offload_param != "none":
             kept = min(1.0, knobs["stage3_max_live_parameters"] / p)
             disk = machine.nvme_bytes * self._nodes / n / self._stray("disk")
@@ -225,7 +230,7 @@ class Physics:
         family = rung.family
         turned = candidate.engine.knobs or rung.knobs
         whole = self._stray("engine_time", family) * (self._stray("knob_time", key) if turned else 1)
-        variant = "ckpt" if candidate.gradient_checkpointing else "whole"
+        variant = {"on": "ckpt", "off": "whole"}.get(candidate.checkpointing, candidate.checkpointing)
         whole *= self._stray("engine_variant_time", f"{rung.name} {variant}")
         micro *= self._stray("shape_time", f"{variant} {candidate.micro_batch}")
         # A few layers do not tell all about many: an engine strays at each depth in a way of its own.
@@ -237,7 +242,7 @@ class Physics:
         """Kernels: operations at an efficiency that grows with the batch, and traffic to the GPU's memory."""
         model, workload = self._workload.model, self._workload
         tokens = candidate.micro_batch * workload.seq_len
-        again = 4 / 3 * self._stray("recompute") if candidate.gradient_checkpointing else 1.0
+        again = 1 + candidate.checkpointed * (4 / 3 * self._stray("recompute") - 1)
         operations = flops_per_token(workload) * again / (self._machine.flops * self._efficiency)
         liger = candidate.engine.liger
         width = model.hidden_size * (16 if liger else 24) + model.intermediate_size * (6 if liger else 8)
@@ -253,7 +258,8 @@ class Physics:
         p, share = self._workload.model.num_parameters, self._workload.model.num_parameters / n
         if rung.offload_optimizer == "none":
             owned = share if rung.stage else p
-            seconds = 60 * owned / machine.device_bytes * self._stray("memory_traffic") + 0.004
+            width = 30 if candidate.engine.bf16_states else 60
+            seconds = width * owned / machine.device_bytes * self._stray("memory_traffic") + 0.004
             return seconds + (80 * share / pcie if rung.offload_param == "cpu" else 0.0)
         if rung.offload_optimizer == "cpu":
             rate = 45e6 * min(machine.num_cores, 96) * self._nodes / self._stray("adam")

@@ -33,7 +33,7 @@ def _run(run: ReportedRun) -> str:
     body = [
         [
             row["rung"],
-            "on" if row["gradient_checkpointing"] else "off",
+            row["checkpointing"],
             row["micro_batch"],
             row["outcome"] if row["status"] != "answer" else "answer",
             f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",

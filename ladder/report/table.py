@@ -36,7 +36,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
     speed = record.tokens_per_second if record else None
     return {
         "rung": entry.rung,
-        "gradient_checkpointing": entry.gradient_checkpointing,
+        "checkpointing": entry.checkpointing,
         "micro_batch": entry.micro_batch,
         "accumulation": entry.accumulation,
         "status": entry.status,
@@ -88,11 +88,10 @@ def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
     for entry in sorted(_folded(entries), key=_order):
         row = _row(entry, {})
         failed = entry.record is not None and entry.record.outcome.kind != "fits"
-        checkpointing = {True: "on", False: "off", None: ""}[entry.gradient_checkpointing]
         memory = f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else ""
         table.add_row(
             in_short_lines(entry.rung) if narrow else entry.rung,
-            checkpointing,
+            entry.checkpointing,
             str(entry.micro_batch or ""),
             f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
             *([] if narrow else [memory]),

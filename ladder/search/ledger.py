@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ladder.candidates import Rung
+from ladder.candidates import Rung, checkpointing_name
 from ladder.outcome import Record
 from ladder.search.belief import Outlook, believe
 from ladder.search.knobs import turned
@@ -45,7 +45,7 @@ class Entry:
 
     rung: str
     candidate_key: str | None
-    gradient_checkpointing: bool | None
+    checkpoint_every: int | None
     micro_batch: int | None
     accumulation: int | None
     status: Status
@@ -53,6 +53,11 @@ class Entry:
     why: str
     predicted: Predicted | None = None
     """For what was not tried."""
+
+    @property
+    def checkpointing(self) -> str:
+        """As `Candidate.checkpointing`; empty for a whole rung."""
+        return "" if self.checkpoint_every is None else checkpointing_name(self.checkpoint_every)
 
 
 def ledger(
@@ -85,7 +90,7 @@ def ledger(
             Entry(
                 rung=candidate.engine.name if knobs else candidate.engine.key,
                 candidate_key=candidate.key,
-                gradient_checkpointing=candidate.gradient_checkpointing,
+                checkpoint_every=candidate.checkpoint_every,
                 micro_batch=candidate.micro_batch,
                 accumulation=candidate.accumulation,
                 status=status,
@@ -99,7 +104,7 @@ def ledger(
             Entry(
                 rung=rung.name,
                 candidate_key=None,
-                gradient_checkpointing=None,
+                checkpoint_every=None,
                 micro_batch=None,
                 accumulation=None,
                 status="unsupported",

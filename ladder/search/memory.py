@@ -99,7 +99,8 @@ class _Footprint:
         # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
         doubt = 1.0 if device == "cuda" else 2.5
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
-        self._activations: Factor = ((f"activations:{kind}", 0.12 * doubt), own)
+        # What is kept where half of the blocks are checkpointed is mostly the other half's.
+        self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.12 * doubt), own)
         # Liger's loss was the fullest moment of nothing that was measured.
         self._logits: Factor = (("logits:liger", 0.2) if candidate.engine.liger else ("logits", 0.12), own)
         self._buffers: Factor = (("buffers", 0.25),)
@@ -132,7 +133,8 @@ class _Footprint:
 
 def _kind(candidate: Candidate) -> str:
     """What a block keeps differs with checkpointing and with the kernels."""
-    return ("ckpt" if candidate.gradient_checkpointing else "whole") + (LIGER if candidate.engine.liger else "")
+    kind = {"on": "ckpt", "off": "whole"}.get(candidate.checkpointing, "half")
+    return kind + (LIGER if candidate.engine.liger else "")
 
 
 def predict_memory(

@@ -46,9 +46,11 @@ class _Activations:
     """Bytes that one rank's micro-batch keeps for backward, by where they belong."""
 
     kept: float
-    """All blocks: everything they saved, or only their inputs when checkpointing."""
+    """All blocks: everything they saved, but of those checkpointed only their inputs."""
     block: float
     """One block recomputed, when checkpointing."""
+    freed: float
+    """The share of `kept` that backward gives back block by block; inputs of checkpointed blocks hardly count."""
     tail: float
     """The final norm's, between the blocks and the logits."""
     logits: float
@@ -76,9 +78,10 @@ def _activations(workload: Workload, candidate: Candidate) -> _Activations:
     if model.is_encoder_decoder:
         # Half the blocks attend twice; T5 adds position biases, so the scores themselves are kept.
         block += attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
-    kept = 2 * h if candidate.gradient_checkpointing else block
+    kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
     return _Activations(
         kept=float(tokens * model.num_layers * kept),
+        freed=1 - candidate.checkpointed,
         block=float(tokens * (block + 2 * f)) if candidate.gradient_checkpointing else 0.0,
         tail=float(tokens * (4 if liger else 8) * h),
         logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
@@ -130,7 +133,7 @@ def _moments_replicated(workload: Workload, candidate: Candidate, acts: _Activat
     16-bit parameters 2 P, master and states 12 P; gradients 2 P; the step makes fp32 gradients, 4 P, beside them.
     """
     p = workload.model.num_parameters
-    rest = Moment("initialisation", 2 * p, 0.0, _optimizer_bytes(workload) * p)
+    rest = Moment("initialisation", 2 * p, 0.0, _optimizer_bytes(workload, candidate) * p)
     accumulated = 2.0 * p if candidate.accumulation > 1 else 0.0
     reduce_copy = 2.0 * min(p, _UNFUSED_BUCKET) if world_size > 1 else 0.0
     return [
@@ -152,7 +155,8 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: _Activation
 
     Backward holds one bucket of 2 B elements, two with `overlap_comm`, and copies a full one to reduce it where it
     belongs to several ranks. The step makes of the rank's 2 P/N of gradients a flat copy, 2 P/N, and that in fp32,
-    4 P/N: measured 22 bytes a parameter on one GPU. Offload keeps room for the largest gradient on the GPU.
+    4 P/N: measured 22 bytes a parameter on one GPU. Offload keeps room for the largest gradient on the GPU. Offload at
+    stage 1 accumulates all gradients there, takes them to the host at the boundary, and keeps its buckets until then.
     """
     model, rung = workload.model, candidate.engine.rung
     knobs = engine_knobs(workload, candidate.engine)
@@ -162,30 +166,36 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: _Activation
         "initialisation",
         2 * p,
         0.0,
-        0.0 if offload else _optimizer_bytes(workload) * share,
+        0.0 if offload else _optimizer_bytes(workload, candidate) * share,
         buffers=largest if offload else 0.0,
     )
-    if candidate.accumulation > 1 and not offload:
-        rest_gradients = 2.0 * p if rung.stage == 1 else 2.0 * share
-    else:
-        rest_gradients = 0.0
+    rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
+    if candidate.accumulation > 1 or at_boundary:  # what does not accumulate may share a trial with what does
+        rest_gradients = 2.0 * p if rung.stage == 1 else 0.0 if offload else 2.0 * share
     bucket = 2.0 * knobs["reduce_bucket_size"]
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
     copy = min(bucket, 2.0 * p) if world_size > 1 else 0.0
     own = 0.0 if offload else 2.0 * share  # allocated as the first bucket's copy goes
     norm = 8.0 * min(model.largest_parameter, share) if offload else 0.0
+    head = _head_gradient(model, bucket, norm)
+    held = rest.buffers + (buckets if at_boundary else 0.0)
     return [
         rest,
-        *_forward_and_loss(replace(rest, gradients=rest_gradients), acts),
+        *_forward_and_loss(replace(rest, gradients=rest_gradients, buffers=held), acts),
         *_backward(
             replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
             acts,
-            first=_head_gradient(model, bucket, norm),
+            first=max(largest, head - largest) if at_boundary else head,  # there it is one of those accumulated
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
-        replace(rest, name="step", gradients=0.0 if offload else 8.0 * share),
+        replace(rest, name="step", gradients=0.0 if offload else _step_gradients(candidate) * share),
     ]
+
+
+def _step_gradients(candidate: Candidate) -> float:
+    """Bytes a parameter at the step of stages 1 and 2; what is kept in bf16 already needs no fp32 copy."""
+    return 4.0 if candidate.engine.bf16_states else 8.0
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations, world_size: int) -> list[Moment]:
@@ -204,7 +214,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
         "initialisation",
         2.0 * share if rung.offload_param == "none" else 0.0,
         2.0 * share if on_gpu else 0.0,
-        _optimizer_bytes(workload) * share if on_gpu else 0.0,
+        _optimizer_bytes(workload, candidate) * share if on_gpu else 0.0,
         buffers=bucket,
     )
     at_least = model.largest_parameter + knobs["stage3_prefetch_bucket_size"]
@@ -215,6 +225,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])
+    copies = 2.0 if candidate.engine.bf16_states else 6.0
     norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
     return [
         rest,
@@ -226,7 +237,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
             at_reduction=replace(rest, live=later, buffers=bucket + full * (1 + 1 / world_size)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
-        replace(rest, name="step", gradients=rest.gradients + (6.0 * group if on_gpu else 0.0)),
+        replace(rest, name="step", gradients=rest.gradients + (copies * group if on_gpu else 0.0)),
     ]
 
 
@@ -256,7 +267,7 @@ def _backward(base: Moment, acts: _Activations, *, first: float, at_reduction: M
     gradients are in that bucket: about as much of the activations is free by then, and half of the block in work is
     (its point within the block is chance; half was measured on the average).
     """
-    left = acts.kept if acts.block else acts.kept * (1 - reduced)
+    left = acts.kept * (1 - acts.freed * reduced)
     return [
         replace(base, name="backward", activations=acts.kept + 1.25 * acts.tail, gradients=base.gradients + first),
         replace(base, name="backward", activations=acts.kept + acts.block),
@@ -264,30 +275,32 @@ def _backward(base: Moment, acts: _Activations, *, first: float, at_reduction: M
     ]
 
 
-def _optimizer_bytes(workload: Workload) -> float:
-    """Bytes a parameter: the fp32 master weight, and Adam's two fp32 moments."""
-    return 4.0 if workload.optimizer == "sgd" else 12.0
+def _optimizer_bytes(workload: Workload, candidate: Candidate) -> float:
+    """Bytes a parameter: the master weight, and Adam's two moments; in fp32, or in bf16 where that is allowed."""
+    each = 2.0 if candidate.engine.bf16_states else 4.0
+    return each if workload.optimizer == "sgd" else 3 * each
 
 
 def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
     """Host bytes over all ranks that offload takes, and the page-locked part; of the code, confirmed within 6 %.
 
     Pinned blocks round up to powers of two. Optimizer at stages 1 and 2: master, gradients (fp32) and new parameters
-    (16 bits) pinned, moments not, and when accumulating a pinned 16-bit gradient per parameter. At stage 3: master and
-    moments pageable, gradients pinned in fp32 by sub-group and in 16 bits as one. Parameters are pinned twice: where
-    they were made, and in the flat buffer. NVMe: four swap buffers of a sub-group in fp32, five of a parameter.
+    (16 bits) pinned, moments not, and when stage 2 accumulates a pinned 16-bit gradient per parameter. At stage 3:
+    master and moments pageable, gradients pinned in fp32 by sub-group and in 16 bits as one. Parameters are pinned
+    twice: where they were made, and in the flat buffer. NVMe: four swap buffers of a sub-group in fp32, five of a
+    parameter.
     """
     rung, model = candidate.engine.rung, workload.model
     if not rung.devices:
         return 0.0, 0.0
     share = model.num_parameters / world_size
     pageable = pinned = 0.0
-    moments = _optimizer_bytes(workload) - 4.0
+    moments = _optimizer_bytes(workload, candidate) - 4.0
     group = min(share, engine_knobs(workload, candidate.engine).get("sub_group_size", share))
     if rung.offload_optimizer == "cpu" and rung.stage < 3:
         pageable += moments * share
         pinned += 2 * _power_of_two(4 * share) + _power_of_two(2 * share)
-        pinned += 1.3 * 2 * share if candidate.accumulation > 1 else 0.0
+        pinned += 1.3 * 2 * share if candidate.accumulation > 1 and rung.stage == 2 else 0.0
     elif rung.offload_optimizer == "cpu":
         pageable += (4.0 + moments) * share
         pinned += _power_of_two(4 * group) * share / group + _power_of_two(2 * share)

@@ -33,12 +33,14 @@ def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
 def documented_steps(space: Space) -> list[Candidate]:
     """The ladder as it is written down: micro-batch 1, gradient checkpointing first, then rung after rung."""
     smallest = space.micro_batches[0]
+    engines = [engine for engine in space.engines if engine.rung.documented]
     steps = []
-    for index, engine in enumerate(space.engines):
+    for index, engine in enumerate(engines):
         for candidate in space.of_engine(engine):
-            if candidate.micro_batch == smallest and (candidate.gradient_checkpointing or index == 0):
+            every = candidate.checkpoint_every
+            if candidate.micro_batch == smallest and (every == 1 or (every == 0 and index == 0)):
                 steps.append(candidate)
-    return sorted(steps, key=lambda step: (space.engines.index(step.engine), step.gradient_checkpointing))
+    return sorted(steps, key=lambda step: (engines.index(step.engine), step.gradient_checkpointing))
 
 
 def walk(space: Space, records: Sequence[Record]) -> Measure | Stop:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ladder.candidates import RUNGS, Candidate, Engine, divisors
+from ladder.candidates import RUNGS, Candidate, Engine, divisors, engines_of
 from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.memory import MemoryPrediction, predict_memory
@@ -41,6 +41,8 @@ class Remedies:
     """Where only larger ones were asked for."""
     liger: bool = False
     """Liger's kernels."""
+    bf16_states: bool = False
+    """Master weights and optimizer states in bf16."""
     nvme: bool = False
     """The NVMe rungs, unsupported here so far."""
     lora: int | None = None
@@ -56,6 +58,7 @@ class Remedies:
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
             "--liger" if self.liger else "",
+            "--allow bf16-states" if self.bf16_states else "",
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
             f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
             f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
@@ -75,6 +78,12 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
     has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
     on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
+    in_bf16 = [
+        other
+        for engine in space.engines
+        for other in engines_of(engine.rung, liger=engine.liger, bf16_states=workload.dtype == "bf16")
+        if other.bf16_states
+    ]
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     return Remedies(
         num_gpus=needs.fewest_gpus(),
@@ -82,6 +91,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
         liger=needs.fit(engines=on_liger),
+        bf16_states=needs.fit(engines=in_bf16),
         nvme=needs.fit(engines=on_disk),
         lora=lora if lora <= space.memory_limit else None,
         qlora=qlora if qlora <= space.memory_limit < lora else None,

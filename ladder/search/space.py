@@ -43,6 +43,8 @@ class Space:
     """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
     probe_layers: int = 0
     """Layers of the model that an engine may be probed with before a full trial is paid for; 0: none."""
+    partial: bool = False
+    """Candidates that checkpoint half of the layers are tried, too."""
     audit: float = 0.0
     """The share of the candidates ruled out unmeasured that is measured anyway, to know how often that was wrong."""
 
@@ -74,7 +76,7 @@ class Space:
 
     def _in_order(self, engine: Engine) -> list[Candidate]:
         return sorted(
-            candidates_of(engine, self.sequences_per_rank, self.micro_batches),
+            candidates_of(engine, self.sequences_per_rank, self.micro_batches, partial=self.partial),
             key=lambda candidate: (self._predicted_peak(candidate), candidate.micro_batch),
         )
 
@@ -119,7 +121,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
     """The failure that speaks for `candidate` too, if there is one.
 
     A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
-    those of the same engine that need at least as much: a larger micro-batch, or the same without checkpointing. An
+    those of the same engine that need at least as much: a larger micro-batch, or the same with less checkpointing. An
     engine that crashed or hung twice, and of which nothing fits, is taken for broken; so are Liger's kernels. Losses
     that are not the plain rung's are so at every micro-batch. What ran out late and in pieces speaks for nobody: alone,
     even that candidate may fit.
@@ -139,7 +141,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
         if record.outcome.moment == PARITY and same_steps(other, candidate):
             return RuledOut(record, record.outcome.sentence)
         needs_more = candidate.micro_batch >= other.micro_batch
-        needs_more &= other.gradient_checkpointing or not candidate.gradient_checkpointing
+        needs_more &= candidate.checkpointed <= other.checkpointed
         if record.outcome.kind in MEMORY_OUTCOMES and record.purpose == "measure" and needs_more:
             return RuledOut(
                 record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
@@ -149,7 +151,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
 def same_steps(one: Candidate, other: Candidate) -> bool:
     """Whether the two train alike but for the micro-batch."""
-    return one.engine == other.engine and one.gradient_checkpointing == other.gradient_checkpointing
+    return one.engine == other.engine and one.checkpoint_every == other.checkpoint_every
 
 
 def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:

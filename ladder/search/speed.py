@@ -113,11 +113,11 @@ class _Steps:
     def __init__(
         self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, shallow: bool = False
     ) -> None:
-        rung, kind = candidate.engine.rung, "ckpt" if candidate.gradient_checkpointing else "whole"
-        family, own = candidate.engine.rung.family, partial(_own, candidate)
+        rung, family = candidate.engine.rung, candidate.engine.rung.family
+        own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
         self._terms = _terms(workload, candidate, world_size, machine)
         doubt = machine.doubt
-        self._compute: Factor = (("compute", 0.35 * doubt), (f"compute:{kind}", 0.08), (f"compute:{family}", 0.06))
+        self._compute: Factor = (("compute", 0.35 * doubt), *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
         self._launch: Factor = (("launch", 0.5 * doubt),)
         reduce: Factor = ((f"reduce:{rung.stage}", 0.4 * doubt), *own("reduce", 0.4))
@@ -125,8 +125,8 @@ class _Steps:
         gather: Factor = (
             ("gather", 0.4 * doubt),
             *own("gather", 0.3),
-            (f"gather:{kind}", 0.1),
-            (f"gather:{family}:{kind}", 0.1),
+            *by_kind("gather", 0.1),
+            *by_kind(f"gather:{family}", 0.1),
         )
         self._gather: Factor = gather if self._terms.gather else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
@@ -181,6 +181,13 @@ def _own(candidate: Candidate, term: str, sigma: float) -> Factor:
     return ((f"{term}:{candidate.engine.rung.family}", 0.8 * sigma), (f"{term}:{candidate.engine.states}", 0.6 * sigma))
 
 
+def _by_kind(checkpointed: float, term: str, sigma: float) -> Factor:
+    """What a `term` strays by with checkpointing or without; with half of it, by as much of both, and a little more."""
+    parts = {"ckpt": checkpointed, "whole": 1 - checkpointed}
+    factor = tuple((f"{term}:{kind}", share * sigma) for kind, share in parts.items() if share)
+    return factor if len(factor) == 1 else (*factor, (f"{term}:half", 0.4 * sigma))
+
+
 def predict_speed(
     workload: Workload,
     candidate: Candidate,
@@ -233,16 +240,18 @@ def _soft_maximum(*seconds: float) -> float:
 def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> _Terms:
     """What the steps of `candidate` consist of, with P parameters and N ranks.
 
-    Compute: `flops_per_token`, 4/3 of it with checkpointing, which runs forward twice. A collective over N ranks moves
-    (N − 1)/N of its bytes over each link, an all-reduce twice that. Stage 2 all-reduces its buckets in every
-    micro-step, stages 0 and 1 at the boundary; stage 3 gathers in forward and in backward, and scatters gradients.
-    Offload of the optimizer takes 2 P/N bytes of gradients down and up again; offload of parameters brings 2 P/N up
-    for each gathering, but for those that stay live.
+    Compute: `flops_per_token`, 4/3 of it in the layers with checkpointing, which run forward twice. A collective over N
+    ranks moves (N − 1)/N of its bytes over each link, an all-reduce twice that. Stage 2 all-reduces its buckets in
+    every micro-step, stages 0 and 1 at the boundary; stage 3 gathers in forward and in backward, and scatters
+    gradients. Offload of the optimizer takes 2 P/N bytes of gradients down, at stage 2 in every micro-step and up
+    again, at stage 1 at the boundary; offload of parameters brings 2 P/N up for each gathering, but for those that
+    stay live.
     """
     model, rung = workload.model, candidate.engine.rung
     p, share, tokens = model.num_parameters, model.num_parameters / world_size, candidate.micro_batch * workload.seq_len
     knobs = engine_knobs(workload, candidate.engine)
-    computing = flops_per_token(workload) * (4 / 3 if candidate.gradient_checkpointing else 1.0)
+    again = 1 + candidate.checkpointed / 3
+    computing = flops_per_token(workload) * again
     transfer = 2.0 * p * (world_size - 1) / world_size / machine.link_bytes
     reduce = once = gather = 0.0
     if rung.stage < 2:
@@ -252,11 +261,12 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
     if rung.stage in (1, 2):
         once += transfer
     if rung.stage < 3 and rung.offload_optimizer != "none":
-        reduce += 4 * share / machine.pcie_bytes
+        down = 2 * share / machine.pcie_bytes
+        reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
     if rung.stage == 3:
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers again what has not stayed live.
-        transfers, hooks = (2.5, 1.0) if candidate.gradient_checkpointing else (2.0, 0.8)
+        transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
         gather = max(transfers * transfer, hooks * machine.host_seconds * model.num_layers)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
@@ -265,7 +275,7 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
     return _Terms(
         compute=tokens * token_seconds,
         ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds,
-        launch=_LAUNCH_SECONDS * model.num_layers * (4 / 3 if candidate.gradient_checkpointing else 1.0),
+        launch=_LAUNCH_SECONDS * model.num_layers * again,
         reduce=reduce,
         gather=gather,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
@@ -278,14 +288,16 @@ def _update_seconds(
 ) -> float:
     """Seconds of the optimizer, and of moving what it updated to where the parameters live.
 
-    On the GPU it reads and writes 60 bytes a parameter (derived: states, master, gradients in both widths, norm). NVMe
-    moves 30 bytes a parameter (derived: states, master and gradients read, states and master written). Measured: where
-    parameters alone are offloaded, their update reaches the host at a fiftieth of the bus's speed.
+    On the GPU it reads and writes 60 bytes a parameter (derived: states, master, gradients in both widths, norm), half
+    of that with states in bf16. NVMe moves 30 bytes a parameter (derived: states, master and gradients read, states and
+    master written). Measured: where parameters alone are offloaded, their update reaches the host at a fiftieth of the
+    bus's speed.
     """
     rung, back = candidate.engine.rung, 2 * share / machine.pcie_bytes
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
-        return 60 * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
+        width = 30 if candidate.engine.bf16_states else 60
+        return width * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
     if rung.offload_optimizer == "cpu":
         return share * world_size / machine.cpu_adam_parameters + back
     return 30 * share * world_size / machine.nvme_bytes + back

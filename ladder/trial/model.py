@@ -84,10 +84,11 @@ def _set_weights_by_name(model: torch.nn.Module) -> None:
                 parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
 
 
-def set_checkpointing(model: PreTrainedModel, on: bool) -> None:
-    """Switch gradient checkpointing, in the form that the emitted Trainer arguments ask for."""
-    if on:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+def set_checkpointing(model: PreTrainedModel, every: int) -> None:
+    """Checkpoint one of `every` layers, none for 0, in the form that the emitted Trainer arguments ask for."""
+    if every:
+        partial = {"every_n_layers": every} if every > 1 else {}  # transformers before 5.18 does not know it
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}, **partial)
     else:
         model.gradient_checkpointing_disable()
 

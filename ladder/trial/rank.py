@@ -121,7 +121,7 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
         if candidate.first_within is not None and first_seconds > candidate.first_within:
             continue
         reporter.candidate = candidate.key
-        set_checkpointing(model, candidate.gradient_checkpointing)
+        set_checkpointing(model, candidate.checkpoint_every)
         measured = _measure(spec, candidate, stepper, reporter, gauge, first=index == 0)
         reporter.send(measured)
         first_seconds = first_seconds or measured.step_seconds(candidate.accumulation)

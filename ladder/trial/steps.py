@@ -149,7 +149,8 @@ def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elap
     num_steps = len(timings.boundary)
     if num_steps >= policy.maximum:
         return True
-    if _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin):
+    loses = _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin)
+    if loses and elapsed >= policy.loser_seconds:
         return True
     return elapsed > policy.seconds or (num_steps >= policy.minimum and timings.spread() < policy.target_spread)
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.candidates import RUNGS_BY_NAME, rung_name
 from ladder.errors import UsageError
 from ladder.text import shown
 from ladder.workload import Dtype, OptimizerName, Task
 
 _KNOB_TRIALS = 12
+BF16_STATES = "bf16-states"
+NUMERICS = {BF16_STATES: "master weights and optimizer states are kept in bf16"}
+"""What `--allow` may name, and what it changes: these train otherwise than the plain rung does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,10 @@ class TuneOptions:
     """The share of the pruned candidates that is measured anyway."""
     liger: bool | None = None
     """Try each rung with Liger's kernels as well; None: where they are installed and know the model."""
+    documented: bool = False
+    """Nothing that lies beyond the documented ladder."""
+    allow: tuple[str, ...] = ()
+    """Of `NUMERICS`."""
     rungs: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     run_dir: Path | None = None
@@ -53,10 +60,10 @@ class TuneOptions:
     """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
 
-def check_rungs(names: Sequence[str], option: str = "--rung", suffix: str = "") -> tuple[str, ...]:
-    """UsageError for a name, given with `option`, that is no rung, with or without `suffix`."""
+def check_rungs(names: Sequence[str], option: str = "--rung", *, or_engines: bool = False) -> tuple[str, ...]:
+    """UsageError for a name, given with `option`, that is no rung's (`or_engines`: nor an engine's)."""
     for name in names:
-        if name.removesuffix(suffix) not in RUNGS_BY_NAME:
+        if (rung_name(name) if or_engines else name) not in RUNGS_BY_NAME:
             raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)
 
@@ -81,3 +88,13 @@ def require_effect(options: TuneOptions) -> None:
     """Nothing is silently ignored: what only one strategy obeys is refused with another."""
     if options.audit and options.strategy != "auto":
         raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
+    for name in options.allow:
+        if name not in NUMERICS:
+            raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(NUMERICS)}.")
+    if BF16_STATES in options.allow and options.dtype != "bf16":
+        raise UsageError(f"--allow {BF16_STATES} needs --dtype bf16, not {options.dtype}.")
+    beyond = ["--liger"] if options.liger else []
+    beyond += [f"--allow {name}" for name in options.allow]
+    beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
+    if options.documented and beyond:
+        raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give one of them.")

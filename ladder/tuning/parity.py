@@ -41,8 +41,9 @@ def as_parity_candidate(candidate: Candidate) -> Candidate:
 
 
 def as_plain(candidate: Candidate) -> Candidate:
-    """What `candidate` is held against."""
-    return replace(as_parity_candidate(candidate), engine=PLAIN, gradient_checkpointing=False)
+    """What `candidate` is held against: the plain rung, with states in bf16 where the candidate has them so."""
+    plain = replace(PLAIN, bf16_states=candidate.engine.bf16_states)
+    return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0)
 
 
 def parity_trial(spec: TrialSpec, model: ModelShape) -> TrialSpec:

@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ladder.candidates import RUNGS, Engine, Rung, divisors
+from packaging.version import Version
+
+from ladder.candidates import RUNGS, Rung, divisors, engines_of
 from ladder.errors import UsageError
 from ladder.machine.machine import Machine
 from ladder.model.shapes import depth_of
@@ -15,6 +17,8 @@ from ladder.search.space import Space
 from ladder.workload import Workload
 
 _PROBE_LAYERS = 4
+_PARTIAL_SINCE = Version("5.18")
+"""Of transformers, whose Trainer then takes `every_n_layers`."""
 _DEEP = 12
 """A model with fewer layers starts nearly as fast as a probe of it."""
 
@@ -51,18 +55,21 @@ def make_space(
     tolerance: float = 0.02,
     audit: float = 0.0,
     liger: bool = False,
+    bf16_states: bool = False,
+    partial: bool = False,
 ) -> tuple[Space, dict[Rung, str]]:
     """The space of the supported rungs among `rungs`, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
     supported = [rung for rung in RUNGS if rung in rungs and rung not in unsupported]
-    kernels = (False, True) if liger else (False,)
     space = Space(
         workload=workload,
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(Engine(rung, liger=on_liger) for rung in supported for on_liger in kernels),
+        engines=tuple(
+            engine for rung in supported for engine in engines_of(rung, liger=liger, bf16_states=bf16_states)
+        ),
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,
@@ -70,8 +77,17 @@ def make_space(
         tolerance=tolerance,
         probe_layers=_PROBE_LAYERS if depth_of(workload.model) >= _DEEP else 0,
         audit=audit,
+        partial=partial,
     )
     return space, unsupported
+
+
+def knows_partial(transformers: str) -> bool:
+    """Whether this version of transformers can checkpoint every second layer, in trials and in the user's training."""
+    try:
+        return Version(transformers) >= _PARTIAL_SINCE
+    except ValueError:  # none is installed, or one that somebody built and named
+        return False
 
 
 def run_fingerprint(

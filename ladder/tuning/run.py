@@ -30,11 +30,11 @@ from ladder.report.run_data import ReportedRun
 from ladder.search.policy import STRATEGIES
 from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
-from ladder.search.speed import mfu
 from ladder.text import shown
+from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.kernels import about_liger, tries_liger
-from ladder.tuning.options import TuneOptions, num_knob_trials, require_effect, require_text
-from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
+from ladder.tuning.options import BF16_STATES, TuneOptions, num_knob_trials, require_effect, require_text
+from ladder.tuning.problem import knows_partial, make_space, micro_batches_of, run_fingerprint
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.tuning.tuner import Tuner, TuneResult, View
 from ladder.units import format_bytes, parse_bytes
@@ -78,15 +78,16 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     paper = paper_machine(options)
     workload, machine = workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
-    liger = tries_liger(options.liger, workload, machine.device, on_paper=paper is not None)
-    if paper is None and (sentence := about_liger(options.liger, workload, machine.device)):
+    asked_liger = False if options.documented else options.liger
+    liger = tries_liger(asked_liger, workload, machine.device, on_paper=paper is not None)
+    if paper is None and (sentence := about_liger(asked_liger, workload, machine.device)):
         view.note(sentence)
     output = _writable_output(options.output)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
     leases.name_run(run_dir)
-    rungs = [rung for rung in RUNGS if not options.rungs or rung.name in options.rungs]
+    rungs = _rungs(options)
     with History(run_dir, fingerprint, facts) as history, _disk_faults(history):
         if paper is not None:
             opening = on_paper(paper, machine, cancelled=cancelled)
@@ -101,6 +102,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 tolerance=options.tolerance,
                 audit=options.audit,
                 liger=liger,
+                bf16_states=BF16_STATES in options.allow,
+                partial=not options.documented and knows_partial(versions["transformers"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, history.records)
@@ -121,9 +124,9 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 parity=paper is None,  # on paper no loss falls
             ).tune(STRATEGIES[options.strategy])
         seconds = history.trial_seconds()
-    answer = _answer(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
+    answer = answer_of(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
     if answer is not None and paper is not None:
-        answer = _said_to_be_simulated(answer, paper.name)
+        answer = said_to_be_simulated(answer, paper.name)
     files = emit_all(answer, output) if answer else []
     reported = ReportedRun(
         folder=run_dir,
@@ -144,6 +147,13 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
         trial_seconds=seconds,
         simulated=paper.name if paper else None,
     )
+
+
+def _rungs(options: TuneOptions) -> list[Rung]:
+    """Those that were asked for."""
+    if options.rungs:
+        return [rung for rung in RUNGS if rung.name in options.rungs]
+    return [rung for rung in RUNGS if rung.documented or not options.documented]
 
 
 @contextmanager
@@ -230,50 +240,6 @@ def _writable_output(output: Path) -> Path:
     if output.exists() and not os.access(output, os.W_OK):
         raise EnvironmentFaultError(f"--output {shown(output)} exists and is read-only; choose another name.")
     return output
-
-
-def _answer(
-    record: Record,
-    workload: Workload,
-    machine: Machine,
-    space: Space,
-    versions: dict[str, str],
-    run_dir: Path,
-) -> Answer:
-    candidate, measurement = space.by_key[record.candidate_key], record.measurement
-    assert measurement is not None
-    assert record.tokens_per_second is not None
-    return Answer(
-        workload=workload,
-        candidate=candidate,
-        measurement=measurement,
-        tokens_per_second=record.tokens_per_second,
-        step_seconds=measurement.step_seconds(candidate.accumulation),
-        mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
-        world_size=machine.world_size,
-        device=machine.device,
-        gpu_name=machine.gpu_name,
-        memory_limit=machine.memory_limit,
-        host_threads=machine.host_threads,
-        allocator=machine.allocator,
-        nvme_path=machine.nvme_path,
-        versions=versions,
-        run_dir=run_dir.resolve(),
-        proof={
-            "trial": record.trial,
-            "optimizer_steps": measurement.num_steps,
-            "evaluation": True,
-            "gathered_16bit_weights": True,
-            "tokens_per_second": round(record.tokens_per_second, 1),
-        },
-        warnings=record.warnings,
-    )
-
-
-def _said_to_be_simulated(answer: Answer, machine: str) -> Answer:
-    """The files must not be taken for measurements."""
-    warning = f"simulated on the paper machine {machine}: no trial was run, so nothing here is measured or proven"
-    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
 
 
 def package_versions() -> dict[str, str]:

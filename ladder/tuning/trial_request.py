@@ -36,7 +36,7 @@ def candidate_spec(
     """`candidate` as a rank sees it; the seconds as in CandidateSpec."""
     return CandidateSpec(
         key=candidate.key,
-        gradient_checkpointing=candidate.gradient_checkpointing,
+        checkpoint_every=candidate.checkpoint_every,
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
         beat_step_seconds=beat_step_seconds,

@@ -34,9 +34,7 @@ def failing_spec(name: str, folder: Path) -> TrialSpec:
         optimizer="adamw",
         dtype="bf16",
         deepspeed=deepspeed_config(workload, engine, micro_batch=1, accumulation=1, world_size=1, nvme_path=None),
-        candidates=(
-            CandidateSpec(key="zero2 ckpt=on mb=1", gradient_checkpointing=True, micro_batch=1, accumulation=1),
-        ),
+        candidates=(CandidateSpec(key="zero2 ckpt=on mb=1", checkpoint_every=1, micro_batch=1, accumulation=1),),
         memory_limit=MIB,
     )
 

@@ -89,7 +89,7 @@ def tuned_with_logits(folder: Path, rung: str, *arguments: str) -> pd.DataFrame:
     workload = ["tune", str(folder), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", *arguments]
     workload += ["--rung", rung, "--micro-batch", "8", "--strategy", "exhaustive"]
     assert main([*workload, "--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]) == 0
-    return pd.read_csv(folder / "run" / "trials.csv").query("gradient_checkpointing").set_index("rung")
+    return pd.read_csv(folder / "run" / "trials.csv").query("checkpointing == 'on'").set_index("rung")
 
 
 @needs_liger

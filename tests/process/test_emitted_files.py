@@ -9,12 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.outcome import Measurement
 from ladder.workload import ModelShape, Workload
@@ -51,7 +52,7 @@ def answer_on(rung: str) -> Answer:
     )
     return Answer(
         workload=Workload(model=shape, task="causal-lm", seq_len=16, global_batch_size=8, gradient_clipping=0.5),
-        candidate=Candidate(Engine(RUNGS_BY_NAME[rung]), gradient_checkpointing=True, micro_batch=2, accumulation=2),
+        candidate=Candidate(Engine(RUNGS_BY_NAME[rung]), checkpoint_every=1, micro_batch=2, accumulation=2),
         measurement=Measurement(
             accumulate_seconds=0.1,
             boundary_seconds=0.1,
@@ -154,21 +155,24 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
     run([*TORCHRUN, str(PROGRAMS / "trainer_script.py"), *own, *emitted], reports, launch_environment(answer))
     for rank in facts(reports, "trainer", answer):
         assert rank["learning_rate"] == 2e-3
-        assert rank["gradient_checkpointing"]
+        assert rank["checkpointed_layers"] == [True, True]
         # Two steps of the global batch of 8 are all 16 sequences: each rank took its own half.
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 
-def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3(
+def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3_with_all_that_lies_beyond(
     tmp_path: Path, reports: Path
 ) -> None:
-    answer = answer_on("zero3")
+    usual = answer_on("zero3").candidate
+    beyond = replace(usual, engine=replace(usual.engine, bf16_states=True), checkpoint_every=HALF)
+    answer = replace(answer_on("zero3"), candidate=beyond)
     emit_all(answer, tmp_path / "best_config.json")
     paths = OutputPaths.beside(tmp_path / "best_config.json")
     run(["bash", str(paths.launch), str(PROGRAMS / "trainer_script.py"), str(paths.trainer)], reports)
     for rank in facts(reports, "trainer", answer):
         assert rank["learning_rate"] == 2e-3
-        assert rank["gradient_checkpointing"]
+        assert rank["checkpointed_layers"] == [True, False]
+        assert rank["master_dtype"] == "torch.bfloat16"
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 

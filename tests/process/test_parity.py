@@ -8,13 +8,23 @@ from pathlib import Path
 import pytest
 from helpers import TINY, Bench, tiny_trial
 
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.candidates import HALF, RUNGS_BY_NAME, Engine
 from ladder.protocol import TrialSpec
 from ladder.tuning.parity import compare, losses_of, parity_trial
 
 
 def losses(bench: Bench, folder: Path, change: Callable[[TrialSpec], TrialSpec] = lambda spec: spec, **trial: str):
     return losses_of(bench.run(change(parity_trial(tiny_trial(folder, 1, **trial), TINY))))
+
+
+def half_checkpointed(spec: TrialSpec) -> TrialSpec:
+    (candidate,) = spec.candidates
+    return spec.model_copy(update={"candidates": (candidate.model_copy(update={"checkpoint_every": HALF}),)})
+
+
+def states_in_bf16(spec: TrialSpec) -> TrialSpec:
+    bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    return spec.model_copy(update={"deepspeed": spec.deepspeed | {"bf16": bf16}})
 
 
 def with_gradients_lost(spec: TrialSpec) -> TrialSpec:
@@ -35,3 +45,27 @@ def test_every_stage_trains_alike_and_an_engine_that_loses_its_steps_does_not(
     found = compare(lost, plain, Engine(RUNGS_BY_NAME["zero2"]))
     assert found.agrees is False
     assert "are not those of zero1" in found.sentence
+
+
+def test_what_lies_beyond_the_ladder_trains_as_the_plain_rung_with_the_same_states(
+    warm_bench: Bench, tmp_path: Path
+) -> None:
+    plain = losses(warm_bench, tmp_path / "0001", rung="zero1")
+    half = losses(warm_bench, tmp_path / "0002", half_checkpointed, rung="zero2")
+    assert half == pytest.approx(plain, rel=0.002)
+    plain_in_bf16 = losses(warm_bench, tmp_path / "0003", states_in_bf16, rung="zero1")
+    assert plain_in_bf16 != plain  # other numerics, or nothing was switched
+    for number, rung in enumerate(("zero2", "zero3"), start=4):
+        own = losses(warm_bench, tmp_path / f"{number:04d}", states_in_bf16, rung=rung)
+        assert own == pytest.approx(plain_in_bf16, rel=0.002)
+
+
+@pytest.mark.nvme  # compiles an operator
+@pytest.mark.timeout(900)
+def test_an_optimizer_on_the_host_trains_alike_whether_gradients_cross_at_each_micro_step_or_at_the_boundary(
+    warm_bench: Bench, tmp_path: Path
+) -> None:
+    plain = losses(warm_bench, tmp_path / "0001", rung="zero1")
+    for number, rung in enumerate(("zero1+opt-cpu", "zero2+opt-cpu"), start=2):
+        own = losses(warm_bench, tmp_path / f"{number:04d}", rung=rung)
+        assert own == pytest.approx(plain, rel=0.002)

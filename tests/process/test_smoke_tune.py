@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Finished, ladder
 
+from ladder.candidates import CHECKPOINTING, checkpointing_name
 from ladder.emit import load_best_config
 
 RUN = "ladder-runs/small"
-CANDIDATES = {(rung, on, 1) for rung in ("zero0", "zero2") for on in (True, False)}
+CANDIDATES = {(rung, checkpointing, 1) for rung in ("zero0", "zero2") for checkpointing in CHECKPOINTING}
 
 
 def trials_of(run_dir: Path) -> list[str]:
@@ -53,7 +54,7 @@ def test_zero2_fits_where_zero0_does_not(small_tune_done: tuple[Path, Finished])
 
 def test_every_candidate_is_in_trials_csv_with_a_reason(small_tune_done: tuple[Path, Finished]) -> None:
     table = pd.read_csv(small_tune_done[0] / RUN / "trials.csv")
-    rows = {(row.rung, bool(row.gradient_checkpointing), int(row.micro_batch)) for row in table.itertuples()}
+    rows = {(row.rung, row.checkpointing, int(row.micro_batch)) for row in table.itertuples()}
     assert rows == CANDIDATES
     assert len(table) == len(CANDIDATES)
     assert table["why"].notna().all()
@@ -71,9 +72,9 @@ def test_best_config_is_the_proven_answer_and_loads(small_tune_done: tuple[Path,
     assert section["proof"]["evaluation"] is True
     assert "auto" not in json.dumps(section)
     answer = pd.read_csv(folder / RUN / "trials.csv").query("status == 'answer'").iloc[0]
-    assert (section["micro_batch"], section["gradient_checkpointing"]) == (
+    assert (section["micro_batch"], checkpointing_name(section["checkpoint_every"])) == (
         answer["micro_batch"],
-        answer["gradient_checkpointing"],
+        answer["checkpointing"],
     )
     for suffix in ("json", "trainer.json", "accelerate.yaml", "launch.sh"):
         assert (folder / f"best_config.{suffix}").exists()

@@ -57,7 +57,7 @@ def test_training_arguments_agree_with_the_configuration(tuned: ladder.Tuned) ->
 
 def test_the_trials_are_a_frame_and_a_notebook_shows_them(tuned: ladder.Tuned) -> None:
     assert set(tuned.trials["rung"]) == {"zero2"}
-    assert len(tuned.trials) == 2 * 5
+    assert len(tuned.trials) == 3 * 5
     shown = tuned._repr_html_()
     assert shown.count("<tr") == 1 + tuned.trials["trial"].notna().sum()
     assert "<script" not in shown

@@ -76,7 +76,7 @@ def answer(rung: str = "zero3", *, shape: Any = None, workload: Any = None, **ch
             model=dataclasses.replace(SHAPE, **(shape or {})),
             **{"task": "causal-lm", "seq_len": 2048, "global_batch_size": 32, **(workload or {})},
         ),
-        "candidate": Candidate(Engine(RUNGS_BY_NAME[rung]), gradient_checkpointing=True, micro_batch=4, accumulation=2),
+        "candidate": Candidate(Engine(RUNGS_BY_NAME[rung]), checkpoint_every=1, micro_batch=4, accumulation=2),
         "measurement": MEASUREMENT,
         "tokens_per_second": 32_768.0,
         "step_seconds": 2.0,
@@ -145,7 +145,9 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "rung": "zero3",
         "engine": "zero3",
         "liger": False,
+        "bf16_states": False,
         "gradient_checkpointing": True,
+        "checkpoint_every": 1,
         "micro_batch": 4,
         "accumulation": 2,
         "world_size": 4,
@@ -316,7 +318,7 @@ def test_the_arguments_repeat_what_must_agree_and_say_what_the_configuration_can
 
 
 def test_checkpointing_that_is_off_is_said_so_without_settings() -> None:
-    off = dataclasses.replace(answer().candidate, gradient_checkpointing=False)
+    off = dataclasses.replace(answer().candidate, checkpoint_every=0)
     arguments = trainer_arguments(answer(candidate=off), Path("c.json"))
     assert arguments["gradient_checkpointing"] is False
     assert "gradient_checkpointing_kwargs" not in arguments

@@ -69,7 +69,7 @@ def test_every_program_trains_the_same(target: str, config: Path, document: dict
 
 @pytest.mark.parametrize("on", [True, False])
 def test_checkpointing_is_switched_by_each_program_s_own_name(on: bool, config: Path, document: dict[str, Any]) -> None:
-    answer = {**document, "ladder": {**document["ladder"], "gradient_checkpointing": on}}
+    answer = {**document, "ladder": {**document["ladder"], "checkpoint_every": int(on)}}
     factory, axolotl = (yaml.safe_load(exported(answer, config, name)) for name in ("llama-factory", "axolotl"))
     assert factory["disable_gradient_checkpointing"] is not on
     assert "gradient_checkpointing" not in factory

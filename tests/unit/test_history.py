@@ -104,7 +104,8 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
     assert study.trials[0].params == {
         "rung": "zero2",
         "liger": False,
-        "gradient_checkpointing": True,
+        "bf16_states": False,
+        "checkpointing": "on",
         "micro_batch": 1,
     }
     assert study.trials[1].user_attrs["outcome"] == "gpu_oom"

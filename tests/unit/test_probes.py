@@ -41,7 +41,7 @@ def space_of(**changes: object) -> Space:
         "device": "cuda",
         "memory_limit": 40 * GIB,
         "host_memory": 480 * GIB,
-        "engines": tuple(Engine(rung) for rung in RUNGS if "nvme" not in rung.devices),
+        "engines": tuple(Engine(rung) for rung in RUNGS if rung.documented and "nvme" not in rung.devices),
         "micro_batches": (1, 2, 4, 8, 16, 32),
         "gpu_name": "NVIDIA H200",
         "num_cores": 64,

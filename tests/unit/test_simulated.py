@@ -49,7 +49,7 @@ def make_trial(
         candidates=tuple(
             CandidateSpec(
                 key=candidate.key,
-                gradient_checkpointing=True,
+                checkpoint_every=1,
                 micro_batch=candidate.micro_batch,
                 accumulation=candidate.accumulation,
             )

@@ -74,10 +74,7 @@ def test_a_tracker_is_told_the_figures_of_trials_csv_and_the_answer(tmp_path: Pa
     assert len(measured) >= len(table) > 5
     for row in notebook.rows:
         same = table.loc[[row["rung"]]]
-        same = same[
-            (same["micro_batch"] == row["micro_batch"])
-            & (same["gradient_checkpointing"].astype(bool) == row["gradient_checkpointing"])
-        ]
+        same = same[(same["micro_batch"] == row["micro_batch"]) & (same["checkpointing"] == row["checkpointing"])]
         assert (same["outcome"] == row["outcome"]).all()
     assert done.answer is not None
     assert notebook.said["answer"] == done.answer.candidate.key

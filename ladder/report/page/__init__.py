@@ -21,7 +21,7 @@ from ladder.report.times import total_line
 
 _COLUMNS = (
     ("rung", "rung", "rung"),
-    ("gradient_checkpointing", "ckpt", "short"),
+    ("checkpointing", "ckpt", "short"),
     ("micro_batch", "mb", "number"),
     ("accumulation", "acc.", "number"),
     ("outcome", "outcome", "short"),

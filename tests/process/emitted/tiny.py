@@ -58,6 +58,7 @@ def report(name: str, engine: Any, before: list[float], losses: list[float], **e
         "dtype": str(engine.get_data_types()[0]),
         "optimizer_steps": engine.global_steps,
         "learning_rate": engine.get_lr()[0],
+        "master_dtype": str(engine.optimizer.master_weights_and_grads_dtype),
         "optimizer": type(engine.basic_optimizer).__name__,
         "partitioned_weights": sum(hasattr(parameter, "ds_id") for parameter in engine.module.parameters()),
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),

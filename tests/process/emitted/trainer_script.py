@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tiny import build_model, report, sequences, weight_sums
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 class FirstWeights(TrainerCallback):
@@ -40,6 +41,10 @@ report(
     first.sums,
     [*losses, trainer.evaluate()["eval_loss"]],
     epoch=trainer.state.epoch,
-    gradient_checkpointing=trainer.model.is_gradient_checkpointing,
+    checkpointed_layers=[
+        module.gradient_checkpointing
+        for module in trainer.model.modules()
+        if isinstance(module, GradientCheckpointingLayer)
+    ],
 )
 trainer.accelerator.end_training()

@@ -1,0 +1,70 @@
+"""The answer for the emitted files, from the proof of the winner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ladder.candidates import Candidate
+from ladder.emit import Answer
+from ladder.machine.machine import Machine
+from ladder.outcome import Record
+from ladder.search.space import Space
+from ladder.search.speed import mfu
+from ladder.tuning.options import BF16_STATES, NUMERICS
+from ladder.workload import Workload
+
+
+def answer_of(
+    record: Record,
+    workload: Workload,
+    machine: Machine,
+    space: Space,
+    versions: dict[str, str],
+    run_dir: Path,
+) -> Answer:
+    """What the emitted files say, from the proof's record."""
+    candidate, measurement = space.by_key[record.candidate_key], record.measurement
+    assert measurement is not None
+    assert record.tokens_per_second is not None
+    return Answer(
+        workload=workload,
+        candidate=candidate,
+        measurement=measurement,
+        tokens_per_second=record.tokens_per_second,
+        step_seconds=measurement.step_seconds(candidate.accumulation),
+        mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
+        world_size=machine.world_size,
+        device=machine.device,
+        gpu_name=machine.gpu_name,
+        memory_limit=machine.memory_limit,
+        host_threads=machine.host_threads,
+        allocator=machine.allocator,
+        nvme_path=machine.nvme_path,
+        versions=versions,
+        run_dir=run_dir.resolve(),
+        proof={
+            "trial": record.trial,
+            "optimizer_steps": measurement.num_steps,
+            "evaluation": True,
+            "gathered_16bit_weights": True,
+            "tokens_per_second": round(record.tokens_per_second, 1),
+        },
+        warnings=(*_numerics(candidate), *record.warnings),
+    )
+
+
+def _numerics(candidate: Candidate) -> list[str]:
+    """What the user has to know of an answer that trains otherwise than the plain rung."""
+    if not candidate.engine.bf16_states:
+        return []
+    return [
+        f"{NUMERICS[BF16_STATES]}, as --allow {BF16_STATES} permits: small updates are rounded away, so hold the loss "
+        "against that of an ordinary run before a long one"
+    ]
+
+
+def said_to_be_simulated(answer: Answer, machine: str) -> Answer:
+    """`answer` with the name of the paper machine; the files must not be taken for measurements."""
+    warning = f"simulated on the paper machine {machine}: no trial was run, so nothing here is measured or proven"
+    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
