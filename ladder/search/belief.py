@@ -200,7 +200,9 @@ def _noise(measurement: Measurement) -> float:
     """How far measured step times may be off. What thrashes is slower than the same with memory to spare."""
     if measurement.alloc_retries:
         return _NOISE_OF_THRASHING
-    return _NOISE_OF_ONE_STEP if measurement.num_steps < 2 else STEP_NOISE
+    if measurement.num_steps < 2:
+        return _NOISE_OF_ONE_STEP
+    return max(STEP_NOISE, measurement.spread / math.sqrt(measurement.num_steps))  # where the host disturbs all steps
 
 
 def _memory_observation(space: Space, candidate: Candidate, record: Record) -> MemoryObservation | None:
