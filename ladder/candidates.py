@@ -105,6 +105,16 @@ class Engine:
         return f"{self.name}[{','.join(f'{name}={value}' for name, value in sorted(self.knobs))}]"
 
     @property
+    def numerics(self) -> str:
+        """What the user has to know of it where it trains otherwise than the plain rung; else nothing."""
+        if not self.bf16_states:
+            return ""
+        return (
+            "master weights and optimizer states are kept in bf16, as --allow bf16-states permits: small updates are "
+            "rounded away, so hold the loss against that of an ordinary run before a long one"
+        )
+
+    @property
     def states(self) -> str:
         """The same for engines that differ in kernels only: parameters, gradients and optimizer are kept alike."""
         return replace(self, liger=False).key

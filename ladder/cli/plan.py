@@ -245,8 +245,6 @@ _NARROW, _WIDE = 80, 145
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
     if value is None:  # of the GPUs needed
         return ">1024"
     return f"{value:.1f}" if isinstance(value, float) else str(value)

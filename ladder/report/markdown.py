@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ladder.report.run_data import ReportedRun
-from ladder.report.summary import answer_figures, answer_sentence, comparison, introduction
+from ladder.report.summary import answer_figures, answer_sentence, answer_warnings, comparison, introduction
 from ladder.report.table import rows
 from ladder.report.times import total_line
 
@@ -24,7 +24,8 @@ def _compared(runs: Sequence[ReportedRun]) -> str:
 def _run(run: ReportedRun) -> str:
     words = introduction(run)
     answer = f"**{_cell(run.best.candidate_key)}** — {answer_sentence(run)}" if run.best else "Nothing fits so far."
-    figures = "\n".join(f"- {name}: {value}" for name, value in answer_figures(run))
+    said = [*answer_figures(run), *(("Warning", warning) for warning in answer_warnings(run))]
+    figures = "\n".join(f"- {name}: {value}" for name, value in said)
     header = ["rung", "ckpt", "micro-batch", "outcome", "tokens/s", "GiB per GPU", "trial", "why"]
     tried = sorted(
         (row for row in rows(run.entries, run.trial_seconds) if row["trial"]),

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ladder.candidates import Candidate
 from ladder.emit import Answer
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.search.space import Space
 from ladder.search.speed import mfu
-from ladder.tuning.options import BF16_STATES, NUMERICS
 from ladder.workload import Workload
 
 
@@ -50,18 +48,8 @@ def answer_of(
             "gathered_16bit_weights": True,
             "tokens_per_second": round(record.tokens_per_second, 1),
         },
-        warnings=(*_numerics(candidate), *record.warnings),
+        warnings=tuple(filter(None, (candidate.engine.numerics, *record.warnings))),
     )
-
-
-def _numerics(candidate: Candidate) -> list[str]:
-    """What the user has to know of an answer that trains otherwise than the plain rung."""
-    if not candidate.engine.bf16_states:
-        return []
-    return [
-        f"{NUMERICS[BF16_STATES]}, as --allow {BF16_STATES} permits: small updates are rounded away, so hold the loss "
-        "against that of an ordinary run before a long one"
-    ]
 
 
 def said_to_be_simulated(answer: Answer, machine: str) -> Answer:

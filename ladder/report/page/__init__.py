@@ -15,7 +15,15 @@ from ladder import __version__
 from ladder.errors import EnvironmentFaultError
 from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
 from ladder.report.run_data import ReportedRun
-from ladder.report.summary import answer_figures, answer_sentence, comparison, environment, introduction, usage
+from ladder.report.summary import (
+    answer_figures,
+    answer_sentence,
+    answer_warnings,
+    comparison,
+    environment,
+    introduction,
+    usage,
+)
 from ladder.report.table import rows
 from ladder.report.times import total_line
 
@@ -62,7 +70,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "answer": {"key": run.best.candidate_key, "sentence": answer_sentence(run), "figures": answer_figures(run)}
         if run.best
         else None,
-        "warnings": run.best.warnings if run.best else (),
+        "warnings": answer_warnings(run),
         "usage": usage(config) if config else "",
         "config_json": json.dumps(config, indent=2) if config else None,
         "speed": speed_against_memory(run),
@@ -94,8 +102,6 @@ def _cell(row: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
         value, sign = row[_PREDICTED[name]], "~"
     if value is None:
         return {"text": "", "kind": kind, "value": ""}
-    if isinstance(value, bool):
-        return {"text": "on" if value else "off", "kind": kind, "value": None}
     if name == "outcome" and row["status"] == "answer":
         return {"text": "answer", "kind": kind, "value": None}
     if kind != "number":
