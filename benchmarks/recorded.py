@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
@@ -125,6 +125,7 @@ class Sweep:
             gpu_name=self.machine.gpu_name,
             num_cores=self.machine.num_cores,
             probe_layers=self.facts.get("probe_layers", 0),
+            partial=any(candidate.checkpoint_every == HALF for candidate in candidates),
             only=frozenset(self.rows),
         )
 

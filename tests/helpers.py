@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.engine_config import deepspeed_config
 from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
 from ladder.model.shapes import shape_from_config
 from ladder.model.source import resolve_model

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import deepspeed_config
 from ladder.emit.answer import Answer
+from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.units import gib

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ladder.candidates import RUNGS, Candidate, Engine, engine_knobs
+from ladder.candidates import RUNGS, Candidate, Engine
+from ladder.engine_config import engine_knobs
 from ladder.launch.simulated_machine import SimulatedMachine
+from ladder.search.hardware import flops_per_token
 from ladder.search.moments import Device, Moment, moments_of, offloaded
-from ladder.search.speed import flops_per_token
 from ladder.units import GIB, MIB
 from ladder.workload import Workload
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ladder.emit.launch import APPLY_LIGER
 from ladder.report.run_data import ReportedRun
+from ladder.search.hardware import mfu
 from ladder.search.space import measured
-from ladder.search.speed import mfu
 from ladder.units import counted, format_bytes
 
 _NONE = "–"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ladder.workload import Workload
+
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpeed:
@@ -105,3 +107,15 @@ def _gpu(gpu_name: str | None) -> tuple[float, float, float] | None:
             flops, memory, link = figures
             return flops, memory, link
     return None
+
+
+def flops_per_token(workload: Workload) -> float:
+    """Floating-point operations of forward and backward for a token: 6 N, and 6·L·h·s of causal attention."""
+    model = workload.model
+    return 6.0 * model.num_matmul_parameters + 6.0 * model.num_layers * model.hidden_size * workload.seq_len
+
+
+def mfu(workload: Workload, tokens_per_second: float, world_size: int, gpu_name: str | None) -> float | None:
+    """Model FLOP/s utilisation, 0 to 1, of all GPUs; what checkpointing computes again does not count."""
+    peak = peak_flops(gpu_name)
+    return None if peak is None else flops_per_token(workload) * tokens_per_second / (peak * world_size)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ladder.candidates import PIN_MEMORY, Candidate, Engine, engine_knobs
+from ladder.candidates import Candidate, Engine
+from ladder.engine_config import PIN_MEMORY, engine_knobs
 from ladder.outcome import Record
 from ladder.search.space import Space, measured, ranking
 from ladder.search.speed import STEP_NOISE

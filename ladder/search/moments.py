@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ladder.candidates import Candidate, engine_knobs
+from ladder.candidates import Candidate
+from ladder.engine_config import engine_knobs
+from ladder.search.activations import Activations, activations_of
 from ladder.units import MIB
 from ladder.workload import ModelShape, Workload
 
@@ -41,70 +43,11 @@ class Moment:
     """Parameters gathered by stage 3."""
 
 
-@dataclass(frozen=True)
-class _Activations:
-    """Bytes that one rank's micro-batch keeps for backward, by where they belong."""
-
-    kept: float
-    """All blocks: everything they saved, but of those checkpointed only their inputs."""
-    block: float
-    """One block recomputed, when checkpointing."""
-    freed: float
-    """The share of `kept` that backward gives back block by block; inputs of checkpointed blocks hardly count."""
-    tail: float
-    """The final norm's, between the blocks and the logits."""
-    logits: float
-
-
-def _activations(workload: Workload, candidate: Candidate) -> _Activations:
-    """What the forward pass keeps, derived from transformers' modules in 16 bits with SDPA; confirmed within 2 %.
-
-    A token of a Llama block: two RMSNorms keep the input in fp32, the normalised and the scaled output in 16 bits
-    (2 · 8 h), attention its queries and output (4 h) and keys and values (2 · 2 kv), the gated feed-forward net four
-    widths (8 f): 24 h + 8 f with as many key-value as query heads, measured 0.383e9 bytes against 0.382e9. A plain
-    net keeps two widths, a LayerNorm input and output. Logits, measured 12.0–13.1 bytes each: the fp32 log-softmax, its
-    gradient, and that of the fp32 logits; the 16-bit logits are gone by then. (18 are published for older code.)
-    With Liger's kernels a norm keeps its input in 16 bits and its output, a net not the activated gate.
-    """
-    model, liger = workload.model, candidate.engine.liger
-    tokens = candidate.micro_batch * workload.seq_len
-    h, f = model.hidden_size, model.intermediate_size
-    head_dim = model.config.get("head_dim")
-    head_dim = head_dim if isinstance(head_dim, int) and head_dim > 0 else h // max(1, model.num_heads)
-    queries, keys = model.num_heads * head_dim, model.num_kv_heads * head_dim
-    attention = 4 * queries + 4 * keys
-    norms = (8 if liger else 16) * h if model.gated_mlp else 12 * h
-    block = norms + attention + ((6 if liger else 8) if model.gated_mlp else 4) * f
-    if model.is_encoder_decoder:
-        # Half the blocks attend twice; T5 adds position biases, so the scores themselves are kept.
-        block += attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
-    kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
-    return _Activations(
-        kept=float(tokens * model.num_layers * kept),
-        freed=1 - candidate.checkpointed,
-        block=float(tokens * (block + 2 * f)) if candidate.gradient_checkpointing else 0.0,
-        tail=float(tokens * (4 if liger else 8) * h),
-        logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
-    )
-
-
-def _fused_loss(workload: Workload, tokens: int) -> float:
-    """Bytes of Liger's fused linear cross-entropy, which takes the logits in chunks (liger-kernel 0.8.5, ops/).
-
-    A chunk has as many 16-bit logits as `tokens` hidden values, rounded up to a power of two; their gradient replaces
-    them. Gradients of hidden states and head are made at once, the head's with a product of the same size beside it.
-    """
-    h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
-    rows = -(-tokens // -(-vocabulary // h))
-    chunk = min(tokens, 1 << (rows - 1).bit_length())
-    return float(2 * chunk * vocabulary + 2 * tokens * h + 4 * vocabulary * h)
-
-
 def moments_of(workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
     """The moments that can be the fullest; the first is the engine at rest after its first optimizer step."""
     stage = candidate.engine.rung.stage
     build = _moments_replicated if stage == 0 else _moments_stage3 if stage == 3 else _moments_stage12
-    moments = build(workload, candidate, _activations(workload, candidate), world_size)
+    moments = build(workload, candidate, activations_of(workload, candidate), world_size)
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
@@ -127,7 +70,7 @@ def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
     return [*moments, late]
 
 
-def _moments_replicated(workload: Workload, candidate: Candidate, acts: _Activations, world_size: int) -> list[Moment]:
+def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """Stage 0: everything on every GPU (FP16_UnfusedOptimizer, for bf16 too).
 
     16-bit parameters 2 P, master and states 12 P; gradients 2 P; the step makes fp32 gradients, 4 P, beside them.
@@ -150,7 +93,7 @@ def _moments_replicated(workload: Workload, candidate: Candidate, acts: _Activat
     ]
 
 
-def _moments_stage12(workload: Workload, candidate: Candidate, acts: _Activations, world_size: int) -> list[Moment]:
+def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """Stages 1 and 2: parameters on every GPU, optimizer (and at stage 2 gradients) divided by N, or on the host.
 
     Backward holds one bucket of 2 B elements, two with `overlap_comm`, and copies a full one to reduce it where it
@@ -198,7 +141,7 @@ def _step_gradients(candidate: Candidate) -> float:
     return 4.0 if candidate.engine.bf16_states else 8.0
 
 
-def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations, world_size: int) -> list[Moment]:
+def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """Stage 3: everything divided by N, plus the parameters gathered for the moment.
 
     Gradients have their own 2 P/N for good (on the host with the optimizer), the bucket its 2 B elements for good.
@@ -241,7 +184,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: _Activations
     ]
 
 
-def _forward_and_loss(base: Moment, acts: _Activations) -> list[Moment]:
+def _forward_and_loss(base: Moment, acts: Activations) -> list[Moment]:
     return [
         # In forward the logits exist in 16 bits, in fp32 and as log-softmax: 10 bytes of the loss's 12.
         replace(base, name="forward", activations=acts.kept + acts.tail, logits=acts.logits * 10 / 12),
@@ -260,7 +203,7 @@ def _head_gradient(model: ModelShape, bucket: float, on_its_way: float) -> float
     return largest + (on_its_way if largest > bucket and not model.tied else 0.0)
 
 
-def _backward(base: Moment, acts: _Activations, *, first: float, at_reduction: Moment, reduced: float) -> list[Moment]:
+def _backward(base: Moment, acts: Activations, *, first: float, at_reduction: Moment, reduced: float) -> list[Moment]:
     """Backward's own peaks: its start, a block in the middle, and the reduction of the first full bucket.
 
     `first` is what the gradient of the head takes, which comes first. `reduced` is the share of the model whose

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ladder.candidates import Candidate, engine_knobs
+from ladder.candidates import Candidate
+from ladder.engine_config import engine_knobs
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
-from ladder.search.hardware import MachineSpeed, peak_flops
+from ladder.search.hardware import MachineSpeed, flops_per_token
 from ladder.workload import Workload
 
 _QUANTILE_95 = 1.645  # two-sided: 90 %
@@ -33,18 +34,6 @@ _LIGER, _LIGER_DOUBT = 0.97, 0.05
 _LAUNCH_SECONDS = 0.003
 """A block's kernels, forward and backward, started one by one from Python. Measured 0.0044 to 0.0051 where 16 cores of
 a shared host feed an H200; a host of one's own is up to three times as fast (estimate)."""
-
-
-def flops_per_token(workload: Workload) -> float:
-    """Floating-point operations of forward and backward for a token: 6 N, and 6·L·h·s of causal attention."""
-    model = workload.model
-    return 6.0 * model.num_matmul_parameters + 6.0 * model.num_layers * model.hidden_size * workload.seq_len
-
-
-def mfu(workload: Workload, tokens_per_second: float, world_size: int, gpu_name: str | None) -> float | None:
-    """Model FLOP/s utilisation, 0 to 1, of all GPUs; what checkpointing computes again does not count."""
-    peak = peak_flops(gpu_name)
-    return None if peak is None else flops_per_token(workload) * tokens_per_second / (peak * world_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from ladder.emit import Answer
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
+from ladder.search.hardware import mfu
 from ladder.search.space import Space
-from ladder.search.speed import mfu
 from ladder.workload import Workload
 
 

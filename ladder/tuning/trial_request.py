@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Candidate, Engine, deepspeed_config
+from ladder.candidates import Candidate, Engine
+from ladder.engine_config import deepspeed_config
 from ladder.launch.base import Deadlines
 from ladder.machine.machine import Machine
 from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec

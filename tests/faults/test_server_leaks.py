@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ladder.candidates import RUNGS_BY_NAME, Engine, deepspeed_config
+from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.engine_config import deepspeed_config
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.model.source import resolve_model

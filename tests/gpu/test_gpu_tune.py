@@ -111,3 +111,23 @@ def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_pa
     assert section["liger"], "the only one that fits, whose losses were compared with those of zero1 before its proof"
     assert section["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not any("losses" in warning for warning in section["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("rung", "allowed"), [("zero1+opt-cpu", []), ("zero2", ["--allow", "bf16-states"]), ("zero3", [])]
+)
+def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memory_in_between(
+    tmp_path: Path, rung: str, allowed: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    arguments = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
+    arguments += ["--rung", rung, "--micro-batch", "4", "--strategy", "exhaustive", *allowed]
+    assert main([*arguments, "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]) == 0
+    section = load_best_config(tmp_path / "best_config.json")["ladder"]
+    assert section["proof"]["gathered_16bit_weights"]
+    assert not any("losses" in warning for warning in section["warnings"])
+    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    assert not table["why"].str.contains("losses are not those").any()
+    for _, engine in table.groupby("rung"):
+        allocated = engine.set_index("checkpointing")["peak_allocated_gib"]
+        assert allocated["on"] < allocated["1/2"] < allocated["off"]

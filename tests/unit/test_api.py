@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -120,10 +121,12 @@ class Pressing(QuietView):
 
 
 @pytest.fixture
-def pressed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pressing:
+def pressed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pressing]:
     view = Pressing(request.param)
     monkeypatch.setattr("ladder.api.watching", lambda **_: nullcontext(view))
-    return view
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is told to ignore it
+    yield view
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("pressed", [1, 2], indirect=True)

@@ -12,23 +12,14 @@ from helpers import bundled_workload, make_candidate, make_record
 from test_emit import answer
 
 import ladder
-from ladder.candidates import (
-    HALF,
-    RUNGS,
-    RUNGS_BY_NAME,
-    Candidate,
-    Engine,
-    candidate_of,
-    candidates_of,
-    deepspeed_config,
-    engines_of,
-)
+from ladder.candidates import HALF, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, candidates_of, engines_of
 from ladder.emit import best_config
 from ladder.emit.export import exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
+from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.search.hardware import machine_speed
 from ladder.search.memory import predict_memory

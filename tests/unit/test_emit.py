@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import (
     Answer,
     OutputPaths,
@@ -29,6 +29,7 @@ from ladder.emit import (
     trainer_arguments,
     trainer_command_line,
 )
+from ladder.engine_config import deepspeed_config
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.outcome import Measurement

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import bundled_workload
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, deepspeed_config
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.history import History
 from ladder.launch.base import Deadlines, TrialRun

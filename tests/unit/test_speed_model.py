@@ -12,16 +12,8 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.search.hardware import machine_speed, peak_flops
-from ladder.search.speed import (
-    SpeedCalibration,
-    SpeedObservation,
-    SpeedPrediction,
-    calibrate_speed,
-    flops_per_token,
-    mfu,
-    predict_speed,
-)
+from ladder.search.hardware import flops_per_token, machine_speed, mfu, peak_flops
+from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
 from ladder.workload import Workload
 
 SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=512)
