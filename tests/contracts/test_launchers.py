@@ -146,6 +146,20 @@ def test_a_candidate_is_left_out_when_the_first_was_too_slow_for_it(
     assert all(isinstance(events[-1], DoneEvent) for events in run.events)
 
 
+@pytest.mark.parametrize(("seconds", "is_one_step"), [(0.0, True), (0.5, False)])
+def test_a_candidate_that_loses_is_left_early_but_not_for_a_single_short_step(
+    ranks_bench: Bench, tmp_path: Path, seconds: float, is_one_step: bool
+) -> None:
+    policy = StepPolicy(minimum=1000, maximum=1000, seconds=600, loser_seconds=seconds)
+    spec = tiny_trial(tmp_path / "0001", 1, steps=policy)
+    loser = spec.candidates[0].model_copy(update={"beat_step_seconds": 1e-9})
+    run = ranks_bench.run(spec.model_copy(update={"candidates": (loser,)}))
+    for (event,) in of_kind(run, MeasuredEvent):
+        assert isinstance(event, MeasuredEvent)
+        assert (len(event.boundary_seconds) == 1) is is_one_step
+        assert len(event.boundary_seconds) < 1000
+
+
 def test_a_spent_time_budget_leaves_the_first_candidate_alone(ranks_bench: Bench, tmp_path: Path) -> None:
     run = ranks_bench.run(tiny_trial(tmp_path / "0001", 1, 2, stop_at=0.0))
     assert [len(events) for events in of_kind(run, MeasuredEvent)] == [1] * WORLD_SIZE
