@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
 
 def test_lists_and_switches_are_defaults_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
-        "tune: {rung: [zero2], micro-batch: [1, 2], launcher: simulated, machine: a100-40, quiet: true, time-budget: 5}"
+        "tune: {rung: [zero2], micro-batch: [1, 2], launcher: simulated, machine: a100-40, quiet: true, time-budget: 5, "
+        "liger: false, documented: true}"
     )
     (folder / "ladder.yaml").write_text(text)
     assert main(["tune", "llama-2-7b", "--format", "json", "--run-dir", "run"]) == 0
@@ -77,6 +79,9 @@ def test_the_schema_knows_every_option_and_no_other(capsys: pytest.CaptureFixtur
     assert tune["properties"]["gpus"]["type"] == "integer"
     assert tune["properties"]["rung"]["type"] == "array"
     assert "auto" in tune["properties"]["strategy"]["enum"]
-    assert tune["properties"]["wait"]["type"] == "boolean"
+    assert tune["properties"]["wait"]["type"] == tune["properties"]["liger"]["type"] == "boolean"
+    assert all(
+        re.fullmatch("[a-z0-9-]+", name) for body in schema["properties"].values() for name in body["properties"]
+    )
     example = yaml.safe_load("tune: {gpu-memory: 40GiB, global-batch-size: 64}")
     assert set(example["tune"]) <= set(tune["properties"])
