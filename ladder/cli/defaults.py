@@ -102,7 +102,7 @@ def _options(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
     for name, annotation in get_type_hints(callback, include_extras=True).items():
         for info in getattr(annotation, "__metadata__", ()):
             if isinstance(info, OptionInfo):
-                # In an annotation the first name stands where a default would; a switch has its opposite behind a slash.
+                # In an annotation the first name stands where a default would; a switch names its opposite, too.
                 given = [str(each).split("/")[0] for each in (info.default, *(info.param_decls or ()))]
                 names = [each for each in given if each.startswith("-")]
                 longest = max(names or [f"--{name.replace('_', '-')}"], key=len)
