@@ -134,8 +134,12 @@ def _measure(
     reporter.phase("warmup")
     gauge.reset()
     losses = stepper.warm_up(candidate, spec.steps.warmup + first)
-    if gauge.settle():
+    narrower = gauge.settle()
+    if narrower:
         gauge.reset()  # what was reserved under the wider limit does not count against the narrower one
+    if stepper.agree(narrower):
+        # To reserve it anew takes time, which is not the candidate's.
+        losses += stepper.warm_up(candidate, 1)
     reporter.phase("measure")
     began = now()
     timings = stepper.time(candidate, spec.steps)

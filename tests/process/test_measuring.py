@@ -1,0 +1,56 @@
+"""How a rank warms up, settles its limit and times. On CPU ranks the limit never narrows, so that is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny_trial
+
+from ladder.protocol import CandidateSpec
+from ladder.trial.gauge import Reading
+from ladder.trial.rank import _measure
+from ladder.trial.steps import Timings
+
+
+class Played:
+    """Gauge, stepper and reporter in one: what was asked of them, in order."""
+
+    def __init__(self, narrows: bool) -> None:
+        self.narrows = narrows
+        self.asked: list[str] = []
+
+    def phase(self, name: str) -> None:
+        self.asked.append(name)
+
+    def reset(self) -> None:
+        self.asked.append("reset")
+
+    def settle(self) -> bool:
+        return self.narrows
+
+    def agree(self, stop: bool) -> bool:
+        return stop
+
+    def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
+        self.asked.append(f"{num_steps} untimed")
+        return [9.0] * num_steps
+
+    def time(self, *_: Any) -> Timings:
+        self.asked.append("timed")
+        return Timings(boundary=[1.0], losses=[8.0])
+
+    def read(self) -> Reading:
+        return Reading(allocated=1, reserved=1, device=1, outside_torch=0, host=1, alloc_retries=0)
+
+
+@pytest.mark.parametrize(("narrows", "between"), [(False, ["2 untimed"]), (True, ["2 untimed", "reset", "1 untimed"])])
+def test_what_a_narrower_limit_emptied_is_reserved_anew_before_anything_is_timed(
+    tmp_path: Path, narrows: bool, between: list[str]
+) -> None:
+    played: Any = Played(narrows)
+    spec = tiny_trial(tmp_path / "0001", 1)
+    event = _measure(spec, spec.candidates[0], played, played, played, first=True)
+    assert played.asked == ["warmup", "reset", *between, "measure", "timed"]
+    assert event.losses[-1] == 8.0
