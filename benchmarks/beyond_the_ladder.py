@@ -3,9 +3,10 @@
     python benchmarks/beyond_the_ladder.py FILE.json [MODEL] [--gpus 1] [--caps 12 40] [--batches 32 256] …
 
 For each limit of GPU memory (GiB) and each global batch, two tunes on the same machine in one run: the documented
-ladder with torch's allocator as it comes, and with Liger's kernels and segments that grow. FILE.json gets both answers
-with their trials' seconds; a tune that it already holds is not run again, and one that was interrupted goes on. The
-last line is, for each case, `CAP/BATCH=RATIO` of tokens/s, and `seconds_ratio` of the tunes.
+ladder with torch's allocator as it comes, and with all that lies beyond it: more rungs, half checkpointing, Liger's
+kernels, and segments that grow. FILE.json gets both answers with their trials' seconds; a tune that it already holds is
+not run again, and one that was interrupted goes on. The last line is, for each case, `CAP/BATCH=RATIO` of tokens/s, and
+`seconds_ratio` of the tunes.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def tuned(options: argparse.Namespace, cap: int, batch: int, beyond: bool) -> di
         gpu_memory=f"{cap}GiB",
         global_batch_size=batch,
         seq_len=options.seq_len,
+        documented=not beyond,
         liger=beyond,
         run_dir=folder / "run",
         output=folder / "best_config.json",
