@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 from ladder.cli.main import main
 from ladder.emit import load_best_config
 from ladder.machine.machine import visible_gpus
+from ladder.tuning.problem import knows_partial
 from ladder.units import MIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")]
@@ -130,4 +132,5 @@ def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memo
     assert not table["why"].str.contains("losses are not those").any()
     for _, engine in table.groupby("rung"):
         allocated = engine.set_index("checkpointing")["peak_allocated_gib"]
-        assert allocated["on"] < allocated["1/2"] < allocated["off"]
+        kinds = ["on", "1/2", "off"] if knows_partial(version("transformers")) else ["on", "off"]
+        assert list(allocated.sort_values().index) == kinds
