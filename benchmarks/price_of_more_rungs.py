@@ -14,13 +14,12 @@ import argparse
 import multiprocessing
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from search_cases import Case, search, simulated_cases
 
 from ladder.search.policy import auto
 from ladder.search.space import ranking
-from ladder.tuning.problem import make_space, micro_batches_of
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,7 @@ class Tune:
 
 def tuned(case: Case, *, beyond: bool, liger: bool) -> Tune:
     """One of the three tunes of `case`."""
-    rungs = [rung for rung in case.rungs if rung.documented or beyond]
-    micro_batches = micro_batches_of(case.workload, case.machine.world_size, None)
-    space, _ = make_space(case.workload, case.machine, rungs, micro_batches, partial=beyond, liger=liger)
-    history = search(case, replace(space, gpu_name=case.machine.gpu_name, num_cores=case.machine.num_cores), auto)
+    history = search(case, case.space(beyond=beyond, liger=liger), auto)
     best = next(iter(ranking(history.records)), None)
     return Tune(history.search_seconds(), (best.tokens_per_second or 0.0) if best else 0.0)
 

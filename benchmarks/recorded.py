@@ -248,7 +248,9 @@ class PlaybackLauncher(Launcher):
 
 def _checkpoint_every(row: Mapping[str, Any]) -> int:
     """Of a row; those of older tunes say only whether every layer is checkpointed."""
-    return int(CHECKPOINTING[row["checkpointing"]] if "checkpointing" in row else row["gradient_checkpointing"])
+    if "checkpointing" in row:
+        return CHECKPOINTING[row["checkpointing"]]
+    return int(row["gradient_checkpointing"] in (True, "True"))  # of a JSON file or of a CSV
 
 
 def _trial_step(row: Mapping[str, Any]) -> float:
@@ -268,8 +270,7 @@ def rows_of(text: str) -> Iterator[dict[str, Any]]:
             yield {
                 **numbers,
                 "rung": row["rung"],
-                "checkpointing": row.get("checkpointing")
-                or ("on" if row["gradient_checkpointing"] == "True" else "off"),
+                **{name: row[name] for name in row if name.endswith("checkpointing")},
                 "micro_batch": int(float(row["micro_batch"])),
                 "outcome": row["outcome"],
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,11 +75,12 @@ class Case:
                 speeds[candidate.key] = self.workload.global_batch_size * self.workload.seq_len / seconds
         return speeds
 
-    def space(self) -> Space:
-        """What the search sees."""
+    def space(self, *, beyond: bool = True, liger: bool = False) -> Space:
+        """What the search sees: with or without what lies beyond the documented ladder, and Liger's kernels."""
+        rungs = [rung for rung in self.rungs if rung.documented or beyond]
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
-        space, _ = make_space(self.workload, self.machine, self.rungs, micro_batches, partial=True)
-        return replace(space, gpu_name=self.machine.gpu_name, num_cores=self.machine.num_cores)
+        space, _ = make_space(self.workload, self.machine, rungs, micro_batches, partial=beyond, liger=liger)
+        return space
 
 
 class Problem(Protocol):

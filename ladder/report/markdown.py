@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ladder.report.run_data import ReportedRun
-from ladder.report.summary import answer_figures, answer_sentence, answer_warnings, comparison, introduction
+from ladder.report.summary import answer_figures, answer_sentence, comparison, introduction
 from ladder.report.table import rows
 from ladder.report.times import total_line
+from ladder.search.space import warnings_of
 
 
 def markdown(runs: Sequence[ReportedRun]) -> str:
@@ -24,7 +25,8 @@ def _compared(runs: Sequence[ReportedRun]) -> str:
 def _run(run: ReportedRun) -> str:
     words = introduction(run)
     answer = f"**{_cell(run.best.candidate_key)}** — {answer_sentence(run)}" if run.best else "Nothing fits so far."
-    said = [*answer_figures(run), *(("Warning", warning) for warning in answer_warnings(run))]
+    warnings = warnings_of(run.best, run.space) if run.best else ()
+    said = [*answer_figures(run), *(("Warning", warning) for warning in warnings)]
     figures = "\n".join(f"- {name}: {value}" for name, value in said)
     header = ["rung", "ckpt", "micro-batch", "outcome", "tokens/s", "GiB per GPU", "trial", "why"]
     tried = sorted(

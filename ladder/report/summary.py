@@ -45,13 +45,6 @@ def answer_sentence(run: ReportedRun) -> str:
     return "The fastest that fits, proven in fresh processes with an evaluation pass and the gathering of weights."
 
 
-def answer_warnings(run: ReportedRun) -> list[str]:
-    """What the answer's figures do not hold for, and how it trains otherwise than usual."""
-    if run.best is None:
-        return []
-    return list(filter(None, (run.space.by_key[run.best.candidate_key].engine.numerics, *run.best.warnings)))
-
-
 def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     """The answer's figures by name; empty without one."""
     record, space = run.best, run.space

@@ -132,13 +132,13 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
-        replace(rest, name="step", gradients=0.0 if offload else _step_gradients(candidate) * share),
+        replace(rest, name="step", gradients=0.0 if offload else (4.0 + _fp32_gradient(candidate)) * share),
     ]
 
 
-def _step_gradients(candidate: Candidate) -> float:
-    """Bytes a parameter at the step of stages 1 and 2; what is kept in bf16 already needs no fp32 copy."""
-    return 4.0 if candidate.engine.bf16_states else 8.0
+def _fp32_gradient(candidate: Candidate) -> float:
+    """Bytes a parameter of the gradient that the optimizer takes; for states in bf16 it needs no copy in fp32."""
+    return 0.0 if candidate.engine.bf16_states else 4.0
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
@@ -168,7 +168,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])
-    copies = 2.0 if candidate.engine.bf16_states else 6.0
+    copies = 2.0 + _fp32_gradient(candidate)
     norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
     return [
         rest,

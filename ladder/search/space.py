@@ -194,6 +194,11 @@ def ranking(records: Sequence[Record]) -> list[Record]:
     return sorted(fits, key=lambda record: -(record.tokens_per_second or 0.0))
 
 
+def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
+    """What the figures of `record` do not hold for, and how its candidate trains otherwise than usual."""
+    return tuple(filter(None, (space.by_key[record.candidate_key].engine.numerics, *record.warnings)))
+
+
 def proven(records: Sequence[Record]) -> dict[str, Record]:
     """The candidates that passed their proof of fit, by key."""
     return {

@@ -9,7 +9,7 @@ from ladder.emit import Answer
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.search.hardware import mfu
-from ladder.search.space import Space
+from ladder.search.space import Space, warnings_of
 from ladder.workload import Workload
 
 
@@ -48,7 +48,7 @@ def answer_of(
             "gathered_16bit_weights": True,
             "tokens_per_second": round(record.tokens_per_second, 1),
         },
-        warnings=tuple(filter(None, (candidate.engine.numerics, *record.warnings))),
+        warnings=warnings_of(record, space),
     )
 
 

@@ -18,7 +18,6 @@ from ladder.report.run_data import ReportedRun
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
-    answer_warnings,
     comparison,
     environment,
     introduction,
@@ -26,6 +25,7 @@ from ladder.report.summary import (
 )
 from ladder.report.table import rows
 from ladder.report.times import total_line
+from ladder.search.space import warnings_of
 
 _COLUMNS = (
     ("rung", "rung", "rung"),
@@ -70,7 +70,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "answer": {"key": run.best.candidate_key, "sentence": answer_sentence(run), "figures": answer_figures(run)}
         if run.best
         else None,
-        "warnings": answer_warnings(run),
+        "warnings": warnings_of(run.best, run.space) if run.best else (),
         "usage": usage(config) if config else "",
         "config_json": json.dumps(config, indent=2) if config else None,
         "speed": speed_against_memory(run),
