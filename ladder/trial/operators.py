@@ -12,16 +12,18 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from ladder.trial.descendants import adopt_orphans, end_descendants
 
 # Our names and the builders DeepSpeed has for them.
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder", "shm_comm": "ShareMemCommBuilder"}
 _LOOK_SECONDS = 1.0
 # torch closes its lock a moment before it removes it: a lock is abandoned only if it stays so.
 _CLOSING_SECONDS = 0.2
+_END_SECONDS = 10.0
 
 
 def load(name: str) -> None:
@@ -94,23 +96,33 @@ def _is_ours(process: psutil.Process) -> bool:
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_CLOSING_SECONDS)
-    for compiler in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            compiler.kill()
+    end_descendants(_END_SECONDS)
     os._exit(1)
 
 
-def main() -> int:
-    if len(sys.argv) > 2:
-        threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
+def _build(name: str) -> int:
+    """The exit status; the reason why not goes to stderr."""
     try:
-        load(sys.argv[1])
+        load(name)
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
         print(reason[:400], file=sys.stderr)
         return 1
     return 0
+
+
+def main() -> int:
+    if len(sys.argv) == 2:
+        return _build(sys.argv[1])
+    parent = int(sys.argv[2])
+    adopt_orphans()
+    supervisor = threading.Thread(target=_end_with, args=(parent,), daemon=True)
+    supervisor.start()
+    status = _build(sys.argv[1])
+    if os.getppid() != parent:
+        supervisor.join()  # the build failed because its compilers are being killed, and some may still be alive
+    return status
 
 
 if __name__ == "__main__":

@@ -27,14 +27,15 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from ladder.trial.descendants import adopt_orphans, end_descendants, kill_descendants
+
+_PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _END_SECONDS = 3.0
 
@@ -115,7 +116,7 @@ class Server:
                 if self._requests in readable and not self._read_requests():
                     break
         finally:
-            self._end_all()
+            end_descendants(_END_SECONDS)
 
     def _read_requests(self) -> bool:
         data = os.read(self._requests, 65536)
@@ -127,7 +128,7 @@ class Server:
             if request["op"] == "start":
                 self._start(request)
             elif request["op"] == "kill":
-                self._kill_all()
+                kill_descendants()
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -183,36 +184,16 @@ class Server:
             if pid in self._ranks:
                 self._send(event="exit", rank=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
         if self._busy and not self._ranks:
-            for orphan in psutil.Process().children(recursive=True):
-                _kill(orphan)
+            kill_descendants()
             if not psutil.Process().children():
                 self._busy = False
                 self._send(event="empty")
-
-    def _kill_all(self) -> None:
-        for child in psutil.Process().children(recursive=True):
-            _kill(child)
-
-    def _end_all(self) -> None:
-        """Kill until nothing is left: what a rank forked a moment ago becomes our child once the rank is dead."""
-        deadline = time.monotonic() + _END_SECONDS  # a process that the kernel cannot end must not keep us
-        while time.monotonic() < deadline and psutil.Process().children():
-            self._kill_all()
-            self._reap()
-            time.sleep(0.01)
 
     def _send(self, **event: Any) -> None:
         try:
             os.write(self._events, json.dumps(event).encode() + b"\n")
         except BrokenPipeError:
             return  # the controller is gone; the end of our stdin says so next
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()  # psutil checks pid and start time before it signals
-    except psutil.NoSuchProcess:
-        return
 
 
 def _volunteer() -> None:
@@ -250,7 +231,7 @@ def main() -> int:
     """`python -m ladder.trial.server`."""
     # While it imports, a server does not read its stdin: the kernel ends it with the controller.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up among the events

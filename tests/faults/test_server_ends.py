@@ -12,7 +12,7 @@ from provocation import FaultyBench
 from test_ranks import ENDLESS, Once, a_step_of, records_of
 
 from ladder.launch.watch import now
-from ladder.protocol import DoneEvent, Event
+from ladder.protocol import DoneEvent, Event, PhaseEvent
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -53,18 +53,22 @@ def test_a_server_that_ends_takes_its_ranks_along_and_blames_nobody(
 def test_a_stopped_server_is_given_up_and_what_its_ranks_had_measured_stands(
     mortal_bench: FaultyBench, tmp_path: Path
 ) -> None:
-    bench = mortal_bench
-    stopped: list[float] = []
+    bench, interrupted = mortal_bench, list[float]()
 
-    def stop_and_cancel(rank: int, event: Event) -> None:
-        if isinstance(event, DoneEvent) and not stopped:
-            bench.server().suspend()
-            stopped.append(now())
+    def is_begun(rank: int, event: Event) -> bool:
+        return isinstance(event, PhaseEvent) and event.phase == "engine"
+
+    def stop_then_cancel(rank: int, event: Event) -> None:
+        stop(rank, event)
+        if isinstance(event, DoneEvent) and not interrupted:
+            interrupted.append(now())
             bench.cancel()
 
-    run = bench.run(tiny_trial(tmp_path / "0001", 1), stop_and_cancel)
-    assert stopped
-    assert 2 <= run.ended - stopped[0] < 12
+    # Stopped long before its ranks end: it can never say that they did.
+    stop = Once(bench, is_begun, lambda: bench.server().suspend())
+    run = bench.run(tiny_trial(tmp_path / "0001", 1), stop_then_cancel)
+    assert interrupted
+    assert 2 <= run.ended - interrupted[0] < 12
     assert bench.processes() == []
     assert [record.outcome.kind for record in records_of(run)][:1] == ["fits"]
 

@@ -1,0 +1,41 @@
+"""The processes below this one: whoever of them dies first, the others stay within reach, and all can be ended."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import suppress
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_SECONDS = 0.01
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant whose parent dies becomes a child of this process, and not init's."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> bool:
+    """Send SIGKILL to all that are alive; returns whether there was one. What they fork meanwhile is left for the next
+    call."""
+    alive = [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()  # psutil checks pid and start time before it signals
+    return bool(alive)
+
+
+def end_descendants(seconds: float) -> None:
+    """Kill until none is alive, for `seconds` at most: what the kernel cannot end must not keep us."""
+    deadline = time.monotonic() + seconds
+    while kill_descendants() and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
