@@ -54,6 +54,7 @@ class Result:
     regret: float
     auto_seconds: float
     auto_trials: int
+    restart_seconds: float
     sweep_seconds: float
     tpe_seconds: float
     random_seconds: float
@@ -84,6 +85,7 @@ def run_case(case: Problem, seed: int) -> Result | None:
         regret=regret,
         auto_seconds=history.search_seconds(),
         auto_trials=len({record.trial for record in history.records if record.purpose == "measure"}),
+        restart_seconds=history.restart_seconds(),
         sweep_seconds=sweep.search_seconds(),
         tpe_seconds=others[0].search_seconds(),
         random_seconds=others[1].search_seconds(),
@@ -191,6 +193,7 @@ def print_table(results: Sequence[Result]) -> None:
             f"random {statistics.mean(r.random_seconds for r in own):6.0f}  "
             f"auto/sweep {sum(r.auto_seconds for r in own) / sum(r.sweep_seconds for r in own):.2f}, "
             f"median {statistics.median(ratios):.2f} p95 {percentile(ratios, 0.95):.2f}  "
+            f"engines again {sum(r.restart_seconds for r in own) / sum(r.auto_seconds for r in own):.1%}  "
             f"above 2 % regret {sum(r.regret > 0.02 for r in own)}, above 5 % {sum(r.regret > 0.05 for r in own)}  "
             f"deciding {statistics.mean(r.decision_seconds for r in own):.2f} s"
         )

@@ -106,6 +106,7 @@ class MemoryHistory:
         self.folder = Path(self._scratch.name)
         self.records: list[Record] = []
         self.seconds: dict[str, float] = {}
+        self._starting: dict[str, float] = {}
 
     def next_trial(self) -> tuple[str, Path]:
         name = f"{len(self.seconds) + 1:04d}"
@@ -114,12 +115,24 @@ class MemoryHistory:
 
     def add(self, records: list[Record], _candidates: dict[str, Candidate], seconds: dict[str, float]) -> None:
         self.records += records
-        self.seconds[max(self.seconds)] = sum(seconds.values())
+        trial = max(self.seconds)
+        self.seconds[trial] = sum(seconds.values())
+        self._starting[trial] = self.seconds[trial] - seconds.get("warmup", 0.0) - seconds.get("measure", 0.0)
 
     def search_seconds(self) -> float:
         """Of all trials but the proofs, which every strategy owes alike."""
         proofs = {record.trial for record in self.records if record.purpose == "proof"}
         return sum(seconds for trial, seconds in self.seconds.items() if trial not in proofs)
+
+    def restart_seconds(self) -> float:
+        """Of those, for starting and ending engines that an earlier trial had measured: the price of trials that end
+        with the candidates they were asked for."""
+        engines = {
+            record.trial: record.candidate_key.split(" ")[0] for record in self.records if record.purpose == "measure"
+        }
+        trials = sorted(engines)
+        again = [trial for index, trial in enumerate(trials) if engines[trial] in map(engines.get, trials[:index])]
+        return sum(self._starting[trial] for trial in again)
 
 
 class Silent:

@@ -35,7 +35,7 @@ _WORK = ("model", "engine", "warmup", "measure")
 
 
 def make_spec(name: str, folder: Path, machine: Machine, workload: Workload) -> TrialSpec:
-    candidate = Candidate(Engine(RUNGS_BY_NAME["zero2"]), True, 1, 1)
+    candidate = Candidate(Engine(RUNGS_BY_NAME["zero2"]), 1, 1, 1)
     return trial_spec(
         name,
         folder / name,
