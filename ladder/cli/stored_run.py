@@ -14,6 +14,7 @@ from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import seconds_of
 from ladder.journal import DamagedJournalError, ReadOnlyJournal, open_storage
 from ladder.outcome import Record
+from ladder.search.relevance import relevant
 from ladder.search.snapshot import space_from_dict
 from ladder.search.space import Space
 from ladder.text import shown
@@ -28,6 +29,7 @@ class StoredRun:
     space: Space
     unsupported: dict[Rung, str]
     records: list[Record]
+    """Of what the last tune in the folder searched."""
     trial_seconds: dict[str, dict[str, float]]
     """Where each trial's time went, by trial and phase."""
     facts: dict[str, Any]
@@ -46,7 +48,7 @@ def read_run(folder: Path) -> StoredRun:
         unsupported = {RUNGS_BY_NAME[name]: reason for name, reason in facts["unsupported"].items()}
         trials = study.get_trials(deepcopy=False)
         attributes = [trial.user_attrs for trial in trials if "record" in trial.user_attrs]
-        records = [_RECORD.validate_python(each["record"]) for each in attributes]
+        records = relevant(space, [_RECORD.validate_python(each["record"]) for each in attributes])
         seconds = seconds_of(study)
         about = dict(study.user_attrs["run"]["facts"])
     except DamagedJournalError as damage:

@@ -16,6 +16,8 @@ from ladder.workload import Workload
 _BROKEN_AFTER = 2
 PARITY = "parity"
 """The moment of a failure that is none of memory: the losses were not the plain rung's."""
+REFUSED = "refused"
+"""The moment of one that never came to a trial: the host has no memory for it."""
 _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
 
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from ladder.candidates import Candidate
 from ladder.outcome import Outcome, Record
-from ladder.search.belief import HOST_DEVIATION, Belief, believe
-from ladder.search.space import Space
+from ladder.search.belief import Belief, believe
+from ladder.search.relevance import most_host_bytes
+from ladder.search.space import REFUSED, Space
 from ladder.units import format_bytes
 
 
@@ -40,7 +41,7 @@ def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records:
     there is. The belief is calibrated by `records`; what is within its error is tried, as ranks are the first processes
     that a kernel without memory kills."""
     belief = believe(space, records)
-    most = space.host_memory * (1 + HOST_DEVIATION)
+    most = most_host_bytes(space)
     needs = {candidate: host_bytes(candidate, belief) for candidate in candidates}
     return [_refusal(candidate, needed, trial, space) for candidate, needed in needs.items() if needed > most]
 
@@ -58,5 +59,7 @@ def _refusal(candidate: Candidate, needed: int, trial: str, space: Space) -> Rec
         f"refused before it was tried: the ranks would need {format_bytes(needed)} of host memory, and "
         f"{format_bytes(space.host_memory)} is what they may use (--host-memory)"
     )
-    outcome = Outcome(kind="host_oom", sentence=sentence, bytes_asked=needed, bytes_free=space.host_memory)
+    outcome = Outcome(
+        kind="host_oom", moment=REFUSED, sentence=sentence, bytes_asked=needed, bytes_free=space.host_memory
+    )
     return Record(candidate_key=candidate.key, trial=trial, purpose="measure", outcome=outcome)

@@ -28,6 +28,7 @@ from ladder.outcome import Record
 from ladder.report.files import write_reports
 from ladder.report.run_data import ReportedRun
 from ladder.search.policy import STRATEGIES
+from ladder.search.relevance import relevant
 from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.text import shown
@@ -106,7 +107,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 partial=not options.documented and knows_partial(versions["transformers"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-            view.searching(space, unsupported, history.records)
+            view.searching(space, unsupported, relevant(space, history.records))
             result = Tuner(
                 workload=workload,
                 machine=stage.machine,

@@ -20,6 +20,7 @@ from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
+from ladder.search.relevance import relevant
 from ladder.search.remedies import remedies
 from ladder.search.space import PARITY, Space, measured, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
@@ -96,6 +97,12 @@ class Tuner:
         self._lost_servers, self._knob_trials = 0, knob_trials
         self._parity, self._plain_losses = parity, list[float]()
         self._clock, self._began = clock, clock()
+        self._first_trial, _ = history.next_trial()
+
+    @property
+    def _records(self) -> list[Record]:
+        """What the history says about this tune's space."""
+        return relevant(self._space, self._history.records, self._first_trial)
 
     def tune(self, strategy: Strategy) -> TuneResult:
         """Search, then prove; what fails its proof does not fit, so that the search goes on with that."""
@@ -104,7 +111,7 @@ class Tuner:
         while self._prove():
             stopped = self._search(strategy)
             self._turn_knobs()
-        records = self._history.records
+        records = self._records
         return TuneResult(
             space=self._space,
             unsupported=self._unsupported,
@@ -119,7 +126,7 @@ class Tuner:
 
     def _search(self, strategy: Strategy) -> str:
         while not self._cancelled():
-            records = less_disproved(self._history.records)
+            records = less_disproved(self._records)
             if self._out_of_time():
                 left = remaining(self._space, records)
                 spent = f"the time budget of {self._budget:g} s is spent"
@@ -134,7 +141,7 @@ class Tuner:
 
     def _turn_knobs(self) -> None:
         while self._knob_trials and not self._cancelled() and not self._out_of_time():
-            decision = next_knobs(self._space, less_disproved(self._history.records), self._knob_trials)
+            decision = next_knobs(self._space, less_disproved(self._records), self._knob_trials)
             if isinstance(decision, Stop):
                 return
             self._measure(decision)
@@ -154,11 +161,11 @@ class Tuner:
     def _prove(self) -> bool:
         """Prove the fastest, and those that its own proof made look faster; True as soon as one fails its proof."""
         while not self._cancelled():
-            decision = proof(self._space, self._history.records)
+            decision = proof(self._space, self._records)
             if isinstance(decision, Stop):
                 break
             self._run_proof(decision)
-            if decision.candidate.key in disproved(self._history.records):
+            if decision.candidate.key in disproved(self._records):
                 return True
         return False
 
@@ -173,7 +180,7 @@ class Tuner:
     def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
         """Record those that the host has no memory for, as a trial of their own that starts no process."""
         name, _ = self._history.next_trial()
-        records = refusals(candidates, name, self._space, self._history.records)
+        records = refusals(candidates, name, self._space, self._records)
         if records:
             self._add(records, {})
         for record in records:
@@ -187,7 +194,7 @@ class Tuner:
             outcome = Outcome(kind="crash", moment=PARITY, sentence=parity.sentence)
             name, _ = self._history.next_trial()
             # The same is true of the micro-batches that were measured beside it.
-            fits = [record.candidate_key for record in ranking(self._history.records)]
+            fits = [record.candidate_key for record in ranking(self._records)]
             alike = [key for key in fits if same_steps(self._space.by_key[key], candidate)]
             self._add([Record(candidate_key=key, trial=name, purpose="proof", outcome=outcome) for key in alike], {})
             self._view.note(f"{candidate.key} is not the answer: {parity.sentence}.")
@@ -220,7 +227,7 @@ class Tuner:
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         records = judge(run, self._workload, candidates)
-        trials = measured(self._history.records) if proving else {}
+        trials = measured(self._records) if proving else {}
         said = [*warnings, *(apart(record, trials.get(record.candidate_key)) for record in records)]
         records = [replace(record, warnings=(*record.warnings, *filter(None, said))) for record in records]
         if run.stop is not None and run.stop.kind in ("cancelled", "lost_server", "environment"):
@@ -249,7 +256,7 @@ class Tuner:
     def _spec(self, name: str, folder: Path, wanted: Measure, proving: bool) -> TrialSpec:
         machine = self._machine
         workload = self._space.shallow if wanted.probe else self._workload
-        best = next(iter(ranking(self._history.records)), None)
+        best = next(iter(ranking(self._records)), None)
         tokens_per_step = workload.global_batch_size * workload.seq_len
         speed = best.tokens_per_second if best is not None and not proving and not wanted.probe else None
         beat = tokens_per_step / speed if speed else None

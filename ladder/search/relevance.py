@@ -1,0 +1,56 @@
+"""What a history says about the space at hand: a run folder may hold what tunes with other options have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder.candidates import candidate_of
+from ladder.outcome import Measurement, Outcome, Record
+from ladder.search.belief import HOST_DEVIATION
+from ladder.search.knobs import plain
+from ladder.search.space import REFUSED, Space
+from ladder.units import format_bytes
+
+_TO_BE_MENDED = frozenset({"disk_full", "pinned_oom"})
+
+
+def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[Record]:
+    """The records of candidates of `space`, whatever their knobs, as they stand under its limits.
+
+    A refusal falls with the limit of host memory that it was for; what was measured over a limit set since does not
+    fit. What failed in a trial before `since` for something that the user is asked to mend is as good as not tried.
+    """
+    return [
+        _within_host_memory(record, space)
+        for record in records
+        if _is_of(space, record.candidate_key)
+        and not _is_lifted(record, space)
+        and not (record.trial < since and record.outcome.kind in _TO_BE_MENDED)
+    ]
+
+
+def _is_of(space: Space, key: str) -> bool:
+    return key in space.by_key or plain(candidate_of(key, space.sequences_per_rank)).key in space.by_key
+
+
+def _is_lifted(record: Record, space: Space) -> bool:
+    outcome = record.outcome
+    return outcome.moment == REFUSED and (outcome.bytes_asked or 0) <= most_host_bytes(space)
+
+
+def most_host_bytes(space: Space) -> float:
+    """Believed to need no more, a candidate is tried: that far may the belief be wrong."""
+    return space.host_memory * (1 + HOST_DEVIATION)
+
+
+def _within_host_memory(record: Record, space: Space) -> Record:
+    seen: Measurement | None = record.measurement
+    if seen is None or space.device != "cuda" or record.purpose == "probe" or seen.peak_host <= most_host_bytes(space):
+        return record
+    sentence = (
+        f"its ranks held {format_bytes(seen.peak_host)} of host memory, and {format_bytes(space.host_memory)} is what "
+        "they may use (--host-memory)"
+    )
+    outcome = Outcome(kind="host_oom", sentence=sentence, bytes_asked=seen.peak_host, bytes_free=space.host_memory)
+    return replace(record, outcome=outcome, measurement=None, tokens_per_second=None)

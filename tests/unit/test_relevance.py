@@ -1,0 +1,111 @@
+"""A run folder may hold what other options allowed: it answers for what is asked now, as a new one would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_candidate, make_measurement, make_record
+
+import ladder
+from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.errors import NothingFitsError
+from ladder.outcome import Outcome
+from ladder.search.relevance import relevant
+from ladder.search.space import REFUSED, Space
+from ladder.units import GIB
+from ladder.workload import Workload
+
+
+def on_paper(folder: Path, **options: Any) -> ladder.Tuned:
+    folder.mkdir(exist_ok=True)
+    asked = {"gpus": 2, "global_batch_size": 16, "machine": "a100-40"} | options
+    return ladder.tune("llama-2-7b", launcher="simulated", run_dir=folder / "run", output=folder / "best.json", **asked)
+
+
+def answer_of(tuned: ladder.Tuned) -> str:
+    try:
+        return tuned.best.candidate.key
+    except NothingFitsError:
+        return "nothing fits"
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"allow": ["bf16-states"]}, {}),
+        ({"allow": ["bf16-states"]}, {"documented": True}),
+        ({}, {"micro_batches": [1]}),
+        ({}, {"rungs": ["zero2+opt-cpu"]}),
+        ({}, {"host_memory": "20GiB"}),
+        ({"host_memory": "20GiB"}, {}),
+    ],
+    ids=lambda options: "-".join(options) or "as it comes",
+)
+def test_a_folder_that_knows_more_gives_the_answer_of_a_new_one(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    first = on_paper(tmp_path / "used", **before)
+    again, fresh = on_paper(tmp_path / "used", **now), on_paper(tmp_path / "new", **now)
+    assert answer_of(again) == answer_of(fresh) != answer_of(first)
+    assert set(again.trials["rung"]) == set(fresh.trials["rung"])
+
+
+def test_without_the_drive_of_an_earlier_start_its_answer_is_none(tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    little = {"gpus": 1, "global_batch_size": 2, "host_memory": "60GiB"}
+    assert "nvme" in answer_of(on_paper(tmp_path / "used", nvme_path=drive, **little))
+    assert answer_of(on_paper(tmp_path / "used", **little)) == "nothing fits"
+
+
+@pytest.fixture
+def space(llama_like: Callable[..., Workload]) -> Space:
+    return Space(
+        workload=llama_like(),
+        world_size=2,
+        device="cuda",
+        memory_limit=40 * GIB,
+        host_memory=100 * GIB,
+        engines=(Engine(RUNGS_BY_NAME["zero2"]),),
+        micro_batches=(1, 2),
+    )
+
+
+def test_settings_of_an_engine_s_knobs_belong_to_it(space: Space) -> None:
+    knobs = (("reduce_bucket_size", 1000),)
+    own, other = (
+        make_record(replace(make_candidate(rung), engine=Engine(RUNGS_BY_NAME[rung], knobs)))
+        for rung in ("zero2", "zero3")
+    )
+    assert relevant(space, [own, other]) == [own]
+
+
+def refused(needed: int) -> Outcome:
+    return Outcome(kind="host_oom", moment=REFUSED, bytes_asked=needed, bytes_free=50 * GIB)
+
+
+def test_a_refusal_falls_when_the_host_may_give_what_was_missing(space: Space) -> None:
+    small, large = (
+        make_record(make_candidate("zero2"), "host_oom", outcome=refused(needed)) for needed in (90 * GIB, 200 * GIB)
+    )
+    assert relevant(space, [small, large]) == [large]
+
+
+def test_what_held_more_host_memory_than_is_allowed_now_does_not_fit(space: Space) -> None:
+    record = make_record(make_candidate("zero2"), measurement=make_measurement(peak_host=90 * GIB))
+    assert relevant(space, [record]) == [record]
+    (now,) = relevant(replace(space, host_memory=50 * GIB), [record])
+    assert (now.outcome.kind, now.tokens_per_second) == ("host_oom", None)
+    assert "held 90.00 GiB of host memory, and 50.00 GiB is what they may use (--host-memory)" in now.outcome.sentence
+
+
+@pytest.mark.parametrize("kind", ["disk_full", "pinned_oom"])
+def test_what_the_user_was_asked_to_mend_is_tried_again_by_the_next_start(space: Space, kind: Any) -> None:
+    record = make_record(make_candidate("zero2"), kind, trial="0003")
+    assert relevant(space, [record], since="0004") == []
+    assert relevant(space, [record], since="0003") == [record]
+    assert relevant(space, [record]) == [record]
