@@ -145,6 +145,15 @@ class Candidate:
         return 1 / self.checkpoint_every if self.checkpoint_every else 0.0
 
     @property
+    def setup(self) -> tuple[Engine, bool]:
+        """What all candidates of one trial have in common: the engine, and whether it accumulates.
+
+        An engine that does keeps gradients from micro-step to micro-step also for a candidate that does not, which
+        would seem to need more memory than it does. Stage 3 has room for them all in any case.
+        """
+        return self.engine, self.accumulation > 1 or self.engine.rung.stage == 3
+
+    @property
     def gradient_checkpointing(self) -> bool:
         """Whether any layer is."""
         return self.checkpoint_every > 0

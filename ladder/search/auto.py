@@ -10,9 +10,9 @@ when what they are expected to gain is next to nothing beside it.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import NormalDist
 
 from ladder.candidates import Engine
@@ -122,31 +122,25 @@ def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
     if not left:
         return Bound(0.0, 0.0, 0.0)
     top = max(left, key=lambda outlook: outlook.optimistic)
-    own = [outlook for outlook in left if outlook.candidate.engine == top.candidate.engine]
-    others = [outlook.optimistic for outlook in left if outlook.candidate.engine != top.candidate.engine]
+    own = [outlook for outlook in left if outlook.candidate.setup == top.candidate.setup]
+    others = [outlook.optimistic for outlook in left if outlook.candidate.setup != top.candidate.setup]
     offer = _offer(belief, own, speed)
     return Bound(top.optimistic / speed - 1, offer.seconds / 60, max(others, default=0.0) / speed - 1)
 
 
 def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -> _Offer:
-    offers = [
-        _offer(belief, list(group), speed) for _, group in groupby(worth, key=lambda each: each.candidate.engine.key)
-    ]
     if speed is None:
-        highest = max(each.speed.tokens_per_second * each.fits for each in worth)
-        offers = [
-            _offer(belief, [each for each in worth if each.candidate.engine == offer.engine], _NO_BEST * highest)
-            for offer in offers
-        ]
-    return max(offers, key=lambda offer: offer.gain / offer.seconds)
+        speed = _NO_BEST * max(each.speed.tokens_per_second * max(each.fits, SLIM) for each in worth)
+    by_setup = defaultdict(list)
+    for each in worth:
+        by_setup[each.candidate.setup].append(each)
+    return max((_offer(belief, own, speed) for own in by_setup.values()), key=lambda offer: offer.gain / offer.seconds)
 
 
-def _offer(belief: Belief, own: Sequence[Outlook], speed: float | None) -> _Offer:
+def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     """The trial of one engine: which of its candidates, in ascending memory, at what gain and price."""
     chosen = _chosen(belief, own)
-    gain = max(_gain(each, speed) for each in chosen) if speed else 0.0
-    if speed is None:
-        return _Offer(chosen[0].candidate.engine, chosen, gain, expected_seconds(chosen))
+    gain = max(_gain(each, speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
     scouts = [each for each in own if each.fits >= _LIKELY and each.memory.peak <= chosen[0].memory.peak]
     with_scout = {(scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts)}

@@ -113,7 +113,7 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
         buffers=largest if offload else 0.0,
     )
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
-    if candidate.accumulation > 1 or at_boundary:  # what does not accumulate may share a trial with what does
+    if candidate.accumulation > 1 or at_boundary:
         rest_gradients = 2.0 * p if rung.stage == 1 else 0.0 if offload else 2.0 * share
     bucket = 2.0 * knobs["reduce_bucket_size"]
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)

@@ -26,7 +26,8 @@ def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
             if candidate.key not in tried and ruled_out(candidate, space, records) is None
         )
         if left:
-            return Measure(engine, left, f"{len(left)} candidates of {engine.key} are not tried yet")
+            alike = tuple(candidate for candidate in left if candidate.setup == left[0].setup)
+            return Measure(engine, alike, f"{len(left)} candidates of {engine.key} are not tried yet")
     return second_chance(space, records) or Stop("every candidate was measured or ruled out by a failure")
 
 

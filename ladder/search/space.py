@@ -144,6 +144,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
             return RuledOut(record, record.outcome.sentence)
         needs_more = candidate.micro_batch >= other.micro_batch
         needs_more &= candidate.checkpointed <= other.checkpointed
+        needs_more &= candidate.setup == other.setup or other.accumulation == 1  # accumulating takes more
         if record.outcome.kind in MEMORY_OUTCOMES and record.purpose == "measure" and needs_more:
             return RuledOut(
                 record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
@@ -164,7 +165,8 @@ def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
     """
     asked, free = record.outcome.bytes_asked, record.outcome.bytes_free
     in_pieces = record.outcome.kind == "gpu_oom" and asked is not None and free is not None and asked <= free
-    return in_pieces and next(other for other in records if other.trial == record.trial) is not record
+    first = next(other for other in records if other.trial == record.trial)
+    return in_pieces and first.candidate_key != record.candidate_key
 
 
 def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:

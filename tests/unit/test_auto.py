@@ -278,3 +278,18 @@ def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candida
     doubted = replace(known, measurement=replace(known.measurement, **doubtful))
     prior, sure, unsure = (believe(space, records).outlook(other) for records in ((), (known,), (doubted,)))
     assert sure.deviation < unsure.deviation < prior.deviation
+
+
+@pytest.mark.parametrize("strategy", ["auto", "exhaustive"])
+def test_what_does_not_accumulate_is_not_measured_in_an_engine_that_does(strategy: str):
+    space = make_space("zero1", "zero2", "zero3", "zero2+opt-cpu", memory_limit=40 * GIB)
+    mixed, records = set(), list[Record]()
+    for number in range(1, 40):
+        decision = STRATEGIES[strategy](space, records)
+        if not isinstance(decision, Measure):
+            break
+        if len({candidate.accumulation > 1 for candidate in decision.candidates}) > 1:
+            mixed.add(decision.engine.key)
+        records += [fitting(space, candidate, trial=f"{number:04d}") for candidate in decision.candidates]
+    assert any(record.candidate_key.endswith("mb=16") for record in records)
+    assert mixed <= {"zero3"}

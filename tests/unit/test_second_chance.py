@@ -9,6 +9,7 @@ from ladder.outcome import Outcome, Record
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.second_chance import second_chance
+from ladder.tuning.refusal import less_disproved
 from ladder.units import GIB
 
 SPACE = make_space("zero2")
@@ -35,6 +36,12 @@ def test_it_is_not_where_the_best_is_faster():
 
 def test_what_becomes_of_it_alone_is_final():
     assert second_chance(SPACE, [fitting(SPACE, SMALL), late(), late("0002")]) is None
+
+
+def test_a_proof_that_ran_out_in_pieces_is_final_too():
+    disproof = make_record(LARGE, "gpu_oom", trial="0003", purpose="proof", outcome=IN_PIECES)
+    records = [fitting(SPACE, SMALL), late(), fitting(SPACE, LARGE, trial="0002"), disproof]
+    assert second_chance(SPACE, less_disproved(records)) is None
 
 
 def test_a_sweep_ends_with_second_chances():

@@ -25,6 +25,14 @@ def test_running_out_of_memory_rules_out_what_needs_at_least_as_much():
     assert ruled_out(OTHER, space, records) is None
 
 
+def test_running_out_while_gradients_accumulate_says_nothing_about_what_does_not_accumulate():
+    space = make_space("zero1", "zero3")
+    for rung, speaks in (("zero1", False), ("zero3", True)):  # stage 3 has room for its gradients in any case
+        accumulating = make_candidate(rung, micro_batch=8, accumulation=2)
+        whole = make_candidate(rung, micro_batch=16, accumulation=1)
+        assert (ruled_out(whole, space, [out_of_memory(accumulating)]) is not None) is speaks
+
+
 def test_running_out_without_checkpointing_says_nothing_about_checkpointing():
     assert ruled_out(LARGE, make_space("zero2"), [out_of_memory(WHOLE)]) is None
 
