@@ -25,6 +25,8 @@ class Outcome:
     bytes_asked: int | None = None
     bytes_free: int | None = None
     """Free under the limit when the request failed."""
+    host_memory: int | None = None
+    """For what ran out of host memory: all that its ranks might use."""
 
 
 @dataclass(frozen=True, kw_only=True)

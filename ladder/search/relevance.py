@@ -18,8 +18,9 @@ _TO_BE_MENDED = frozenset({"disk_full", "pinned_oom"})
 def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[Record]:
     """The records of candidates of `space`, whatever their knobs, as they stand under its limits.
 
-    A refusal falls with the limit of host memory that it was for; what was measured over a limit set since does not
-    fit. What failed in a trial before `since` for something that the user is asked to mend is as good as not tried.
+    A refusal falls with the limit of host memory that it was for, and what ran out of host memory is as good as not
+    tried when there is more of it now; so is what failed in a trial before `since` for something that the user is asked
+    to mend. What was measured over a limit set since does not fit.
     """
     return [
         _within_host_memory(record, space)
@@ -36,7 +37,9 @@ def _is_of(space: Space, key: str) -> bool:
 
 def _is_lifted(record: Record, space: Space) -> bool:
     outcome = record.outcome
-    return outcome.moment == REFUSED and (outcome.bytes_asked or 0) <= most_host_bytes(space)
+    if outcome.moment == REFUSED:
+        return (outcome.bytes_asked or 0) <= most_host_bytes(space)
+    return outcome.host_memory is not None and space.host_memory > outcome.host_memory * (1 + HOST_DEVIATION)
 
 
 def most_host_bytes(space: Space) -> float:

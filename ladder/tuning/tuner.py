@@ -31,7 +31,7 @@ from ladder.units import format_bytes
 from ladder.verdict import apart, judge, trial_seconds
 from ladder.workload import Workload
 
-_MAX_LOST_SERVERS = 3
+_MAX_FALSE_STARTS = 3
 _PROOF_STEPS = {"minimum": 3, "seconds": 30.0}
 
 
@@ -94,8 +94,9 @@ class Tuner:
         self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
         self._steps = steps or StepPolicy()
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
-        self._lost_servers, self._knob_trials = 0, knob_trials
-        self._parity, self._plain_losses = parity, list[float]()
+        self._false_starts, self._knob_trials = 0, knob_trials
+        self._has_saved = False
+        self._parity, self._plain_losses = parity, dict[str, list[float]]()
         self._clock, self._began = clock, clock()
         self._first_trial, _ = history.next_trial()
 
@@ -161,13 +162,20 @@ class Tuner:
     def _prove(self) -> bool:
         """Prove the fastest, and those that its own proof made look faster; True as soon as one fails its proof."""
         while not self._cancelled():
-            decision = proof(self._space, self._records)
+            decision = self._next_proof()
             if isinstance(decision, Stop):
                 break
             self._run_proof(decision)
             if decision.candidate.key in disproved(self._records):
                 return True
         return False
+
+    def _next_proof(self) -> Prove | Stop:
+        """What to prove; once more the answer of an earlier start if this one is to save weights and has saved none."""
+        decision, found = proof(self._space, self._records), answer(self._records)
+        if isinstance(decision, Prove) or found is None or self._save_folder is None or self._has_saved:
+            return decision
+        return Prove(self._space.by_key[found.candidate_key], "proven before, and its weights are to be saved")
 
     def _measure(self, decision: Measure) -> None:
         refused = self._refuse(decision.candidates)
@@ -201,13 +209,15 @@ class Tuner:
         elif not self._cancelled():
             warnings = (parity.sentence,) if parity.sentence else ()
             self._run(Measure(candidate.engine, (candidate,), decision.reason), proving=True, warnings=warnings)
+            self._has_saved = True
 
     def _compare_losses(self, candidate: Candidate) -> Parity:
         own, plain = as_parity_candidate(candidate), as_plain(candidate)
         if own == plain:
             return Parity(agrees=True)
-        self._plain_losses = self._plain_losses or self._losses(plain)
-        return compare(self._losses(own), self._plain_losses, candidate.engine)
+        if not self._plain_losses.get(plain.key):
+            self._plain_losses[plain.key] = self._losses(plain)
+        return compare(self._losses(own), self._plain_losses[plain.key], candidate.engine, plain.engine)
 
     def _losses(self, candidate: Candidate) -> list[float]:
         """Of a shallow model. What such a trial measures is no record: it says nothing about the real model."""
@@ -215,9 +225,9 @@ class Tuner:
         spec = parity_trial(self._spec(*self._history.next_trial(), wanted, False), self._workload.model)
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
-        self._count_lost_servers(run)
         self._history.note_seconds(spec.trial, trial_seconds(run))
         self._view.trial_ends(run, [])
+        self._count_false_starts(_false_start(run, judge(run, self._workload, wanted.candidates)))
         return losses_of(run)
 
     def _run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> None:
@@ -226,31 +236,40 @@ class Tuner:
         spec = self._spec(name, folder, wanted, proving)
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
-        records = judge(run, self._workload, candidates)
-        trials = measured(self._records) if proving else {}
-        said = [*warnings, *(apart(record, trials.get(record.candidate_key)) for record in records)]
-        records = [replace(record, warnings=(*record.warnings, *filter(None, said))) for record in records]
-        if run.stop is not None and run.stop.kind in ("cancelled", "lost_server", "environment"):
+        records = self._completed(judge(run, self._workload, candidates), proving, warnings)
+        false_start = _false_start(run, records)
+        if false_start or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]
-        self._count_lost_servers(run)
         self._add(records, trial_seconds(run))
         self._view.trial_ends(run, records)
         if run.stop is not None and run.stop.kind == "environment":
             raise EnvironmentFaultError(run.stop.sentence)
+        self._count_false_starts(false_start)
+
+    def _completed(self, records: Sequence[Record], proving: bool, warnings: tuple[str, ...]) -> list[Record]:
+        """`records` with what the tune has to say about them."""
+        trials = measured(self._records) if proving else {}
+        complete = []
+        for record in records:
+            said = (*record.warnings, *warnings, apart(record, trials.get(record.candidate_key)))
+            outcome = record.outcome
+            if outcome.kind == "host_oom":
+                outcome = replace(outcome, host_memory=self._space.host_memory)
+            complete.append(replace(record, outcome=outcome, warnings=tuple(filter(None, said))))
+        return complete
 
     def _add(self, records: Sequence[Record], seconds: dict[str, float]) -> None:
         candidates = {record.candidate_key: self._space.by_key[record.candidate_key] for record in records}
         self._history.add(records, candidates, seconds)
 
-    def _count_lost_servers(self, run: TrialRun) -> None:
-        """The trial server is restarted when it dies; that it dies again and again is no configuration's fault."""
-        lost = run.stop is not None and run.stop.kind == "lost_server"
-        self._lost_servers = self._lost_servers + 1 if lost else 0
-        if self._lost_servers == _MAX_LOST_SERVERS:
+    def _count_false_starts(self, why: str) -> None:
+        """A trial that never got as far as its engine is tried again; again and again, that is no candidate's fault."""
+        self._false_starts = self._false_starts + 1 if why else 0
+        if self._false_starts == _MAX_FALSE_STARTS:
             raise EnvironmentFaultError(
-                f"The trial server died {_MAX_LOST_SERVERS} times in a row; see {self._history.folder / 'server.log'} "
-                "and the kernel's log, then start the same command again."
+                f"{why} ({_MAX_FALSE_STARTS} times in a row); see {self._history.folder / 'server.log'}, the last "
+                "trial's files and the kernel's log, then start the same command again."
             )
 
     def _spec(self, name: str, folder: Path, wanted: Measure, proving: bool) -> TrialSpec:
@@ -279,6 +298,14 @@ class Tuner:
             stop_at=None if proving or self._budget is None else self._began + self._budget,
             save_folder=str(self._save_folder) if proving and self._save_folder else None,
         )
+
+
+def _false_start(run: TrialRun, records: Sequence[Record]) -> str:
+    """Why the trial ended before anything of its engine was read, if it did: that says nothing about the engine."""
+    if run.stop is not None and run.stop.kind == "lost_server":
+        return "The trial server died"
+    endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]
+    return next((f"No process group: {each.sentence}" for each in endings if each.moment == "process_group"), "")
 
 
 def require_answer(result: TuneResult) -> Record:

@@ -60,6 +60,21 @@ def test_what_lies_beyond_the_ladder_trains_as_the_plain_rung_with_the_same_stat
         assert own == pytest.approx(plain_in_bf16, rel=0.002)
 
 
+def test_with_sgd_an_engine_that_loses_its_steps_is_found_out_too(warm_bench: Bench, tmp_path: Path) -> None:
+    def losses_with_sgd(
+        number: str, rung: str, change: Callable[[TrialSpec], TrialSpec] = lambda spec: spec
+    ) -> list[float]:
+        spec = tiny_trial(tmp_path / number, 1, rung=rung)
+        config = spec.deepspeed | {"zero_allow_untested_optimizer": True}
+        spec = parity_trial(spec.model_copy(update={"optimizer": "sgd", "deepspeed": config}), TINY)
+        return losses_of(warm_bench.run(change(spec)))
+
+    plain = losses_with_sgd("0001", "zero1")
+    own, lost = losses_with_sgd("0002", "zero3"), losses_with_sgd("0003", "zero2", with_gradients_lost)
+    assert compare(own, plain, Engine(RUNGS_BY_NAME["zero3"])).agrees is True
+    assert compare(lost, plain, Engine(RUNGS_BY_NAME["zero2"])).agrees is False
+
+
 @pytest.mark.nvme  # compiles an operator
 @pytest.mark.timeout(900)
 def test_an_optimizer_on_the_host_trains_alike_whether_gradients_cross_at_each_micro_step_or_at_the_boundary(

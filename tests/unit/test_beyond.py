@@ -139,6 +139,12 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
     assert {step.checkpoint_every for step in steps} == {0, 1}
 
 
+def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() -> None:
+    everything = engines_of(RUNGS_BY_NAME["zero2"], liger=True, bf16_states=True)
+    assert len(everything) == 4
+    assert {step.engine.key for step in documented_steps(space_of(*everything))} == {"zero2"}
+
+
 # States in bf16
 
 

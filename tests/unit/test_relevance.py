@@ -95,6 +95,13 @@ def test_a_refusal_falls_when_the_host_may_give_what_was_missing(space: Space) -
     assert relevant(space, [small, large]) == [large]
 
 
+def test_what_ran_out_of_host_memory_is_tried_again_when_there_is_more(space: Space) -> None:
+    died = Outcome(kind="host_oom", moment="step", host_memory=50 * GIB)
+    record = make_record(make_candidate("zero2"), "host_oom", outcome=died)
+    assert relevant(replace(space, host_memory=52 * GIB), [record]) == [record]
+    assert relevant(space, [record]) == []
+
+
 def test_what_held_more_host_memory_than_is_allowed_now_does_not_fit(space: Space) -> None:
     record = make_record(make_candidate("zero2"), measurement=make_measurement(peak_host=90 * GIB))
     assert relevant(space, [record]) == [record]

@@ -23,8 +23,9 @@ from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, Measur
 from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
+from ladder.tuning.parity import compare
 from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
-from ladder.tuning.tuner import TuneResult, require_answer
+from ladder.tuning.tuner import Tuner, TuneResult, require_answer
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload()
@@ -282,6 +283,53 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     assert again.specs == []
 
 
+def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tmp_path: Path) -> None:
+    """Both come to a proof: what has its states in bf16 is faster in its trial, and slower in its proof."""
+
+    class Both(Pretender):
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            losses = [9.0, 6.0] if "states" in spec.candidates[0].key else [9.0, 5.0]
+            told = [
+                event.model_copy(update={"losses": losses}) if isinstance(event, MeasuredEvent) else event
+                for event in run.events[0]
+            ]
+            run.events = [told] * spec.world_size
+            return run
+
+    def seconds(spec: TrialSpec, candidate: CandidateSpec) -> float:
+        return 5.0 if "states" not in candidate.key else 8.0 if spec.proof else 4.0
+
+    launcher = Both(seconds)
+    space, _ = make_space(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME["zero2"]], (1,), bf16_states=True)
+    with History(tmp_path / "run", "abc", {}) as history:
+        tuner = Tuner(
+            workload=WORKLOAD,
+            machine=TWO_RANKS,
+            space=space,
+            unsupported={},
+            history=history,
+            launcher=launcher,
+            view=QuietView(),
+            parity=True,
+        )
+        result = tuner.tune(exhaustive)
+    assert result.answer is not None
+    assert result.answer.candidate_key.startswith("zero2 ")
+    assert {spec.candidates[0].key.split(" ")[0] for spec in launcher.specs if spec.parity} == {
+        "zero1",
+        "zero1+bf16-states",
+        "zero2",
+        "zero2+bf16-states",
+    }
+
+
+def test_losses_that_would_not_show_a_lost_step_are_not_said_to_agree() -> None:
+    found = compare([9.0, 8.9], [9.0, 8.9], make_candidate("zero2").engine)
+    assert found.agrees is None
+    assert "those of zero1 did not fall either" in found.sentence
+
+
 @pytest.mark.parametrize(("factor", "words"), [(0.8, "25% faster"), (1.25, "20% slower"), (1.05, "")])
 def test_a_proof_at_another_speed_than_the_trial_says_how_far_speeds_vary(
     tmp_path: Path, factor: float, words: str
@@ -345,10 +393,50 @@ class Dying(Pretender):
 
 
 def test_a_server_that_dies_again_and_again_ends_the_tune_and_blames_no_candidate(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFaultError, match="died 3 times"):
+    with pytest.raises(EnvironmentFaultError, match=r"The trial server died \(3 times in a row\)"):
         tune(tmp_path / "run", Dying(larger_is_faster))
     with History(tmp_path / "run", "abc", {}) as history:
         assert history.records == []
+
+
+class Unconnected(Pretender):
+    """Its ranks find no network interface to meet on, in the first `times` trials."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(larger_is_faster)
+        self._times = times
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        run = super().run(spec, deadlines, listener)
+        if len(self.specs) <= self._times:
+            message = "RuntimeError: Unable to find address for: ib0"
+            failure = FailedEvent(t=1, candidate=None, outcome="crash", moment="process_group", message=message)
+            run.events = [[failure], []]
+        return run
+
+
+def test_ranks_that_cannot_meet_end_the_tune_and_blame_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFaultError, match=r"Unable to find address for: ib0 \(3 times in a row\)"):
+        tune(tmp_path / "run", Unconnected(3))
+    with History(tmp_path / "run", "abc", {}) as history:
+        assert history.records == []
+
+
+def test_ranks_that_could_not_meet_once_are_tried_again(tmp_path: Path) -> None:
+    found, usual = (tune(tmp_path / str(times), Unconnected(times), strategy=exhaustive).answer for times in (2, 0))
+    assert found is not None
+    assert usual is not None
+    assert found.candidate_key == usual.candidate_key
+
+
+def test_weights_of_an_answer_that_was_proven_before_are_saved_all_the_same(tmp_path: Path) -> None:
+    first = tune(tmp_path / "run", Pretender(larger_is_faster))
+    again = Pretender(larger_is_faster)
+    saved = tune(tmp_path / "run", again, save_folder=tmp_path / "weights")
+    assert first.answer is not None
+    assert saved.answer is not None
+    assert saved.answer.candidate_key == first.answer.candidate_key
+    assert [spec.save_folder for spec in again.specs] == [str(tmp_path / "weights")]
 
 
 class Unplugged(Pretender):
