@@ -173,6 +173,14 @@ def _environment(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
+def _parent(process: psutil.Process) -> psutil.Process | None:
+    """None for a process that has ended since it was listed."""
+    try:
+        return process.parent()
+    except psutil.NoSuchProcess:
+        return None
+
+
 @dataclass
 class Bench:
     """A launcher on the test bench: it can be cancelled, and what it keeps running can be counted."""
@@ -205,11 +213,11 @@ class Bench:
 
     def ranks(self) -> list[psutil.Process]:
         """Those of them that belong to a trial: all but the server that a warm launcher keeps."""
-        return [process for process in self.processes() if process.parent() != psutil.Process()]
+        return [process for process in self.processes() if _parent(process) not in (None, psutil.Process())]
 
     def server(self) -> psutil.Process:
         """The trial server of a local launcher."""
-        (server,) = [process for process in self.processes() if process.parent() == psutil.Process()]
+        (server,) = [process for process in self.processes() if _parent(process) == psutil.Process()]
         return server
 
     def rank(self, rank: int) -> psutil.Process:

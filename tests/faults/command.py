@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,14 @@ class Command:
         """Server and ranks that are alive."""
         marker = "ladder-" + hashlib.sha256(str(self.run_dir.resolve()).encode()).hexdigest()[:16]
         return processes_with(RUN_MARKER, marker)
+
+    def is_compiling(self) -> bool:
+        """Whether a compiler of the run is alive."""
+        names = []
+        for process in self.marked():
+            with suppress(psutil.NoSuchProcess):
+                names.append(process.name())
+        return any("cc1plus" in name for name in names)
 
     def output(self) -> str:
         return (self.folder / "stdout.txt").read_text()

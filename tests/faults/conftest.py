@@ -53,4 +53,5 @@ def bench(shared_bench: FaultyBench) -> Iterator[FaultyBench]:
     shared_bench.provoke.happened_file.unlink(missing_ok=True)
     yield shared_bench
     assert shared_bench.ranks() == []
-    assert shared_bench.server().children(recursive=True) == []
+    if shared_bench.launcher.server_pid is not None:  # a test that failed may have left none
+        assert shared_bench.server().children(recursive=True) == []

@@ -89,15 +89,15 @@ def test_a_rank_that_dies_of_a_segmentation_fault_leaves_its_stack_in_its_log(
 def test_a_stopped_rank_is_a_hang_of_that_rank_and_not_of_the_peer_that_waits_for_it(
     bench: FaultyBench, tmp_path: Path, rank: int
 ) -> None:
-    def begins_to_step(heard: int, event: Event) -> bool:
-        return heard == rank and isinstance(event, PhaseEvent) and event.phase == "warmup"
+    def begins_an_engine(heard: int, event: Event) -> bool:
+        return heard == rank and isinstance(event, PhaseEvent) and event.phase == "engine"
 
-    stop = Once(bench, begins_to_step, lambda: bench.rank(rank).suspend())
-    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), stop, Deadlines(first_step=2.0))
-    assert run.ended - stop.at < 6
+    stop = Once(bench, begins_an_engine, lambda: bench.rank(rank).suspend())
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), stop, Deadlines(engine=4.0))
+    assert run.ended - stop.at < 10
     outcome = outcome_of(run)
-    assert (outcome.kind, outcome.rank, outcome.moment) == ("hang", rank, "warmup")
-    assert outcome.sentence == f"rank {rank} is stopped (SIGSTOP) and the trial was silent for 2 s in warmup"
+    assert (outcome.kind, outcome.rank, outcome.moment) == ("hang", rank, "engine")
+    assert outcome.sentence == f"rank {rank} is stopped (SIGSTOP) and the trial was silent for 4 s in engine"
     assert not any(map(is_alive, stop.processes))
 
 

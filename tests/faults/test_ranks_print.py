@@ -10,7 +10,7 @@ from provocation import FaultyBench
 from test_ranks import Once, a_step_of, outcome_of, records_of
 
 from ladder.cli.plain import PlainView
-from ladder.protocol import Event, FailedEvent, StepPolicy
+from ladder.protocol import FailedEvent, StepPolicy
 from ladder.units import MIB
 
 PRINTED_BYTES = 96 * MIB
@@ -19,14 +19,9 @@ PRINTED_BYTES = 96 * MIB
 def test_a_rank_that_prints_without_end_keeps_a_short_log_and_its_measurement(
     bench: FaultyBench, tmp_path: Path
 ) -> None:
-    log, sizes = tmp_path / "0001" / "rank1.log", [0]
-
-    def look(rank: int, event: Event) -> None:
-        printing(rank, event)
-        sizes.append(log.stat().st_size if log.exists() else 0)
-
+    log = tmp_path / "0001" / "rank1.log"
     printing = Once(bench, a_step_of(1), lambda: bench.provoke(bench.rank(1), "print_a_lot"))
-    run = bench.run(tiny_trial(log.parent, 1, steps=StepPolicy(minimum=20, maximum=20)), look)
+    run = bench.run(tiny_trial(log.parent, 1, steps=StepPolicy(minimum=20, maximum=20)), printing)
     assert int(bench.provoke.happened()[0]) >= PRINTED_BYTES
     assert [record.outcome.kind for record in records_of(run)] == ["fits"]
     assert log.read_bytes().startswith(b"ladder: ")  # the beginning is kept

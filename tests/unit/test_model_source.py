@@ -50,7 +50,7 @@ def test_a_bundled_name_is_resolved_without_importing_the_hub_library_or_transfo
         "import sys; from ladder.model.source import resolve_model; resolve_model('tiny-llama');"
         "assert not {'huggingface_hub', 'transformers', 'torch'} & set(sys.modules)"
     )
-    root = Path(model_source.__file__).parents[1]
+    root = Path(model_source.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=30)
 
