@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +131,10 @@ def run_verification(
         make_private(run_dir)
         leases.name_run(run_dir)
         rungs = [candidate.engine.rung]
-        with on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as stage:
+        with (
+            _alone_in(run_dir, path),
+            on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as stage,
+        ):
             if (reason := stage.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
             spec = _spec(
@@ -145,6 +151,31 @@ def run_verification(
         tolerance=tolerance,
         seconds=seconds,
     )
+
+
+@contextmanager
+def _alone_in(run_dir: Path, path: Path) -> Iterator[None]:
+    """Hold `run_dir` until the end: what runs there is then an earlier verification's leftover, to be swept away.
+
+    EnvironmentFaultError while another verification of `path` holds it, or where folders cannot be locked.
+    """
+    with ExitStack() as held:
+        try:
+            lock = held.enter_context((run_dir / "lock").open("a+b", buffering=0))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock.fileno(), 32, 0).decode(errors="replace")
+            raise EnvironmentFaultError(
+                f"Another verification of {str(path)!r} is running (pid {holder or 'unknown'}); wait for it."
+            ) from None
+        except OSError as error:
+            raise EnvironmentFaultError(
+                f"The folder {str(run_dir)!r} cannot be locked ({error.strerror}); start it where a local disk is."
+            ) from None
+        with suppress(OSError):  # a full disk is told elsewhere; the lock holds without a name on it
+            lock.truncate(0)
+            lock.write(str(os.getpid()).encode())
+        yield
 
 
 def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOptions:

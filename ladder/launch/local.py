@@ -49,7 +49,7 @@ class LocalLauncher(Launcher):
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
         spec_file = folder / "spec.json"
-        spec_file.write_text(spec.model_dump_json(indent=1))
+        spec_file.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
         run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=now())
         server = self._ready_server()
         if server is None:
@@ -128,8 +128,9 @@ class LocalLauncher(Launcher):
             watch.read()
             if _note(events, run, watch):
                 return True
+            watch.leave_out_pause()
             if killed_at is not None:
-                if now() - killed_at > self._kill_seconds:
+                if watch.time() - killed_at > self._kill_seconds:
                     return False
                 continue
             if run.stop is None:
@@ -137,7 +138,7 @@ class LocalLauncher(Launcher):
             if run.stop is not None or watch.must_end():
                 run.killed = frozenset(range(run.spec.world_size)) - run.exits.keys()
                 server.kill_ranks()
-                killed_at = now()
+                killed_at = watch.time()
 
     def _cancellation(self) -> Stop | None:
         return Stop(kind="cancelled", sentence="the tune was interrupted") if self._cancelled() else None

@@ -19,6 +19,9 @@ from ladder.units import MIB
 _GRACE_SECONDS = 0.3
 # A rank whose report is complete has nothing left to do but to end.
 _LINGER_SECONDS = 10.0
+# A turn of the loop takes 20 ms. What a longer one takes beyond this is no time that the ranks had: they and we were
+# paused together (docker pause, a suspended Slurm job, a machine that slept).
+_TURN_SECONDS = 1.0
 _LOG_BYTES, _LOG_KEPT_BYTES = 16 * MIB, MIB
 
 
@@ -61,30 +64,45 @@ class Watch:
 
     def __init__(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener, started: float) -> None:
         self._deadlines, self._listener, self._started = deadlines, listener, started
+        self._looked, self._paused = started, 0.0
         self.files = [RankFile(Path(spec.folder) / f"rank{rank}.jsonl") for rank in range(spec.world_size)]
         self._logs = [Path(spec.folder) / f"rank{rank}.log" for rank in range(spec.world_size)]
         self._heard = [started] * spec.world_size
         self._slowest_step = 0.0
         self._failed_at: float | None = None
 
+    def time(self) -> float:
+        """Seconds on the clock of the deadlines, which stands still while the trial is paused."""
+        return now() - self._paused
+
+    def leave_out_pause(self) -> None:
+        """Call once a turn, right before deadlines are looked at; a pause that came since the last call counts no more.
+
+        The monotonic clock runs on in a pause, and a rank cannot be heard in it.
+        """
+        time_now = now()
+        self._paused += max(0.0, time_now - self._looked - _TURN_SECONDS)
+        self._looked = time_now
+
     def read(self) -> None:
         """Take in what the ranks have written since."""
+        self.leave_out_pause()
         for log in self._logs:
             _cap(log)
         for rank, file in enumerate(self.files):
             for event in file.read_new():
-                self._heard[rank] = now()
+                self._heard[rank] = self.time()
                 if isinstance(event, StepEvent):
                     self._slowest_step = max(self._slowest_step, event.seconds)
                 if isinstance(event, FailedEvent) and self._failed_at is None:
-                    self._failed_at = now()
+                    self._failed_at = self.time()
                 self._listener(rank, event)
 
     def note_exit(self, rank: int) -> None:
         """A rank is gone. Without a complete report that is a failure, whatever its exit status."""
         self.read()
         if not self.is_done(rank) and self._failed_at is None:
-            self._failed_at = now()
+            self._failed_at = self.time()
 
     def is_done(self, rank: int) -> bool:
         events = self.files[rank].events
@@ -93,15 +111,15 @@ class Watch:
     def must_end(self) -> bool:
         """A rank has failed and its peers had their moment to say why, or all are done and still here."""
         if self._failed_at is not None:
-            return now() - self._failed_at > _GRACE_SECONDS
-        return all(map(self.is_done, range(len(self.files)))) and now() - max(self._heard) > _LINGER_SECONDS
+            return self.time() - self._failed_at > _GRACE_SECONDS
+        return all(map(self.is_done, range(len(self.files)))) and self.time() - max(self._heard) > _LINGER_SECONDS
 
     def overdue(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> Stop | None:
         """The rank that has been silent for longer than its phase allows.
 
         Its peers fall silent with it, waiting in a collective: a rank whose process `is_stopped` is the one to name.
         """
-        time_now = now()
+        time_now = self.time()
         if time_now - self._started > self._deadlines.total:
             return Stop(kind="hang", sentence=f"the trial took longer than {self._deadlines.total:.0f} s")
         waiting = [rank for rank in range(len(self.files)) if not self.is_done(rank)]

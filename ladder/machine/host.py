@@ -1,7 +1,8 @@
-"""Host memory: how much of it the kernel lets a process have."""
+"""The host: how much of its memory and of its cores the kernel lets a process have."""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -23,28 +24,41 @@ MALLOC_OF_A_CPU_RANK = {
 }
 
 
-class MemoryCgroup(NamedTuple):
-    """The folder of a memory cgroup, the root of its hierarchy, and whether that is of version 2."""
+class Cgroup(NamedTuple):
+    """The folder of a cgroup, the root of its hierarchy, and whether that is of version 2."""
 
     folder: Path
     root: Path
     v2: bool
 
+    def upwards(self) -> list[Path]:
+        """Its folder and those above it, up to the root: what any of them is held to, it is held to."""
+        return [folder for folder in (self.folder, *self.folder.parents) if folder.is_relative_to(self.root)]
 
-def memory_cgroups(pid: int | str = "self") -> list[MemoryCgroup]:
+
+def memory_cgroups(pid: int | str = "self") -> list[Cgroup]:
     """The memory cgroups that process `pid` is in; none where the kernel tells of none."""
+    return _cgroups("memory", pid)
+
+
+def cpu_cgroups() -> list[Cgroup]:
+    """The cgroups that share out cores, likewise, of this process."""
+    return _cgroups("cpu", "self")
+
+
+def _cgroups(controller: str, pid: int | str) -> list[Cgroup]:
     root = Path(os.environ.get("LADDER_CGROUP_ROOT", "/sys/fs/cgroup"))
     found = []
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        lines = os.fsdecode(Path(f"/proc/{pid}/cgroup").read_bytes()).splitlines()
     except OSError:
         return []
     for line in lines:
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0":
-            found.append(MemoryCgroup(root / path.lstrip("/"), root, v2=True))
-        elif "memory" in controllers.split(","):
-            found.append(MemoryCgroup(root / "memory" / path.lstrip("/"), root / "memory", v2=False))
+            found.append(Cgroup(root / path.lstrip("/"), root, v2=True))
+        elif controller in controllers.split(","):
+            found.append(Cgroup(root / controller / path.lstrip("/"), root / controller, v2=False))
     return found
 
 
@@ -53,11 +67,26 @@ def host_memory() -> int:
     files = [
         folder / ("memory.max" if cgroup.v2 else "memory.limit_in_bytes")
         for cgroup in memory_cgroups()
-        for folder in (cgroup.folder, *cgroup.folder.parents)
-        if folder.is_relative_to(cgroup.root)
+        for folder in cgroup.upwards()
     ]
     limit = min((value for value in map(_read_int, files) if value), default=_UNLIMITED)
     return limit if limit < _UNLIMITED else int(psutil.virtual_memory().total)
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on, or, where its CFS quota pays for fewer, so many (rounded up)."""
+    quotas = [_quota(folder, cgroup.v2) for cgroup in cpu_cgroups() for folder in cgroup.upwards()]
+    return min([len(os.sched_getaffinity(0)), *(math.ceil(cores) for cores in quotas if cores)])
+
+
+def _quota(folder: Path, v2: bool) -> float | None:
+    """How many cores' time the processes of one cgroup get; None if that is not limited."""
+    files = ["cpu.max"] if v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+    try:
+        quota, period = (int(word) for name in files for word in (folder / name).read_text().split())
+    except (OSError, ValueError):  # there is no such file, or version 2 says "max"
+        return None
+    return quota / period if quota > 0 and period > 0 else None  # version 1 says -1
 
 
 def _read_int(path: Path) -> int | None:

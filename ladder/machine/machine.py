@@ -15,6 +15,7 @@ from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.gpus import GROWING_SEGMENTS, Gpu, allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import host_memory as all_host_memory
+from ladder.machine.host import usable_cores
 from ladder.units import format_bytes
 from ladder.workload import OptimizerName
 
@@ -102,7 +103,7 @@ def detect_machine(
         gpus=chosen,
         memory_limit=gpu_memory or size,
         host_memory=host,
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=usable_cores(),
         nvme_path=nvme_path,
         allocator=allocator_settings(os.environ),
     )

@@ -19,11 +19,21 @@ _GPU_OOM = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED",  # no room for the handle's workspace
     "CUDNN_STATUS_ALLOC_FAILED",
-    "Cuda failure 2 'out of memory'",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+    "Cuda failure 'out of memory'",
     "Failed to CUDA calloc",
+    "Failed to CUDA malloc",
     "NVML_SUCCESS == r INTERNAL ASSERT",  # the allocator's own report of an OOM on partitioned GPUs
 )
+# The number alone in some versions of NCCL; 209 is another failure.
+_NCCL_GPU_OOM = re.compile(r"Cuda failure 2\b")
+_NCCL_PINNED_OOM = "Failed to CUDA host alloc"
+# NCCL's shared memory; of a full /dev/shm, which is host memory, the kernel says what it says of a full disk.
+_NCCL_SHARED = "/dev/shm/nccl-"
 _HOST_OOM = (
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "std::bad_alloc",
@@ -68,12 +78,14 @@ def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
     def says(patterns: tuple[str, ...]) -> bool:
         return any(pattern in text for pattern in patterns)
 
-    if _pinning(error) and ("out of memory" in text or "invalid argument" in text):
+    if _NCCL_PINNED_OOM in text or (_pinning(error) and ("out of memory" in text or "invalid argument" in text)):
         return "pinned_oom", False
-    if isinstance(error, OverLimitError) or type(error).__name__ == "OutOfMemoryError" or says(_GPU_OOM):
+    if isinstance(error, OverLimitError) or type(error).__name__ == "OutOfMemoryError":
+        return "gpu_oom", False
+    if says(_GPU_OOM) or _NCCL_GPU_OOM.search(text):
         return "gpu_oom", False
     if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or says(_DISK):
-        return "disk_full", False
+        return ("host_oom" if _NCCL_SHARED in text else "disk_full"), False
     if isinstance(error, MemoryError) or says(_HOST_OOM) or _ONEDNN_OOM.search(text):
         return ("gpu_oom" if device == "cpu" else "host_oom"), False
     if type(error).__name__ in _UNSUPPORTED_TYPES or says(_UNSUPPORTED):

@@ -12,6 +12,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -29,8 +31,9 @@ _END_SECONDS = 10.0
 def load(name: str) -> None:
     """Compile operator `name` if need be, and load it into this process. Raises what the build raises.
 
-    torch guards a build with a file that outlives a killed process, and then waits for it for ever; such files are
-    removed while we wait.
+    torch guards a build with a file that outlives a killed process, and a build that finds one waits and then loads
+    what may never have been built. So only one of us at a time builds or loads an operator, and it does not begin
+    before torch's file is gone.
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils.cpp_extension import _get_build_directory
@@ -38,39 +41,43 @@ def load(name: str) -> None:
     builder = get_accelerator().create_op_builder(BUILDERS[name])
     if builder is None:
         raise RuntimeError(f"DeepSpeed has no {name} operator for this device")
-    done = threading.Event()
-    # An operator may load another first, so all of torch's build folders are looked at.
-    cleaner = threading.Thread(target=_clean, args=(Path(_get_build_directory(builder.name, False)).parent, done))
-    cleaner.start()
-    try:
+    folder = Path(_get_build_directory(builder.name, False))
+    with _turn(folder):
+        _await_release(folder / "lock")
         builder.load(verbose=False)
-    finally:
-        done.set()
-        cleaner.join()  # a thread that is left would be lost in the server's forks
 
 
-def _clean(root: Path, done: threading.Event) -> None:
-    """Remove abandoned locks under `root` until `done`."""
-    while True:
-        for lock in root.glob("*/lock"):
-            _remove_if_abandoned(lock)
-        if done.wait(_LOOK_SECONDS):
-            return
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One process at a time for the operator built in `folder`, on all hosts and in all containers that share it.
+
+    The kernel ends the turn of a process that dies. Where files cannot be locked we do without: torch's own lock is
+    left, and whether its holder lives can then be told on this host only.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):
+            descriptor = os.open(f"{folder}.ladder-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
-def _remove_if_abandoned(lock: Path) -> None:
-    """One process at a time decides: the next one might otherwise remove the lock that a third has made since."""
-    with (lock.parent.parent / "ladder.lock").open("a") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        try:
-            found = lock.stat()
-            if found.st_uid != os.getuid() or _is_open(found):
-                return
-            time.sleep(_CLOSING_SECONDS)
-            if lock.stat().st_ino == found.st_ino and not _is_open(found):
+def _await_release(lock: Path) -> None:
+    """Wait for whoever holds torch's `lock` without having our turn; one that nobody here has open is removed."""
+    with suppress(FileNotFoundError):
+        while lock.stat().st_uid == os.getuid():
+            if _is_abandoned(lock):
                 lock.unlink()
-        except FileNotFoundError:
-            return
+            else:
+                time.sleep(_LOOK_SECONDS)
+
+
+def _is_abandoned(lock: Path) -> bool:
+    found = lock.stat()
+    if _is_open(found):
+        return False
+    time.sleep(_CLOSING_SECONDS)
+    return lock.stat().st_ino == found.st_ino and not _is_open(found)
 
 
 def _is_open(wanted: os.stat_result) -> bool:

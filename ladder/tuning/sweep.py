@@ -33,7 +33,7 @@ class Sweep:
         """Sweep `nvme_path` too, from now on and in every later tune of the run folder."""
         paths = self._paths()
         if nvme_path not in paths:
-            self._list.write_text(json.dumps([str(path) for path in (*paths, nvme_path)]))
+            self._list.write_text(json.dumps([str(path) for path in (*paths, nvme_path)]), encoding="utf-8")
 
     def _paths(self) -> list[Path]:
         try:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
+from helpers import is_alive, wait_until
+
+from ladder.trial import operators
 
 _HOLD = """
 import sys
@@ -64,6 +72,66 @@ def test_a_lock_is_waited_for_while_its_build_lives_and_no_longer(lock: Path, ho
     assert lock.exists()
     holder.send_signal(signal.SIGKILL)
     assert waiting.wait(timeout=30) == 0
+
+
+def test_a_build_that_was_killed_before_it_linked_is_built_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / "deepspeed_shm_comm" / "lock"
+    left.parent.mkdir()
+    left.touch()
+    subprocess.run(_LOAD, check=True, env={**_environment(), "TORCH_EXTENSIONS_DIR": str(tmp_path)}, timeout=200)
+    assert (left.parent / "deepspeed_shm_comm.so").exists()
+    assert not left.exists()
+
+
+@contextmanager
+def in_turn(lock: Path) -> Iterator[None]:
+    """We build the operator, as far as any host or container that shares the folder can tell."""
+    with Path(f"{lock.parent}.ladder-lock").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
+def has_open(process: psutil.Process, path: Path) -> bool:
+    return any(each.path == str(path) for each in process.open_files())
+
+
+def test_a_lock_whose_holder_cannot_be_seen_from_here_is_left_to_it(lock: Path) -> None:
+    with in_turn(lock):
+        lock.touch()
+        waiting = subprocess.Popen(_LOAD, env=_environment())
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(timeout=20)
+        assert lock.exists()
+    assert waiting.wait(timeout=30) == 0
+    assert not lock.exists()
+
+
+def test_a_build_that_waits_for_its_turn_ends_with_its_parent(lock: Path) -> None:
+    program = "import os, subprocess, sys; subprocess.run([*sys.argv[1:], str(os.getpid())])"
+    with in_turn(lock):
+        parent = subprocess.Popen([sys.executable, "-c", program, *_LOAD], env=_environment())
+        turn = Path(f"{lock.parent}.ladder-lock")
+        wait_until(lambda: any(has_open(child, turn) for child in psutil.Process(parent.pid).children()), 60)
+        (waiting,) = psutil.Process(parent.pid).children()
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not is_alive(waiting), 10)
+
+
+def test_two_operators_are_built_side_by_side(tmp_path: Path) -> None:
+    with operators._turn(tmp_path / "one"), operators._turn(tmp_path / "other"):
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_where_files_cannot_be_locked_operators_are_built_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with operators._turn(tmp_path / "one"), operators._turn(tmp_path / "one"):
+        pass
 
 
 def _environment() -> dict[str, str]:

@@ -27,6 +27,7 @@ HOST_ALLOCATOR = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "134217728 bytes. Error code 12 (Cannot allocate memory)"
 )
+NCCL_SHARED = "Error: failed to extend /dev/shm/nccl-Tsv9BP to 33030532 bytes, error: No space left on device (28)"
 CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"), "gpu_oom"),
     (OutOfMemoryError("worded in another way"), "gpu_oom"),
@@ -34,7 +35,17 @@ CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasGemmEx(…)`"), "gpu_oom"),
     (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), "gpu_oom"),
     (RuntimeError("NCCL error …\nLast error:\nCuda failure 2 'out of memory'"), "gpu_oom"),
+    (RuntimeError("ncclUnhandledCudaError …\nLast error:\nCuda failure 2"), "gpu_oom"),
+    (RuntimeError("ncclUnhandledCudaError …\nLast error:\nCuda failure 'out of memory'"), "gpu_oom"),
     (RuntimeError("ncclUnhandledCudaError …\nFailed to CUDA calloc async 608 bytes"), "gpu_oom"),
+    (RuntimeError("ncclUnhandledCudaError …\nLast error:\nFailed to CUDA malloc 6291456 bytes"), "gpu_oom"),
+    (RuntimeError("ncclUnhandledCudaError …\nLast error:\nFailed to CUDA host alloc 4194304 bytes"), "pinned_oom"),
+    (RuntimeError("Cuda failure 'out of memory'\nFailed to CUDA host alloc 4194304 bytes"), "pinned_oom"),
+    (RuntimeError("ncclUnhandledCudaError …\nCuda failure 209 'no kernel image is available'"), "crash"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), "gpu_oom"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "gpu_oom"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
+    (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"), "gpu_oom"),
     (RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838'), "gpu_oom"),
     (OverLimitError("context and libraries alone hold 1.00 GiB of 0.50 GiB"), "gpu_oom"),
     (RuntimeError(HOST_ALLOCATOR), "host_oom"),
@@ -44,6 +55,7 @@ CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (RuntimeError("std::bad_alloc"), "host_oom"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
     (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
+    (RuntimeError(f"ncclSystemError …\nLast error:\n{NCCL_SHARED}"), "host_oom"),
     (OSError(errno.EDQUOT, "Disk quota exceeded"), "disk_full"),
     (RuntimeError("/nvme/swap/1.swp: buffer nbytes != file bytes 4096 != 0"), "disk_full"),
     (ValueError("1 validation error for DeepSpeedZeroConfig\nstage4\n  [type=extra_forbidden]"), "unsupported"),

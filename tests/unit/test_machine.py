@@ -121,7 +121,7 @@ def test_host_memory_is_the_tightest_cgroup_limit_or_all_there_is(
     folders[-1].mkdir(parents=True)
     for folder, text in zip(reversed(folders), texts, strict=False):
         (folder / "memory.max").write_text(text)
-    monkeypatch.setattr(host, "memory_cgroups", lambda: [host.MemoryCgroup(folders[-1], tmp_path, v2=True)])
+    monkeypatch.setattr(host, "memory_cgroups", lambda: [host.Cgroup(folders[-1], tmp_path, v2=True)])
     assert host.host_memory() == (expected or host.psutil.virtual_memory().total)
 
 
@@ -129,9 +129,75 @@ def test_what_lies_above_the_root_of_the_cgroups_is_not_read(tmp_path: Path, mon
     (tmp_path / "cgroup").mkdir()
     (tmp_path / "memory.max").write_text(f"{GIB}")
     (tmp_path / "cgroup" / "memory.max").write_text(f"{2 * GIB}")
-    cgroup = host.MemoryCgroup(tmp_path / "cgroup", tmp_path / "cgroup", v2=True)
+    cgroup = host.Cgroup(tmp_path / "cgroup", tmp_path / "cgroup", v2=True)
     monkeypatch.setattr(host, "memory_cgroups", lambda: [cgroup])
     assert host.host_memory() == 2 * GIB
+
+
+CORES = 16
+
+
+@pytest.fixture
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(CORES)))
+
+
+def in_cgroup(texts: list[dict[str, str]], v2: bool, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put this process into the innermost of three nested cgroups, which hold `texts` by file name, inside first."""
+    folders = [root / "outer" / "inner", root / "outer", root]
+    folders[0].mkdir(parents=True)
+    for folder, files in zip(folders, texts, strict=False):
+        for name, text in files.items():
+            (folder / name).write_text(f"{text}\n")
+    monkeypatch.setattr(host, "cpu_cgroups", lambda: [host.Cgroup(folders[0], root, v2=v2)])
+
+
+@pytest.mark.usefixtures("sixteen_cores", "no_gpus")
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["200000 100000"], 2),
+        (["150000 100000"], 2),  # a part of a core needs a thread to use it
+        (["10000 100000"], 1),
+        (["max 100000", "400000 100000"], 4),
+        (["800000 100000", "400000 100000"], 4),
+        (["400000 100000", "800000 100000"], 4),
+        (["6400000 100000"], CORES),
+        (["max 100000"], CORES),
+        (["nonsense"], CORES),
+        ([], CORES),
+    ],
+)
+def test_the_cores_are_those_that_the_quota_of_a_container_pays_for(
+    texts: list[str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_cgroup([{"cpu.max": text} for text in texts], True, tmp_path, monkeypatch)
+    assert detected(host_memory=GIB).num_cores == expected
+
+
+@pytest.mark.usefixtures("sixteen_cores")
+@pytest.mark.parametrize(("quota", "expected"), [("300000", 3), ("-1", CORES)])
+def test_the_quota_of_version_1_counts_too(
+    quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_cgroup([{}, {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"}], False, tmp_path, monkeypatch)
+    assert host.usable_cores() == expected
+
+
+@pytest.mark.usefixtures("sixteen_cores")
+def test_the_quota_is_read_where_the_kernel_says_that_this_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LADDER_CGROUP_ROOT", str(tmp_path))
+    cgroups = host.cpu_cgroups()
+    if not cgroups:
+        pytest.skip("the kernel tells of no cgroup")
+    for cgroup in cgroups:
+        texts = {"cpu.max": "500000 100000", "cpu.cfs_quota_us": "500000", "cpu.cfs_period_us": "100000"}
+        cgroup.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (cgroup.folder / name).write_text(text)
+    assert host.usable_cores() == 5
 
 
 def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:

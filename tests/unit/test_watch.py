@@ -1,0 +1,149 @@
+"""What counts as silence of a rank: time in which it could have been heard, and no pause of the whole trial."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny_trial
+
+from ladder.launch import local, watch
+from ladder.launch.base import Deadlines
+from ladder.launch.local import LocalLauncher
+from ladder.launch.watch import Watch
+from ladder.protocol import PhaseEvent, TrialSpec
+
+TURN = 0.02
+HOUR = 3600.0
+
+
+class Clock:
+    """The monotonic clock, which runs on while we are paused."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (watch, local):
+        monkeypatch.setattr(module, "now", clock)
+    return clock
+
+
+@pytest.fixture
+def begun(tmp_path: Path, clock: Clock) -> Watch:
+    """A trial on two ranks that have said that they build the model."""
+    spec = tiny_trial(tmp_path, 1)
+    for rank in range(2):
+        event = PhaseEvent(t=clock(), phase="model")
+        (tmp_path / f"rank{rank}.jsonl").write_text(event.model_dump_json() + "\n")
+    begun = Watch(spec, Deadlines(model=50.0, total=HOUR / 2), lambda rank, event: None, clock())
+    begun.read()
+    return begun
+
+
+def silent_for(seconds: float, begun: Watch, clock: Clock, turn: float = TURN) -> bool:
+    """Whether a rank is overdue after so many seconds of watching."""
+    for _ in range(int(seconds / turn)):
+        clock.seconds += turn
+        begun.read()
+    return begun.overdue() is not None
+
+
+def test_a_pause_of_the_controller_and_its_ranks_together_is_no_silence(begun: Watch, clock: Clock) -> None:
+    assert not silent_for(30, begun, clock)
+    clock.seconds += HOUR
+    assert not silent_for(15, begun, clock)
+
+
+def test_after_a_pause_a_silent_rank_is_overdue_as_ever(begun: Watch, clock: Clock) -> None:
+    assert not silent_for(30, begun, clock)
+    clock.seconds += HOUR
+    assert silent_for(25, begun, clock)
+
+
+def test_a_controller_that_is_slow_at_every_turn_still_finds_a_silent_rank(begun: Watch, clock: Clock) -> None:
+    assert silent_for(200, begun, clock, turn=2.0)
+
+
+class Server:
+    """Ranks that say nothing and take `turns` turns to die, if they are killed; between them everything pauses."""
+
+    pid = os.getpid()
+
+    def __init__(self, clock: Clock, turns: int | None, pause: float) -> None:
+        self._clock, self._turns, self._pause = clock, turns, pause
+        self.killed = False
+
+    def start(self, trial: str, spec: Path) -> None: ...
+
+    def wait_ready(self, cancelled: Callable[[], bool]) -> bool:
+        return True
+
+    def is_stopped(self, rank: int) -> bool:
+        return False
+
+    def kill_ranks(self) -> None:
+        self.killed = True
+
+    def close(self) -> list[int]:
+        return []
+
+    def poll(self, seconds: float) -> list[Mapping[str, Any]]:
+        self._clock.seconds += seconds
+        if not self.killed:
+            return []
+        self._clock.seconds, self._pause = self._clock.seconds + self._pause, 0.0
+        if self._turns is not None:
+            self._turns -= 1
+        return [{"event": "empty"}] if self._turns == 0 else []
+
+
+@pytest.mark.parametrize(("turns", "drops"), [(5, False), (None, True)])
+def test_a_pause_while_ranks_are_being_killed_does_not_give_the_server_up(
+    turns: int | None, drops: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, drop = Server(clock, turns, HOUR), list[bool]()
+    monkeypatch.setattr(local, "TrialServer", lambda **options: server)
+    launcher = LocalLauncher(marker="none", job={}, environment={}, log=tmp_path / "log")
+    monkeypatch.setattr(launcher, "_drop_server", lambda: drop.append(True) or [])
+    run = launcher.run(tiny_trial(tmp_path / "0001", 1), Deadlines(process_group=1.0), lambda rank, event: None)
+    assert run.stop is not None
+    assert run.stop.kind == "hang"
+    assert drop == [True] * drops
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from helpers import TINY_CONFIG, tiny_trial
+from ladder.launch.base import Deadlines
+from ladder.launch.local import LocalLauncher
+folder = Path(sys.argv[1])
+spec = tiny_trial(folder / "0001", 1).model_copy(update={"model_config_json": TINY_CONFIG | {"label": "\\u00e9"}})
+launcher = LocalLauncher(marker=sys.argv[2], job={}, environment={}, log=folder / "log", cancelled=lambda: True)
+launcher.run(spec, Deadlines(), lambda rank, event: None)
+"""
+
+
+def test_what_a_server_is_told_of_a_trial_does_not_depend_on_the_locale(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", WRITE, str(tmp_path), f"ladder-test-{os.getpid()}"],
+        check=True,
+        env={**os.environ, **ascii_only, "PYTHONPATH": path},
+        timeout=60,
+    )
+    told = TrialSpec.model_validate_json((tmp_path / "0001" / "spec.json").read_bytes())
+    assert told.model_config_json["label"] == "é"
