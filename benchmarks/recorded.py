@@ -238,8 +238,7 @@ class PlaybackLauncher(Launcher):
         whole = row["boundary_seconds"] + (candidate.accumulation - 1) * (row["accumulate_seconds"] or 0.0)
         margin = 1 - spec.steps.loser_margin
         loses = candidate.beat_step_seconds is not None and whole * margin > candidate.beat_step_seconds
-        enough = spec.steps.loser_seconds if loses else spec.steps.seconds
-        timed = 1 if _trial_step(row) >= enough else spec.steps.minimum
+        timed = 1 if loses and _trial_step(row) >= spec.steps.loser_seconds else spec.steps.minimum
         return spec.steps.warmup + first + timed
 
     def close(self) -> None:

@@ -31,12 +31,12 @@ class StepPolicy(_Frozen):
     warmup: int = 1
     """Untimed optimizer steps before timing; an engine's first candidate takes one more, where Adam's state appears."""
     minimum: int = 2
-    """Timed steps, unless `seconds` pass before."""
+    """Timed steps, however long they take, of what does not lose: one alone may have been disturbed."""
     maximum: int = 12
     target_spread: float = 0.01
     """Timing stops once the median is known to this fraction."""
     seconds: float = 4.0
-    """No further timed step starts after this long: long steps vary little, and the finalists are timed again."""
+    """After these no further step is timed: long steps vary little."""
     loser_margin: float = 0.10
     """A candidate whose fastest step, made faster by this fraction, still loses to the best so far is left early."""
     loser_seconds: float = 0.5

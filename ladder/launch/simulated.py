@@ -171,8 +171,8 @@ class _Trial:
             fastest = (min(pair[0] for pair in timed), min(pair[1] for pair in timed))
             if loses(fastest, policy.loser_margin) and self._t - began >= policy.loser_seconds:
                 break
-            known = len(timed) >= max(2, policy.minimum) and _spread(timed) < policy.target_spread
-            if known or self._t - began > policy.seconds:
+            known = len(timed) >= 2 and _spread(timed) < policy.target_spread
+            if len(timed) >= policy.minimum and (known or self._t - began > policy.seconds):
                 break
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 

@@ -12,9 +12,9 @@ _PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
 _STEPS = 4
 """Optimizer steps of a candidate: one to warm up, and timed ones until the median is known to 1 %."""
-_FEWEST_STEPS = 2
+_FEWEST_STEPS = 3
 _STEP_SECONDS = 4.0
-"""No further timed step starts after this long (`protocol.StepPolicy`)."""
+"""After so long no more are timed than the fewest (`protocol.StepPolicy`)."""
 
 
 def start_seconds(rung: Rung, num_parameters: int) -> float:

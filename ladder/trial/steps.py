@@ -152,7 +152,8 @@ def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elap
     loses = _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin)
     if loses and elapsed >= policy.loser_seconds:
         return True
-    return elapsed > policy.seconds or (num_steps >= policy.minimum and timings.spread() < policy.target_spread)
+    known = timings.spread() < policy.target_spread or elapsed > policy.seconds
+    return num_steps >= policy.minimum and known
 
 
 def _loses(candidate: CandidateSpec, accumulate: float, boundary: float, margin: float) -> bool:

@@ -166,12 +166,16 @@ def test_an_engine_that_does_not_start_is_left_alone():
     assert decide(space, [record]).engine != first.engine
 
 
-def test_engines_that_ran_out_of_host_memory_rule_out_those_that_need_more():
-    space = make_space("zero2+opt-cpu", "zero3+param-cpu+opt-cpu", memory_limit=40 * GIB)
+def test_an_engine_that_ran_out_of_host_memory_rules_out_those_that_need_more():
+    space = make_space("zero3", "zero2+opt-cpu", "zero3+param-cpu+opt-cpu")
     lean = next(candidate for candidate in space.candidates if candidate.engine.rung.name == "zero2+opt-cpu")
     outcome = Outcome(kind="host_oom", moment="engine", sentence="the kernel killed rank 0")
-    decision = auto(space, [make_record(lean, "host_oom", outcome=outcome)])
-    assert isinstance(decision, Stop) or decision.engine.rung.name != "zero2+opt-cpu"
+    before, after = (believe(space, known) for known in ((), [make_record(lean, "host_oom", outcome=outcome)]))
+    for candidate in space.candidates:
+        if before.outlook(candidate).host >= before.outlook(lean).host:
+            assert before.outlook(candidate).fits > after.outlook(candidate).fits == 0
+        else:
+            assert after.outlook(candidate).fits == before.outlook(candidate).fits
 
 
 def test_the_reason_to_stop_is_a_bound_with_its_price():
