@@ -6,6 +6,7 @@ processes of a host share; they order events across ranks.
 
 from __future__ import annotations
 
+import os
 import statistics
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,8 @@ Phase = Literal["process_group", "model", "engine", "warmup", "measure", "evalua
 
 # Every process of a run carries this variable from its start, so that none can be mistaken for somebody else's.
 RUN_MARKER = "LADDER_RUN_MARKER"
+UNREPORTED = os.EX_IOERR
+"""The exit status of a rank that could not write what became of it."""
 
 
 class _Frozen(BaseModel):

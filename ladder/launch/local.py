@@ -15,7 +15,7 @@ from ladder.launch.nvml import Gpus, Sampler
 from ladder.launch.oom_kills import OomKills
 from ladder.launch.server import TrialServer
 from ladder.launch.watch import Watch, now
-from ladder.protocol import MeasuredEvent, TrialSpec
+from ladder.protocol import UNREPORTED, MeasuredEvent, TrialSpec
 
 _TICK_SECONDS = 0.02
 _RELEASE_SECONDS = 30.0
@@ -71,7 +71,7 @@ class LocalLauncher(Launcher):
                 left = self._drop_server()
             self._remove_swap(spec)
         run.oom_kills = oom_kills.since()
-        run.stop = _unkillable(left, spec) or self._unreleased(spec) or run.stop
+        run.stop = _unkillable(left, spec) or self._unreleased(spec) or _unreported(run) or run.stop
         run.ended = now()
         if sampler:
             run.device_use = {
@@ -188,4 +188,15 @@ def _unkillable(left: Sequence[int], spec: TrialSpec) -> Stop | None:
         kind="environment",
         sentence=f"Trial {spec.trial} left process {', '.join(map(str, left))}, which not even SIGKILL ends "
         "(a driver or a file system holds it); wait until it is gone or reboot, then start the same command again.",
+    )
+
+
+def _unreported(run: TrialRun) -> Stop | None:
+    rank = next((rank for rank, status in run.exits.items() if status == UNREPORTED), None)
+    if rank is None:
+        return None
+    return Stop(
+        kind="environment",
+        sentence=f"Rank {rank} could not write to {run.spec.folder}, whose disk must be full; all that was measured "
+        "before is kept, so free some space and start the same command again.",
     )

@@ -13,7 +13,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from ladder.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
 from ladder.trial.model import build_model, forget_steps, make_optimizer, set_checkpointing
@@ -36,14 +36,17 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> in
         _join(spec, rank, port, listen_fd)
         gauge.start(spec.memory_limit)
         _measure_all(spec, reporter, gauge)
+        reporter.send(DoneEvent(t=now()))
     except BaseException as error:
         free = _quietly(gauge.free) if gauge else None
         if gauge:
             gauge.lift()
-        reporter.send(_failure(error, spec, reporter, free))
-        traceback.print_exc()
+        try:
+            reporter.send(_failure(error, spec, reporter, free))
+            traceback.print_exc()
+        except OSError:  # the disk of the run folder is full, and the log is there too
+            return UNREPORTED
         return 1
-    reporter.send(DoneEvent(t=now()))
     return 0
 
 

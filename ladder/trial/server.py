@@ -28,6 +28,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -169,8 +170,9 @@ class Server:
 
             status = run_rank(spec, rank, port, listen_fd)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with suppress(OSError):  # their disk may be full
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(status)  # no destructors: they take seconds, and the kernel frees everything
 
     def _reap(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from helpers import WORLD_SIZE, bundled_workload, is_alive, make_candidate, tiny_trial
+from mounts import fill, mounted
 from provocation import FaultyBench
 
 from ladder.launch.base import Deadlines, TrialRun
@@ -83,6 +84,16 @@ def test_a_rank_that_dies_of_a_segmentation_fault_leaves_its_stack_in_its_log(
     log = (tmp_path / "0001" / "rank1.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log
     assert "in _measure_all" in log
+
+
+def test_a_rank_that_cannot_write_its_report_is_the_disk_s_fault(bench: FaultyBench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "tmpfs", "size=1m") as disk:
+        full = Once(bench, a_step_of(1), lambda: fill(disk))
+        run = bench.run(tiny_trial(disk / "0001", 1, steps=ENDLESS), full)
+    assert full.at
+    assert run.stop is not None
+    assert run.stop.kind == "environment"
+    assert "whose disk must be full" in run.stop.sentence
 
 
 @RANKS
