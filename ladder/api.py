@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from html import escape
+from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,19 +25,17 @@ from ladder.errors import UsageError
 from ladder.launch.lease import InterruptedWaitError
 from ladder.report.table import frame
 from ladder.tracking import TrackerName, tracking
-from ladder.tuning.options import TuneOptions, check_rungs
+from ladder.tuning.options import TuneOptions, checked_values
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.tuning.tuner import require_answer
-from ladder.units import format_bytes, parse_bytes
+from ladder.units import format_bytes
 from ladder.verification import InterruptedVerificationError, Verification, run_verification
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SIZES = ("gpu_memory", "host_memory")
 _NOTICE = b"\nladder: ending the trial; what was measured is kept (once more: at once).\n"
 _STOPPED = "stopped; what was measured is kept, and the same call goes on from there"
-_PATHS = ("nvme_path", "run_dir", "output", "save_weights")
 _SHOWN_COLUMNS = [
     "rung",
     "checkpointing",
@@ -114,21 +113,14 @@ def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, 
     """Find the fastest DeepSpeed configuration that fits, as `ladder tune` does.
 
     `options` are those of the command with underscores: gpus, seq_len, global_batch_size, gpu_memory ("40GiB" or
-    bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … `log_to` names a tracker for the
-    figures. Raises a LadderError for everything expected; that nothing fits is a result, and an error only of `best`.
+    bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … `log_to` names a tracker for the figures.
+    Raises a LadderError for everything expected; that nothing fits is a result, and an error only of `best`.
     Ctrl-C and a notebook's stop button end it in good order, with a KeyboardInterrupt: what was measured is kept, and
     the same call goes on where it was. Pressed again, they end it at once. Off the main thread nothing interrupts it.
     """
     known = {field.name for field in fields(TuneOptions)} - {"model"}
-    if unknown := sorted(options.keys() - known):
-        raise UsageError(f"tune() has no option {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
-    for name in _SIZES:
-        if isinstance(options.get(name), str):
-            options[name] = _size(name, options[name])
-    options |= {name: Path(options[name]) for name in _PATHS if options.get(name) is not None}
-    options["rungs"] = check_rungs(options.get("rungs", ()))
-    options |= {name: tuple(options.get(name, ())) for name in ("micro_batches", "allow")}
-    asked = TuneOptions(model=model, **options)
+    _require_known("tune", options, known)
+    asked = TuneOptions(**checked_values({"model": model, **options}))
     with _cancellation() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
         done = run_tune(asked, tracked.before(view), cancelled)
         tracked.answer(done.answer)
@@ -141,13 +133,8 @@ def plan(model: str, **options: Any) -> Planned:
     `options`: gpus, gpu_memory ("80GiB" or bytes), machine, host_memory, seq_len, global_batch_size, dtype, optimizer,
     task.
     """
-    for name in _SIZES:
-        if isinstance(options.get(name), str):
-            options[name] = _size(name, options[name])
-    try:
-        return Planned(as_json(*plan_of(model, **options)))
-    except TypeError as error:
-        raise UsageError(f"plan() does not take that: {error}.") from None
+    _require_known("plan", options, set(signature(plan_of).parameters) - {"model"})
+    return Planned(as_json(*plan_of(**checked_values({"model": model, **options}))))
 
 
 def verify(
@@ -207,8 +194,6 @@ def _cancellation() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _size(name: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{name}: {error}.") from None
+def _require_known(function: str, options: Mapping[str, Any], known: Set[str]) -> None:
+    if unknown := sorted(options.keys() - known):
+        raise UsageError(f"{function}() has no option {', '.join(unknown)}; there are {', '.join(sorted(known))}.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -17,6 +18,7 @@ from ladder.errors import EXIT_FOUND, UsageError
 from ladder.text import shown
 
 FILE = Path("ladder.yaml")
+_OPTION = re.compile(r"--[a-z][a-z-]*")
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
@@ -45,6 +47,8 @@ def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, An
         content = yaml.safe_load(written.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply; it takes commands, and their options.") from None
     if content is None:
         return {}
     options = {command: dict(_options(app, command)) for command in _commands(app)}
@@ -53,8 +57,22 @@ def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, An
         known = _known(command, options, f"{path}: there is no command")
         for name, value in _mapping(values, f"{path}: {command}").items():
             parameter = _known(name, known, f"{path}: ladder {command} has no option")
-            defaults.setdefault(command, {})[parameter.name] = _as_typed(value)
+            several = _takes_several(parameter) and value is not None and not isinstance(value, list)
+            defaults.setdefault(command, {})[parameter.name] = _as_typed([value] if several else value)
     return defaults
+
+
+def naming_the_file(
+    app: typer.Typer, defaults: Mapping[str, Mapping[str, Any]], typed: Sequence[str], sentence: str
+) -> str:
+    """`sentence` of an error; where it names options that the file sets and nobody typed, it says so at its end."""
+    command = next((word for word in typed if word in defaults), None)
+    if command is None:
+        return sentence
+    named = set(_OPTION.findall(sentence)) - {word.partition("=")[0] for word in typed}
+    options = [f"--{name}" for name, parameter in _options(app, command) if parameter.name in defaults[command]]
+    from_file = [option for option in options if option in named]
+    return f"{sentence.removesuffix('.')} ({FILE} sets {', '.join(from_file)})." if from_file else sentence
 
 
 def schema(app: typer.Typer) -> dict[str, Any]:
@@ -109,19 +127,26 @@ def _options(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
                 yield longest.lstrip("-"), Parameter(name, annotation.__origin__, info)
 
 
-def _property(parameter: Parameter) -> dict[str, Any]:
+def _kind(parameter: Parameter) -> Any:
+    """The type of a value that is given."""
     kinds = [kind for kind in get_args(parameter.annotation) if kind is not type(None)]
-    kind = kinds[0] if isinstance(parameter.annotation, UnionType) else parameter.annotation
-    is_list = get_origin(kind) is list
-    kind = get_args(kind)[0] if is_list else kind
+    return kinds[0] if isinstance(parameter.annotation, UnionType) else parameter.annotation
+
+
+def _takes_several(parameter: Parameter) -> bool:
+    return get_origin(_kind(parameter)) is list
+
+
+def _property(parameter: Parameter) -> dict[str, Any]:
+    kind = get_args(_kind(parameter))[0] if _takes_several(parameter) else _kind(parameter)
     if parameter.info.parser is not None:  # a size or a duration, which may have a unit
         found: dict[str, Any] = {"type": ["string", "number"]}
     elif isinstance(kind, type) and issubclass(kind, Enum):
         found = {"enum": [member.value for member in kind]}
     else:
         found = {"type": _TYPES.get(kind, "string")}
-    if is_list:
-        found = {"type": "array", "items": found}
+    if _takes_several(parameter):  # one of them may stand without brackets
+        found = {"anyOf": [{"type": "array", "items": found}, found]}
     return {**found, "description": parameter.info.help or ""}
 
 

@@ -27,7 +27,10 @@ class DoctorFormat(str, Enum):
 
 
 def doctor(
-    build: Annotated[bool, typer.Option("--build", help="Build DeepSpeed's operators now; takes minutes.")] = False,
+    build: Annotated[
+        bool,
+        typer.Option("--build/--no-build", help="Build DeepSpeed's operators now; takes minutes.", show_default=False),
+    ] = False,
     nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
     model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,
     output_format: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.text,

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ladder.errors import EXIT_FOUND
+from ladder.errors import EXIT_FOUND, UsageError
+from ladder.text import shown
 
 
 class Target(str, Enum):
@@ -39,8 +40,12 @@ def export(
     """
     from ladder.emit.config import load_best_config
     from ladder.emit.export import exported
-    from ladder.emit.files import write_atomically
+    from ladder.emit.files import require_file_name, write_atomically
 
+    if output is not None:
+        require_file_name(output, "exported.yaml")
+        if output.resolve() == config.resolve():
+            raise UsageError(f"--output {shown(output)} is the answer itself, which is kept; name another file.")
     text = exported(load_best_config(config), config, target.value)
     if output is None:
         typer.echo(text, nl=False)

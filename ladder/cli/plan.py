@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 1 << 60
 _DEFAULT_BATCH = 128
+_MOST_GPUS = 1024
 
 
 class Format(str, Enum):
@@ -30,7 +31,7 @@ class Format(str, Enum):
 
 def plan(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, a config.json, or a bundled shape.")],
-    gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many; default: the machine's.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=_MOST_GPUS, help="How many; default: the machine's.")] = None,
     gpu_memory: Annotated[int | None, ask.size_option("Of one GPU, e.g. 80GiB; default: the machine's.")] = None,
     machine: Annotated[str | None, typer.Option(help="A bundled machine, e.g. a100-80, or a YAML file.")] = None,
     host_memory: ask.HostMemory = None,
@@ -39,7 +40,9 @@ def plan(
     dtype: ask.Dtype = ask.DtypeName.bf16,
     optimizer: ask.Optimizer = ask.OptimizerChoice.adamw,
     task: ask.Task = None,
-    liger: Annotated[bool, typer.Option("--liger", help="On Liger's kernels, which keep no logits.")] = False,
+    liger: Annotated[
+        bool, typer.Option("--liger/--no-liger", help="On Liger's kernels, which keep no logits.", show_default=False)
+    ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
 ) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.
@@ -90,6 +93,8 @@ def plan_of(
     from ladder.search.plan import plan as make_plan
     from ladder.tuning.kernels import require_liger
 
+    if gpus is not None and not 1 <= gpus <= _MOST_GPUS:
+        raise UsageError(f"--gpus {gpus} cannot be planned for; give 1 to {_MOST_GPUS}.")
     simulated = _machine(machine, gpus, gpu_memory)
     workload, world_size = _workload(
         model,

@@ -52,10 +52,9 @@ def report(
     if output is None:
         typer.echo(text, nl=False)
         return EXIT_FOUND
-    from ladder.emit.files import write_atomically
+    from ladder.emit.files import require_file_name, write_atomically
 
-    if output.is_dir():
-        raise UsageError(f"--output {str(output)!r} is a folder; name a file in it, such as report.html.")
+    require_file_name(output, "report.html")
     write_atomically(output, text)
     typer.echo(f"Wrote {output}")
     return EXIT_FOUND
@@ -65,8 +64,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
     """The run in `folder` as far as it has come. UsageError where nothing was measured."""
     from ladder.cli.stored_run import read_run
     from ladder.emit.config import load_best_config
-    from ladder.report.files import ANSWER_NAME
-    from ladder.report.run_data import ReportedRun
+    from ladder.report.run_data import ANSWER_NAME, ReportedRun
 
     stored = read_run(folder)
     if not stored.records:

@@ -97,7 +97,12 @@ def tune(
         ),
     ] = None,
     documented: Annotated[
-        bool, typer.Option("--documented", help="Only the documented ladder, and nothing that lies beyond it.")
+        bool,
+        typer.Option(
+            "--documented/--no-documented",
+            help="Only the documented ladder, and nothing that lies beyond it.",
+            show_default=False,
+        ),
     ] = False,
     allow: Annotated[
         list[str] | None,
@@ -114,9 +119,14 @@ def tune(
     save_weights: Annotated[
         Path | None, typer.Option(help="Let the proof also write the gathered weights here.")
     ] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Start every trial from nothing; slower.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold/--no-cold", help="Start every trial from nothing; slower.", show_default=False)
+    ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for GPUs that another tune or somebody's process uses.")
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="Wait for GPUs that another tune or somebody's process uses.", show_default=False
+        ),
     ] = False,
     launcher: Annotated[
         LauncherName, typer.Option(help="simulated: on a --machine that exists on paper; nothing is run.")
@@ -127,7 +137,9 @@ def tune(
     log_to: Annotated[
         TrackerChoice | None, typer.Option(help="Log each candidate to a tracker: `pip install 'ladder[wandb]'`.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the answer.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress; only the answer.", show_default=False)
+    ] = False,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="json: one document on stdout, all else on stderr.")
     ] = OutputFormat.text,
@@ -151,7 +163,7 @@ def tune(
     from ladder.launch.lease import InterruptedWaitError
     from ladder.tracking import tracking
     from ladder.tuning.interruption import interruptible
-    from ladder.tuning.options import TuneOptions, check_rungs
+    from ladder.tuning.options import TuneOptions, checked
     from ladder.tuning.run import run_tune
 
     options = TuneOptions(
@@ -172,7 +184,7 @@ def tune(
         liger=liger,
         documented=documented,
         allow=tuple(allow or ()),
-        rungs=check_rungs(rung or ()),
+        rungs=tuple(rung or ()),
         micro_batches=tuple(micro_batch or ()),
         run_dir=run_dir,
         output=output,
@@ -187,6 +199,7 @@ def tune(
     as_json = output_format is OutputFormat.json
     with interruptible() as interruption:
         try:
+            options = checked(options)  # before a tracker opens a run
             tracker = log_to.value if log_to else None
             with tracking(tracker, options) as tracked, watching(quiet=quiet) as view:
                 done = run_tune(options, tracked.before(view), interruption)

@@ -22,7 +22,9 @@ def verify(
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="How much slower than promised still holds.")
     ] = 0.05,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress; only the result.", show_default=False)
+    ] = False,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="json: one document on stdout, all else on stderr.")
     ] = OutputFormat.text,
@@ -43,11 +45,11 @@ def verify(
     from ladder.tuning.interruption import interruptible
     from ladder.verification import InterruptedVerificationError, run_verification
 
-    if steps is not None and minutes is not None:
-        raise UsageError("--steps and --minutes both say how long to train; give one of them.")
     view = QuietView() if quiet else PlainView()
     with interruptible() as interruption:
         try:
+            if steps is not None and minutes is not None:
+                raise UsageError("--steps and --minutes both say how long to train; give one of them.")
             done = run_verification(config, view, interruption, steps=steps, minutes=minutes, tolerance=tolerance)
         except InterruptedVerificationError:
             return interruption.exit_code

@@ -16,6 +16,7 @@ from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.units import gib
+from ladder.workload import ModelShape
 
 SCHEMA_VERSION = 1
 SECTION = "ladder"
@@ -77,6 +78,8 @@ def load_best_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"Cannot read {where}: {error.strerror or error}.") from error
     except ValueError as error:
         raise UsageError(f"{where} is not JSON: {error}.") from error
+    except RecursionError:
+        raise UsageError(f"{where} was not written by ladder: it is nested too deeply.") from None
     section = document.get(SECTION) if isinstance(document, dict) else None
     version = section.get("schema_version") if isinstance(section, dict) else None
     if not isinstance(section, dict) or type(version) is not int:
@@ -97,6 +100,17 @@ def load_best_config(path: Path) -> dict[str, Any]:
 def original_text(text: str) -> str:
     r"""The text before it was written: `\auto` stands for `auto`, `\\auto` for `\auto`, all else for itself."""
     return text[1:] if _AUTO.fullmatch(text) and text != "auto" else text
+
+
+def model_folder(model: ModelShape) -> str | None:
+    """Where on this machine a training program finds the model; None where it is a Hub's, or only a shape is known.
+
+    Absolute: what was typed is right from one working folder alone.
+    """
+    path = Path(os.path.abspath(model.name))
+    if model.source == "folder":
+        return str(path)
+    return str(path.parent) if model.source == "file" and path.name == "config.json" else None
 
 
 def _section(answer: Answer) -> dict[str, Any]:
@@ -132,6 +146,7 @@ def _section(answer: Answer) -> dict[str, Any]:
             "source": workload.model.source,
             "model_type": workload.model.model_type,
             "num_parameters": workload.model.num_parameters,
+            "folder": model_folder(workload.model),
         },
         "workload": {
             "task": workload.task,

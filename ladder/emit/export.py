@@ -14,9 +14,12 @@ from typing import Any
 
 from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.config import SECTION
-from ladder.emit.settings import Settings, settings_in
-from ladder.emit.trainer import trainer_arguments, trainer_command_line
+from ladder.emit.files import OutputPaths
+from ladder.emit.settings import YOUR_MODEL, Settings, settings_in
+from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
+from ladder.text import shown
 
+_CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
 # All that its plugin can switch on for a Llama-like model, as `use_liger_kernel` does.
 _AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 
@@ -24,6 +27,13 @@ _AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger
 def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
     """The text for `target`, a key of `EXPORTS`, from the content of the best_config.json at `config`."""
     return EXPORTS[target](document, config.absolute())
+
+
+def making_accelerate(config: Path) -> str:
+    """The command that writes the companion for accelerate beside `config`, which may have been copied without it."""
+    accelerate = OutputPaths.beside(config).accelerate
+    words = ["ladder", "export", str(config), "--for", "accelerate", "--output", str(accelerate)]
+    return shlex.join(words)
 
 
 def _trainer(document: Mapping[str, Any], config: Path) -> str:
@@ -40,21 +50,21 @@ def _deepspeed(document: Mapping[str, Any], config: Path) -> str:
 
 def _axolotl(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
-    arguments = trainer_arguments(settings, config)
+    arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
     fragment = {
         "base_model": settings.model,
         "sequence_len": settings.seq_len,
         "micro_batch_size": settings.micro_batch,
         "eval_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.accumulation,
-        "gradient_checkpointing": settings.gradient_checkpointing,
+        CHECKPOINTING: settings.gradient_checkpointing,
         settings.dtype: True,
         "max_grad_norm": settings.gradient_clipping,
         "optimizer": arguments["optim"],
         "deepspeed": arguments["deepspeed"],
     }
     if settings.gradient_checkpointing:
-        fragment["gradient_checkpointing_kwargs"] = arguments["gradient_checkpointing_kwargs"]
+        fragment[_CHECKPOINTING_KWARGS] = arguments[_CHECKPOINTING_KWARGS]
     if settings.liger:
         fragment |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(_AXOLOTL_LIGER, True)}
     run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
@@ -63,9 +73,9 @@ def _axolotl(document: Mapping[str, Any], config: Path) -> str:
 
 def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
-    arguments = trainer_arguments(settings, config)
+    arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
     # It switches checkpointing by a name of its own.
-    for name in ("gradient_checkpointing", "gradient_checkpointing_kwargs", "use_liger_kernel"):
+    for name in (CHECKPOINTING, _CHECKPOINTING_KWARGS, "use_liger_kernel"):
         arguments.pop(name, None)
     fragment = {
         "model_name_or_path": settings.model,
@@ -85,15 +95,20 @@ def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
 
 def _trl(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
+    arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
     # accelerate brings the DeepSpeed configuration; the Trainer's own key would be a second one.
-    arguments = {key: value for key, value in trainer_arguments(settings, config).items() if key != "deepspeed"}
+    del arguments["deepspeed"]
+    accelerate = OutputPaths.beside(config).accelerate
     fragment = {
         "model_name_or_path": settings.model,
         "max_length": settings.seq_len,
-        "accelerate_config": str(config.with_name(f"{config.stem}.accelerate.yaml")),
+        "accelerate_config": str(accelerate),
         **arguments,
     }
-    return _with_comment(settings, "trl sft --config your.yaml") + to_yaml(fragment)
+    missing = (
+        "" if accelerate.exists() else f"# First make its accelerate_config:\n#   {shown(making_accelerate(config))}\n"
+    )
+    return _with_comment(settings, "trl sft --config your.yaml") + missing + to_yaml(fragment)
 
 
 def _torchrun(document: Mapping[str, Any], config: Path) -> str:
@@ -129,7 +144,12 @@ def _exports(settings: Settings) -> list[str]:
 
 def _with_comment(settings: Settings, run: str) -> str:
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.environment.items())
-    return f"# Written by ladder. Add your data and learning rate, then:\n#   {environment} {run}\n"
+    yours = ""
+    if settings.model == YOUR_MODEL:
+        yours = (
+            f"# Put the name of yours for `{YOUR_MODEL}`: {shown(settings.shape)} is a shape, with nothing to load.\n"
+        )
+    return f"# Written by ladder. Add your data and learning rate, then:\n#   {environment} {run}\n{yours}"
 
 
 EXPORTS: Mapping[str, Callable[[Mapping[str, Any], Path], str]] = {

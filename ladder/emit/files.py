@@ -23,17 +23,22 @@ class OutputPaths:
     @classmethod
     def beside(cls, output: Path) -> OutputPaths:
         """The four paths for `output`, such as `best_config.json`. UsageError if it cannot name a file."""
-        if not output.name or output.name == "..":
-            raise UsageError(f"{str(output)!r} does not name a file to write; give one such as best_config.json.")
+        require_file_name(output, "best_config.json")
         config = Path(os.path.abspath(output))
-        if config.is_dir():
-            raise UsageError(f"{str(config)!r} is a folder; name a file in it, such as best_config.json.")
         return cls(
             config=config,
             trainer=config.with_name(f"{config.stem}.trainer.json"),
             accelerate=config.with_name(f"{config.stem}.accelerate.yaml"),
             launch=config.with_name(f"{config.stem}.launch.sh"),
         )
+
+
+def require_file_name(output: Path, example: str) -> None:
+    """UsageError where no file can be written as `output`; `example` is a name that could."""
+    if not output.name or output.name == "..":
+        raise UsageError(f"{str(output)!r} does not name a file to write; give one such as {example}.")
+    if output.is_dir():
+        raise UsageError(f"{str(output)!r} is a folder; name a file in it, such as {example}.")
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:

@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.emit.answer import Answer
-from ladder.emit.config import SECTION, launch_environment, original_text
-from ladder.workload import Dtype, OptimizerName
+from ladder.emit.config import SECTION, launch_environment, model_folder, original_text
+from ladder.workload import Dtype, OptimizerName, Source
+
+YOUR_MODEL = "your model"
+"""Where the user has to name one: no Hub id has a space, so that nobody's model is loaded for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +20,9 @@ class Settings:
     """The answer without its measurements."""
 
     model: str
+    """What a training program loads: a Hub id, an absolute folder, or `YOUR_MODEL`."""
+    shape: str
+    """What was tuned, as it was asked for."""
     seq_len: int
     dtype: Dtype
     optimizer: OptimizerName
@@ -30,6 +36,8 @@ class Settings:
     device: Literal["cuda", "cpu"]
     stage: int
     environment: Mapping[str, str]
+    transformers: str
+    """The version that was measured with; empty where it is not known."""
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -42,7 +50,8 @@ def settings_of(source: Answer | Settings) -> Settings:
         return source
     workload, candidate = source.workload, source.candidate
     return Settings(
-        model=workload.model.name,
+        model=_loadable(workload.model.name, workload.model.source, model_folder(workload.model)),
+        shape=workload.model.name,
         seq_len=workload.seq_len,
         dtype=workload.dtype,
         optimizer=workload.optimizer,
@@ -55,6 +64,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         device=source.device,
         stage=candidate.engine.rung.stage,
         environment=launch_environment(source),
+        transformers=source.versions.get("transformers", ""),
     )
 
 
@@ -66,9 +76,11 @@ def checkpoint_every_in(section: Mapping[str, Any]) -> int:
 def settings_in(document: Mapping[str, Any]) -> Settings:
     """The settings in a best_config.json, as `load_best_config` returns it."""
     section = document[SECTION]
-    workload = section["workload"]
+    workload, model = section["workload"], section["model"]
+    name = original_text(model["name"])
     return Settings(
-        model=original_text(section["model"]["name"]),
+        model=_loadable(name, model["source"], model.get("folder")),
+        shape=name,
         seq_len=workload["seq_len"],
         dtype=workload["dtype"],
         optimizer=workload["optimizer"],
@@ -81,4 +93,12 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         device=section["device"],
         stage=RUNGS_BY_NAME[section["rung"]].stage,
         environment=section["environment"],
+        transformers=section["versions"].get("transformers", ""),
     )
+
+
+def _loadable(name: str, source: Source, folder: str | None) -> str:
+    """A bundled shape that goes by a Hub id stands in for that model; by ladder's own name it is none to load."""
+    if folder is not None:
+        return folder
+    return name if source == "hub" or (source == "bundled" and "/" in name) else YOUR_MODEL

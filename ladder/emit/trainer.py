@@ -8,29 +8,38 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
 
+CHECKPOINTING = "gradient_checkpointing"
+"""The Trainer's name for it up to transformers 5.22, and still that of the programs built on it."""
+_NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 
-def trainer_arguments(answer: Answer | Settings, config_path: Path) -> dict[str, Any]:
+
+def trainer_arguments(
+    answer: Answer | Settings, config_path: Path, *, checkpointing: str | None = None
+) -> dict[str, Any]:
     """TrainingArguments under which a Trainer script trains as measured; HfArgumentParser.parse_json_file reads them.
 
     The Trainer refuses to start where micro-batch, accumulation, clipping or dtype differ from `config_path`'s. It
-    holds nothing of the user's own: learning rate, schedule, data and output folder stay theirs.
+    holds nothing of the user's own: learning rate, schedule, data and output folder stay theirs. `checkpointing` is the
+    name under which gradient checkpointing is switched; None for that of the transformers that was measured with.
     """
     settings = settings_of(answer)
+    switch = checkpointing or _checkpointing_name(settings.transformers)
     arguments: dict[str, Any] = {
         "deepspeed": os.path.abspath(config_path),
         "per_device_train_batch_size": settings.micro_batch,
         # Proven with an evaluation pass at this size; the Trainer's own default of 8 was not.
         "per_device_eval_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.accumulation,
-        # Known by this name to every transformers 5; from 5.23 it is an alias that warns.
-        "gradient_checkpointing": settings.gradient_checkpointing,
+        switch: settings.gradient_checkpointing,
     }
     if settings.gradient_checkpointing:
         partial = {"every_n_layers": settings.checkpoint_every} if settings.checkpoint_every > 1 else {}
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False, **partial}
+        arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **partial}
     if settings.liger:
         arguments["use_liger_kernel"] = True
     arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **_optimizer(settings)}
@@ -46,6 +55,14 @@ def trainer_command_line(arguments: dict[str, Any]) -> str:
         text = value if isinstance(value, str) else json.dumps(value)
         words += [f"--{name}", shlex.quote(text)]
     return " ".join(words)
+
+
+def _checkpointing_name(transformers: str) -> str:
+    """From 5.23 on the old name is an alias that warns, and goes in 6; before, the new one is an error."""
+    try:
+        return _NEWER_CHECKPOINTING if Version(transformers) >= _NEWER_SINCE else CHECKPOINTING
+    except InvalidVersion:  # none is installed, or one that somebody built and named
+        return CHECKPOINTING
 
 
 def _optimizer(settings: Settings) -> dict[str, Any]:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ladder.emit.config import to_json
+from ladder.emit import Answer, emit_all
 from ladder.emit.files import write_atomically
 from ladder.errors import EnvironmentFaultError
-from ladder.report.run_data import ReportedRun
+from ladder.report.run_data import ANSWER_NAME, ReportedRun
 from ladder.text import shown
 
-ANSWER_NAME = "best_config.json"
 
-
-def write_reports(run: ReportedRun) -> list[str]:
-    """Write trials.csv, report.html and a copy of the answer into the run's folder; returns what went wrong.
+def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
+    """Write trials.csv, the answer with its companions, and report.html into the run's folder; returns what went wrong.
 
     The answer itself is written by then: neither a full disk nor a package that is missing, nor a bug in a figure, may
     turn it into a failure.
     """
-    texts: dict[str, Callable[[], str]] = {"trials.csv": lambda: csv_of(run), "report.html": lambda: page_of([run])}
-    if run.config is not None:
-        texts[ANSWER_NAME] = lambda: to_json(run.config or {})
+    steps: dict[str, Callable[[], object]] = {}
+
+    def add(name: str, compose: Callable[[], str]) -> None:
+        steps[name] = lambda: write_atomically(run.folder / name, compose())
+
+    add("trials.csv", lambda: csv_of(run))
+    if answer is not None:
+        steps[ANSWER_NAME] = lambda: emit_all(answer, run.folder / ANSWER_NAME)
+    add("report.html", lambda: page_of([run]))  # last: it names the files of the answer that are there
     trouble = []
-    for name, compose in texts.items():
+    for name, write in steps.items():
         try:
-            write_atomically(run.folder / name, compose())
+            write()
         except EnvironmentFaultError as error:
             trouble.append(str(error))
         except Exception as error:

@@ -14,6 +14,9 @@ from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import answer
 from ladder.search.space import Space, ranking
 
+ANSWER_NAME = "best_config.json"
+"""The copy of the answer in its run folder."""
+
 
 def is_simulated(facts: Mapping[str, Any]) -> bool:
     """Whether a history with these facts is of a machine that exists on paper."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ladder.emit.export import making_accelerate
+from ladder.emit.files import OutputPaths
 from ladder.emit.launch import APPLY_LIGER
 from ladder.report.run_data import ReportedRun
 from ladder.search.hardware import mfu
@@ -13,9 +16,6 @@ from ladder.search.space import measured
 from ladder.units import counted, format_bytes
 
 _NONE = "–"
-_VERIFYING = """
-# does it still fit, after an upgrade?
-ladder verify best_config.json"""
 SIMULATED = "Simulated: no trial was run, and nothing here is measured or proven."
 
 
@@ -68,19 +68,22 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     return figures
 
 
-def usage(config: Mapping[str, Any]) -> str:
-    """The commands that use best_config.json, for a terminal."""
-    section = config["ladder"]
+def usage(config: Mapping[str, Any], path: Path) -> str:
+    """The commands that use the answer at `path`, for a terminal in any folder."""
+    section, answer = config["ladder"], shlex.quote(str(path))
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
-    verifying = "" if section["proof"].get("simulated") else _VERIFYING
+    simulated = section["proof"].get("simulated")
+    verifying = "" if simulated else f"\n# does it still fit, after an upgrade?\nladder verify {answer}"
     kernels = f"; it first calls {APPLY_LIGER}" if section.get("liger") else ""
+    accelerate = OutputPaths.beside(path).accelerate
+    making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # an older tune did not write it here
     return f"""\
-# the environment {"it was measured in" if verifying else "that trials would have"}
+# the environment {"that trials would have" if simulated else "it was measured in"}
 {exports}
-# a Hugging Face Trainer script; its arguments have to agree: `ladder export best_config.json --for trainer`
-torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed best_config.json
+# a Hugging Face Trainer script; its arguments have to agree: `ladder export {answer} --for trainer`
+torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed {answer}
 # an accelerate script{kernels}
-accelerate launch --config_file best_config.accelerate.yaml train.py{verifying}"""
+{making}accelerate launch --config_file {shlex.quote(str(accelerate))} train.py{verifying}"""
 
 
 def environment(run: ReportedRun) -> list[tuple[str, str]]:

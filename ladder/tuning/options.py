@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from ladder.candidates import RUNGS_BY_NAME, rung_name
 from ladder.errors import UsageError
+from ladder.search.policy import STRATEGIES
 from ladder.text import shown
+from ladder.units import parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task
 
+LauncherName = Literal["local", "simulated"]
 _KNOB_TRIALS = 12
 BF16_STATES = "bf16-states"
 NUMERICS = (BF16_STATES,)
@@ -55,7 +61,7 @@ class TuneOptions:
     """Wait for GPUs that another tune or process uses."""
     knobs: int | None = None
     """Settings of the winner's DeepSpeed knobs to try; None: 12 where a time budget bounds them, else none."""
-    launcher: Literal["local", "simulated"] = "local"
+    launcher: LauncherName = "local"
     machine: str | None = None
     """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
@@ -66,6 +72,141 @@ def check_rungs(names: Sequence[str], option: str = "--rung", *, or_engines: boo
         if (rung_name(name) if or_engines else name) not in RUNGS_BY_NAME:
             raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)
+
+
+def checked(options: TuneOptions) -> TuneOptions:
+    """`options` with every value as its type says. UsageError, in one sentence, for one that cannot be."""
+    return TuneOptions(**checked_values(vars(options)))
+
+
+def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by field of `TuneOptions`, as Python callers write them, in the fields' own types.
+
+    A size may be a text with its unit, a path a text, and one thing may stand for a sequence of one. None is for
+    fields with a default of our own. UsageError, in one sentence, for what cannot be: the search and the files would
+    meet it after hours of trials.
+    """
+    return {name: _checked(name, value) for name, value in values.items()}
+
+
+def _checked(name: str, value: Any) -> Any:
+    if value is None and name in _OURS_BY_DEFAULT:
+        return None
+    try:
+        return _READERS[name](value)
+    except ValueError as error:
+        raise UsageError(f"{_OPTIONS.get(name, '--' + name.replace('_', '-'))}: {error}.") from None
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
+    wanted = f"a whole number of at least {least}" if most == math.inf else f"a whole number from {least} to {most}"
+
+    def read(value: Any) -> int:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+            raise _unfit(value, wanted)
+        return int(value)
+
+    return read
+
+
+def _number(wanted: str, holds: Callable[[float], bool]) -> Callable[[Any], float]:
+    """A reader of numbers for which `holds`; none may be infinite or NaN, which JSON has no words for."""
+
+    def read(value: Any) -> float:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not abs(value) < _UNBOUNDED or not holds(value):
+            raise _unfit(value, wanted)
+        return float(value)
+
+    return read
+
+
+def _one_of(names: Collection[str]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"{_seen(value)} is unknown; there are {', '.join(names)}")
+        return value
+
+    return read
+
+
+def _sequence(read_one: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    def read(value: Any) -> tuple[Any, ...]:
+        several = isinstance(value, list | tuple | set | frozenset | range)
+        return tuple(map(read_one, value if several else (value,)))
+
+    return read
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _unfit(value, "True or False")
+    return value
+
+
+def _size(value: Any) -> int:
+    return parse_bytes(value) if isinstance(value, str) else _whole(1)(value)
+
+
+def _text(value: Any, wanted: str = "a text") -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise _unfit(value, wanted)
+    return text
+
+
+def _path(value: Any) -> Path:
+    return Path(_text(value, "a path"))
+
+
+def _rung(value: Any) -> str:
+    return check_rungs([_text(value)])[0]
+
+
+def _unfit(value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{_seen(value)} will not do; give {wanted}")
+
+
+def _seen(value: Any) -> str:
+    """`value` as Python writes it, short enough for a sentence."""
+    return shown(repr(value))[:60]
+
+
+_UNBOUNDED = 1e30
+"""No figure that is asked for comes near it; an int that no float can hold is beyond it, too."""
+_OPTIONS = {"model": "MODEL", "rungs": "--rung", "micro_batches": "--micro-batch"}
+"""What the command calls them where it is not the field's name."""
+_OURS_BY_DEFAULT = frozenset(field.name for field in fields(TuneOptions) if field.default is None)
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "model": _text,
+    "gpus": _whole(0),
+    "task": _one_of(get_args(Task)),
+    "seq_len": _whole(2),
+    "global_batch_size": _whole(1),
+    "dtype": _one_of(get_args(Dtype)),
+    "optimizer": _one_of(get_args(OptimizerName)),
+    "gradient_clipping": _number("a number of at least 0 (0: no clipping)", lambda norm: norm >= 0),
+    "gpu_memory": _size,
+    "host_memory": _size,
+    "nvme_path": _path,
+    "time_budget": _number("a number of seconds above 0", lambda seconds: seconds > 0),
+    "strategy": _one_of(STRATEGIES),
+    "tolerance": _number("a number from 0 to 0.5", lambda share: 0 <= share <= 0.5),
+    "audit": _number("a number from 0 to 1", lambda share: 0 <= share <= 1),
+    "liger": _switch,
+    "documented": _switch,
+    "allow": _sequence(_text),
+    "rungs": _sequence(_rung),
+    "micro_batches": _sequence(_whole(1)),
+    "run_dir": _path,
+    "output": _path,
+    "save_weights": _path,
+    "cold": _switch,
+    "wait": _switch,
+    "knobs": _whole(0, 200),
+    "launcher": _one_of(get_args(LauncherName)),
+    "machine": _text,
+}
 
 
 def require_text(options: TuneOptions) -> None:
@@ -88,6 +229,11 @@ def require_effect(options: TuneOptions) -> None:
     """Nothing is silently ignored: what only one strategy obeys is refused with another."""
     if options.audit and options.strategy != "auto":
         raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
+    if options.tolerance != TuneOptions.tolerance and options.strategy != "auto":
+        raise UsageError(
+            f"--tolerance has no effect with --strategy {options.strategy}, which leaves nothing untried by belief; "
+            "leave it out, or use --strategy auto."
+        )
     for name in options.allow:
         if name not in NUMERICS:
             raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(NUMERICS)}.")

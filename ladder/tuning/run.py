@@ -34,7 +34,7 @@ from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.kernels import about_liger, tries_liger
-from ladder.tuning.options import BF16_STATES, TuneOptions, num_knob_trials, require_effect, require_text
+from ladder.tuning.options import BF16_STATES, TuneOptions, checked, num_knob_trials, require_effect, require_text
 from ladder.tuning.problem import knows_partial, make_space, micro_batches_of, run_fingerprint
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.tuning.tuner import Tuner, TuneResult, View
@@ -69,6 +69,7 @@ class TuneOutput:
 
 def run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
+    options = checked(options)
     require_text(options)
     require_effect(options)
     with Leases(wait=options.wait, note=view.note, cancelled=cancelled) as leases:
@@ -138,7 +139,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
         facts=facts,
         config=best_config(answer) if answer else None,
     )
-    for trouble in write_reports(reported):
+    for trouble in write_reports(reported, answer):
         view.note(f"Warning: {trouble}")
     return TuneOutput(
         result=result,

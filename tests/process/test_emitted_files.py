@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.outcome import Measurement
+from ladder.tuning.run import package_versions
 from ladder.workload import ModelShape, Workload
 
 for needed in ("torch", "deepspeed", "transformers", "accelerate"):
@@ -75,7 +77,7 @@ def answer_on(rung: str) -> Answer:
         host_threads=3,
         allocator={},
         nvme_path=None,
-        versions={"flash.attention": "auto"},
+        versions={"flash.attention": "auto", **package_versions()},
         run_dir=Path("auto"),
         proof={"steps": 4, "evaluation": True, "gathered_weights": True},
         warnings=("auto",),
@@ -174,6 +176,25 @@ def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_st
         assert rank["checkpointed_layers"] == [True, False]
         assert rank["master_dtype"] == "torch.bfloat16"
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
+
+
+@pytest.mark.parametrize("every", [0, 1, HALF])
+def test_transformers_takes_the_arguments_without_a_warning_about_checkpointing(every: int, tmp_path: Path) -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    answer = replace(answer_on("zero0"), candidate=replace(answer_on("zero0").candidate, checkpoint_every=every))
+    emitted = trainer_arguments(answer, tmp_path / "best_config.json")
+    del emitted["deepspeed"]  # which would make this process a rank
+    (tmp_path / "arguments.json").write_text(json.dumps(emitted))
+    parser = HfArgumentParser(TrainingArguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*checkpointing")
+        (of_the_file,) = parser.parse_json_file(tmp_path / "arguments.json")
+        (typed,) = parser.parse_args_into_dataclasses(shlex.split(trainer_command_line(emitted)))
+    partial = {"every_n_layers": HALF} if every == HALF else {}
+    for arguments in (of_the_file, typed):
+        assert arguments.gradient_checkpointing is (every > 0)
+        assert arguments.gradient_checkpointing_kwargs == ({"use_reentrant": False, **partial} if every else None)
 
 
 def test_accelerate_launch_trains_a_plain_script_with_the_yaml_at_stage_2(tmp_path: Path, reports: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import ladder
 from ladder.cli.views import QuietView
 from ladder.errors import NothingFitsError, UsageError
 from ladder.protocol import TrialSpec
+from ladder.tuning.options import TuneOptions, checked_values
+from ladder.tuning.run import run_tune
 
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
 
@@ -74,11 +77,86 @@ def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: P
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"gpu": 4}, "no option gpu"), ({"gpu_memory": "lots"}, "'lots' is not a size"), ({"rungs": ["zero9"]}, "zero9")],
+    [
+        ({"gpu": 4}, "no option gpu"),
+        ({"gpu_memory": "lots"}, "'lots' is not a size"),
+        ({"gpu_memory": 0}, "--gpu-memory: 0 will not do; give a whole number of at least 1"),
+        ({"rungs": ["zero9"]}, "zero9"),
+        ({"rungs": "zero9"}, "--rung zero9 is unknown"),
+        ({"rungs": None}, "--rung: None will not do"),
+        ({"strategy": "nope"}, "--strategy: 'nope' is unknown; there are auto, "),
+        ({"dtype": "fp32"}, "--dtype: 'fp32' is unknown; there are bf16, fp16"),
+        ({"optimizer": "lion"}, "--optimizer: 'lion' is unknown"),
+        ({"task": ["causal-lm"]}, "--task: .* is unknown"),
+        ({"launcher": "magic"}, "--launcher: 'magic' is unknown"),
+        ({"time_budget": "15m"}, "--time-budget: '15m' will not do; give a number of seconds above 0"),
+        ({"time_budget": 0}, "--time-budget: 0 will not do"),
+        ({"seq_len": "2048"}, "--seq-len: '2048' will not do; give a whole number of at least 2"),
+        ({"seq_len": -5}, "--seq-len: -5 will not do"),
+        ({"seq_len": 0}, "--seq-len: 0 will not do"),
+        ({"seq_len": 2048.0}, "--seq-len: 2048.0 will not do"),
+        ({"global_batch_size": 0}, "--global-batch-size: 0 will not do"),
+        ({"gpus": -1}, "--gpus: -1 will not do"),
+        ({"gpus": True}, "--gpus: True will not do"),
+        ({"micro_batches": [4, 0]}, "--micro-batch: 0 will not do"),
+        ({"tolerance": -1}, "--tolerance: -1 will not do; give a number from 0 to 0.5"),
+        ({"audit": 2}, "--audit: 2 will not do"),
+        ({"knobs": 1000}, "--knobs: 1000 will not do; give a whole number from 0 to 200"),
+        ({"gradient_clipping": -1.0}, "--gradient-clipping: -1.0 will not do"),
+        ({"gradient_clipping": None}, "--gradient-clipping: None will not do"),
+        ({"gradient_clipping": float("nan")}, "--gradient-clipping: nan will not do"),
+        ({"gradient_clipping": float("inf")}, "--gradient-clipping: inf will not do"),
+        ({"gradient_clipping": 10**400}, "--gradient-clipping: 1000"),
+        ({"output": None}, "--output: None will not do; give a path"),
+        ({"run_dir": 3}, "--run-dir: 3 will not do; give a path"),
+        ({"liger": "yes"}, "--liger: 'yes' will not do; give True or False"),
+        ({"machine": 40}, "--machine: 40 will not do; give a text"),
+        ({"strategy": "walk", "tolerance": 0.1}, "--tolerance has no effect with --strategy walk"),
+    ],
 )
 def test_an_option_that_cannot_be_is_a_usage_error(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         ladder.tune("llama-2-7b", **{**PAPER, **options})
+
+
+def test_every_option_of_a_tune_is_checked() -> None:
+    for field in fields(TuneOptions):
+        with pytest.raises(UsageError):
+            checked_values({field.name: object()})
+
+
+def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
+    with pytest.raises(UsageError, match="--gradient-clipping: inf will not do"):
+        run_tune(TuneOptions(model="llama-2-7b", gradient_clipping=float("inf")), QuietView())
+
+
+def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
+    given = {"rungs": "zero2", "micro_batches": 4, "allow": "bf16-states", "output": "best.json", "host_memory": "1GiB"}
+    assert checked_values({**given, "model": Path("a"), "gpus": None}) == {
+        "rungs": ("zero2",),
+        "micro_batches": (4,),
+        "allow": ("bf16-states",),
+        "output": Path("best.json"),
+        "host_memory": 1 << 30,
+        "model": "a",
+        "gpus": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": -4}, "--gpus: -4 will not do"),
+        ({"gpus": 0}, "--gpus 0 cannot be planned for; give 1 to 1024"),
+        ({"seq_len": -3}, "--seq-len: -3 will not do"),
+        ({"dtype": "fp32"}, "--dtype: 'fp32' is unknown"),
+        ({"host_memory": 0}, "--host-memory: 0 will not do"),
+        ({"speed": 1}, r"plan\(\) has no option speed; there are dtype, "),
+    ],
+)
+def test_a_plan_refuses_what_a_tune_refuses(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ladder.plan("llama-2-7b", **{"gpus": 4, "gpu_memory": "40GiB", **options})
 
 
 def test_a_plan_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +166,6 @@ def test_a_plan_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--format", "json"]) == 0
     assert planned.facts == json.loads(capsys.readouterr().out)
     assert list(planned.rungs["rung"]) == [row["rung"] for row in planned.facts["rungs"]]
-    with pytest.raises(UsageError, match="speed"):
-        ladder.plan("llama-2-7b", speed=1)
 
 
 def test_a_tune_runs_off_the_main_thread(tmp_path: Path) -> None:

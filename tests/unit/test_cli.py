@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -34,6 +35,7 @@ HEAVY = (
     "yaml",
 )
 ROOT = Path(__file__).parents[2]
+HELP = re.compile(r'help="([^"]*)"')
 COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema")
 
 
@@ -56,6 +58,12 @@ COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "
         (["tune", "tiny-llama", "--dtype", "fp8"], "fp8"),
         (["tune", "tiny-llama", "--strategy", "magic"], "magic"),
         (["tune", "tiny-llama", "--rung", "zero9"], "--rung zero9 is unknown"),
+        (["tune", "tiny-llama", "--gradient-clipping", "inf"], "--gradient-clipping: inf will not do"),
+        (["tune", "tiny-llama", "--time-budget", "inf"], "--time-budget: inf will not do"),
+        (
+            ["tune", "tiny-llama", "--tolerance", "0.1", "--strategy", "walk"],
+            "--tolerance has no effect with --strategy",
+        ),
         (["explain", "--why", "zero9"], "--why zero9 is unknown"),
         (["export", "--for", "nothing"], "'--for': 'nothing' is not one of"),
     ],
@@ -148,6 +156,49 @@ def test_every_command_s_help_has_examples_of_it(command: str, capsys: pytest.Ca
     assert main([command, "--help"]) == 0
     examples = capsys.readouterr().out.partition("Examples:")[2]
     assert f"ladder {command}" in examples
+
+
+def test_every_square_bracket_of_the_sources_is_in_the_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    texts = [text for path in (ROOT / "ladder" / "cli").glob("*.py") for text in HELP.findall(path.read_text())]
+    written = [part for text in texts for part in re.findall(r"\[[^\]]+\]", text)]
+    assert len([part for part in written if part.startswith("[default: ")]) >= 7
+    assert [part for part in written if part not in printed] == []
+    assert "pip install 'ladder[wandb]'" in printed
+
+
+def test_a_bare_ladder_prints_its_help_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert "Usage: " in printed.out
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tune", "tiny-llama", "--rung", "zero9"],
+        ["tune", "tiny-llama", "--gpus", "-1"],
+        ["tune", "tiny-llama", "--machine", "a100-40"],
+        ["verify", "none.json"],
+        ["verify", "--steps", "1", "--minutes", "1"],
+        ["verify", "--steps", "0"],
+    ],
+    ids=" ".join,
+)
+def test_whoever_asks_for_json_gets_a_document_for_every_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--format", "json"]) == 2
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["exit_code"] == 2
+    assert printed.err == f"ladder: {document['error']}\n"
 
 
 def test_no_command_is_left_out_of_these_tests() -> None:

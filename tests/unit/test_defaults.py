@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
-from ladder.cli.main import main
+from ladder.cli.main import app, main
 
 
 @pytest.fixture
@@ -66,6 +67,57 @@ def test_what_no_command_knows_is_refused_in_one_sentence(
     assert printed.err.count("\n") == 1
 
 
+def test_one_value_stands_for_a_list_of_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ladder.yaml").write_text("tune: {rung: zero2, micro-batch: 2}")
+    options = ["--launcher", "simulated", "--machine", "a100-40", "--format", "json", "--run-dir", "run", "--quiet"]
+    assert main(["tune", "llama-2-7b", *options]) == 0
+    rows = json.loads(capsys.readouterr().out)["candidates"]
+    assert {(row["rung"], row["micro_batch"]) for row in rows} == {("zero2", 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("tune: {gpus: many}", "--gpus"),
+        ("tune: {rung: zero9}", "--rung"),
+        ("tune: {time-budget: soon}", "--time-budget"),
+        ("tune: {wait: true}", "--wait"),
+    ],
+)
+def test_a_wrong_value_of_the_file_is_said_to_be_the_file_s_and_one_that_was_typed_is_not(
+    text: str, option: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "ladder.yaml").write_text(text)
+    command = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40"]
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith(f" (ladder.yaml sets {option}).\n")
+    assert main([*command, option, *([] if option == "--wait" else ["nonsense"])]) == 2
+    assert "ladder.yaml" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "switch"),
+    [("tune", name) for name in ("documented", "cold", "wait", "quiet", "liger")]
+    + [("verify", "quiet"), ("plan", "liger"), ("doctor", "build")],
+)
+def test_every_switch_of_the_file_can_be_typed_off(command: str, switch: str) -> None:
+    group = typer.main.get_command(app)
+    with group.commands[command].make_context(  # type: ignore[attr-defined]
+        command,
+        [f"--no-{switch}", *(["tiny-llama"] if command in ("tune", "plan") else [])],
+        default_map={switch: True},
+    ) as context:
+        assert context.params[switch] is False
+
+
+def test_a_file_that_is_nested_without_end_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ladder.yaml").write_text("[" * 5000)
+    assert main(["plan", "tiny-llama"]) == 2
+    assert (
+        capsys.readouterr().err == "ladder: ladder.yaml is nested too deeply; it takes commands, and their options.\n"
+    )
+
+
 def test_an_empty_file_says_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "ladder.yaml").write_text("")
     assert planned(capsys, "--gpus", "1", "--gpu-memory", "80GiB")["gpus"] == 1
@@ -77,7 +129,7 @@ def test_the_schema_knows_every_option_and_no_other(capsys: pytest.CaptureFixtur
     tune = schema["properties"]["tune"]
     assert tune["additionalProperties"] is False
     assert tune["properties"]["gpus"]["type"] == "integer"
-    assert tune["properties"]["rung"]["type"] == "array"
+    assert [way["type"] for way in tune["properties"]["rung"]["anyOf"]] == ["array", "string"]
     assert "auto" in tune["properties"]["strategy"]["enum"]
     assert tune["properties"]["wait"]["type"] == tune["properties"]["liger"]["type"] == "boolean"
     assert all(

@@ -172,6 +172,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
             "source": "bundled",
             "model_type": "llama",
             "num_parameters": 6_738_415_616,
+            "folder": None,
         },
         "workload": {
             "task": "causal-lm",
@@ -294,6 +295,30 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, content: bytes, comp
         load_best_config(path)
 
 
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 5000)
+    with pytest.raises(UsageError, match="it is nested too deeply"):
+        load_best_config(tmp_path / "deep.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "folder"),
+    [
+        ("models/mine", "folder", "models/mine"),
+        ("models/mine/config.json", "file", "models/mine"),
+        ("models/shape.json", "file", None),
+        ("org/model", "hub", None),
+        ("llama-2-7b", "bundled", None),
+    ],
+)
+def test_the_section_says_where_the_model_lies_from_any_folder(
+    name: str, source: str, folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = best_config(answer(shape={"name": name, "source": source}))["ladder"]["model"]["folder"]
+    assert said == (None if folder is None else str(tmp_path / folder))
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.json' does not exist"):
         load_best_config(tmp_path / "none.json")
@@ -323,6 +348,23 @@ def test_checkpointing_that_is_off_is_said_so_without_settings() -> None:
     arguments = trainer_arguments(answer(candidate=off), Path("c.json"))
     assert arguments["gradient_checkpointing"] is False
     assert "gradient_checkpointing_kwargs" not in arguments
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("5.22.0", "gradient_checkpointing"),
+        ("5.23.0", "activation_checkpointing"),
+        ("6.0.1", "activation_checkpointing"),
+        ("not installed", "gradient_checkpointing"),
+    ],
+)
+def test_checkpointing_has_the_name_that_the_measured_transformers_knows_without_a_warning(
+    version: str, name: str
+) -> None:
+    arguments = trainer_arguments(answer(versions={"transformers": version}), Path("c.json"))
+    said = {key: value for key, value in arguments.items() if "checkpointing" in key}
+    assert said == {name: True, f"{name}_kwargs": {"use_reentrant": False}}
 
 
 @pytest.mark.parametrize(

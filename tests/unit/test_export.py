@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ def test_every_program_trains_the_same(target: str, config: Path, document: dict
     fragment, names, answer = yaml.safe_load(exported(document, config, target)), NAMES[target], document["ladder"]
     assert fragment[names["batch"]] == answer["micro_batch"]
     assert fragment[names["length"]] == answer["workload"]["seq_len"]
-    assert fragment[names["model"]] == answer["model"]["name"]
+    assert fragment[names["model"]] == "your model"
     assert fragment["gradient_accumulation_steps"] == answer["accumulation"]
     assert fragment[answer["workload"]["dtype"]] is True
     assert fragment["max_grad_norm"] == answer["workload"]["gradient_clipping"]
@@ -82,6 +84,103 @@ def test_deepspeed_is_named_once_in_what_trl_gets(config: Path, document: dict[s
     fragment = yaml.safe_load(exported(document, config, "trl"))
     assert "deepspeed" not in fragment
     assert Path(fragment["accelerate_config"]).is_file()
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize(
+    ("model", "loadable"),
+    [
+        ({"name": "org/model", "source": "hub"}, "org/model"),
+        ({"name": "gpt2", "source": "hub"}, "gpt2"),
+        ({"name": "meta-llama/Llama-2-7b-hf", "source": "bundled"}, "meta-llama/Llama-2-7b-hf"),
+        ({"name": "mine", "source": "folder", "folder": "/models/mine"}, "/models/mine"),
+        ({"name": "mine/config.json", "source": "file", "folder": "/models/mine"}, "/models/mine"),
+        ({"name": "shape.json", "source": "file"}, "your model"),
+        ({"name": "a\nmicro_batch_size: 7", "source": "bundled"}, "your model"),
+    ],
+)
+def test_the_model_is_one_to_load_or_the_user_s_to_name(
+    target: str, model: dict[str, str], loadable: str, config: Path, document: dict[str, Any]
+) -> None:
+    text = exported({**document, "ladder": {**document["ladder"], "model": model}}, config, target)
+    assert yaml.safe_load(text)[NAMES[target]["model"]] == loadable
+    assert yaml.safe_load(text).get("micro_batch_size") != 7
+    assert ("# Put the name of yours for `your model`: " in text) is (loadable == "your model")
+
+
+@pytest.mark.parametrize("version", ["5.22.0", "5.23.0"])
+def test_programs_built_on_the_trainer_get_the_name_of_checkpointing_that_they_know(
+    version: str, config: Path, document: dict[str, Any]
+) -> None:
+    section = {**document["ladder"], "checkpoint_every": 1, "versions": {"transformers": version}}
+    answer = {**document, "ladder": section}
+    for target in ("axolotl", "trl"):
+        fragment = yaml.safe_load(exported(answer, config, target))
+        assert fragment["gradient_checkpointing"] is True
+        assert fragment["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+    for target in NAMES:
+        assert "activation_checkpointing" not in exported(answer, config, target)
+
+
+@pytest.mark.parametrize("target", ["trl", "trainer", "accelerate", "axolotl"])
+def test_what_is_exported_from_the_run_folder_names_files_that_are_there(
+    target: str, simulated_run: Path, document: dict[str, Any]
+) -> None:
+    text = exported(document, simulated_run / "best_config.json", target)
+    named = re.findall(r"/\S[^\n\"']*best_config\.[a-z.]+", text)
+    assert named
+    assert [name for name in named if Path(name).parent != simulated_run or not Path(name).is_file()] == []
+    assert "ladder export" not in text
+
+
+def test_a_copy_without_its_companion_says_how_to_make_it(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "my copy.json"
+    shutil.copy(config, copy)
+    assert main(["export", str(copy), "--for", "trl"]) == 0
+    text = capsys.readouterr().out
+    (making,) = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ladder export")]
+    assert main(shlex.split(making)[1:]) == 0
+    assert Path(yaml.safe_load(text)["accelerate_config"]).is_file()
+    capsys.readouterr()
+    assert main(["export", str(copy), "--for", "trl"]) == 0
+    assert "ladder export" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", [".", "", "..", "folder"])
+def test_an_output_that_is_no_file_is_refused_in_a_sentence(
+    output: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert main(["export", str(config), "--output", output]) == 2
+    printed = capsys.readouterr().err
+    assert "exported.yaml" in printed
+    assert printed.count("\n") == 1
+
+
+def test_the_answer_is_not_overwritten_by_what_is_exported_from_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(config, "best_config.json")
+    (tmp_path / "link.json").symlink_to("best_config.json")
+    for output in ("best_config.json", str(tmp_path / "best_config.json"), "link.json"):
+        assert main(["export", "--for", "torchrun", "--output", output]) == 2
+        assert "is the answer itself" in capsys.readouterr().err
+    assert Path("best_config.json").read_bytes() == config.read_bytes()
+
+
+@pytest.mark.parametrize("command", ["export", "verify"])
+def test_a_file_nested_without_end_is_one_sentence(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep.json").write_text("[" * 5000)
+    assert main([command, str(tmp_path / "deep.json")]) == 2
+    printed = capsys.readouterr().err
+    assert "nested too deeply" in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("target", ["torchrun", "sbatch"])

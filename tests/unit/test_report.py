@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import shutil
 import sys
 from dataclasses import replace
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 
@@ -49,9 +52,41 @@ def test_a_tune_leaves_its_report_its_numbers_and_its_answer(folder: Path, run: 
 
 def test_only_what_was_measured_is_said_to_be_worth_verifying(run: ReportedRun) -> None:
     assert run.config is not None
-    assert "ladder verify" not in usage(run.config)
+    path = Path("/a run/best_config.json")
+    assert "ladder verify" not in usage(run.config, path)
     measured = {**run.config, "ladder": {**run.config["ladder"], "proof": {}}}
-    assert usage(measured).endswith("\nladder verify best_config.json")
+    assert usage(measured, path).endswith("\nladder verify '/a run/best_config.json'")
+
+
+def test_every_file_that_the_report_says_to_use_is_there_whatever_the_output_was_called(tmp_path: Path) -> None:
+    options = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "1", "--quiet"]
+    options += ["--output", str(tmp_path / "x.json"), "--run-dir", str(tmp_path / "run")]
+    assert main(["tune", "llama-3.2-1b", *options]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    said = unescape(page.partition("How to use it</h2>")[2].partition("</pre>")[0])
+    named = re.findall(r"(?:--deepspeed|--config_file|ladder export) (\S+)", said)
+    assert len(named) == 3
+    assert [name for name in named if not Path(name).is_file()] == []
+    companions = {f"best_config.{end}" for end in ("json", "trainer.json", "accelerate.yaml", "launch.sh")}
+    assert companions <= {path.name for path in (tmp_path / "run").iterdir()}
+    trainer = json.loads((tmp_path / "run" / "best_config.trainer.json").read_text())
+    assert trainer["deepspeed"] == str(tmp_path / "run" / "best_config.json")
+    assert (
+        str(tmp_path / "run" / "best_config.accelerate.yaml")
+        in (tmp_path / "run" / "best_config.launch.sh").read_text()
+    )
+
+
+def test_the_report_of_an_older_run_says_how_to_make_the_file_that_is_not_there(
+    run: ReportedRun, tmp_path: Path
+) -> None:
+    assert run.config is not None
+    path = tmp_path / "best_config.json"
+    path.write_text(json.dumps(run.config))
+    lines = usage(run.config, path).splitlines()
+    (making,) = [number for number, line in enumerate(lines) if line.startswith("ladder export")]
+    assert main(shlex.split(lines[making])[1:]) == 0
+    assert Path(shlex.split(lines[making + 1])[3]).is_file()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +128,7 @@ def test_a_bug_in_a_figure_does_not_undo_a_tune(
         """report.html could not be made (KeyError: 'a part that is not there'), a bug in ladder; """
         "`ladder report` shows where."
     ]
-    assert {path.name for path in tmp_path.iterdir()} == {"trials.csv", "best_config.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"trials.csv"}
 
 
 def test_plotly_without_its_script_is_said_in_one_sentence(

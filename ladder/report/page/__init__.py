@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ladder import __version__
 from ladder.errors import EnvironmentFaultError
 from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
-from ladder.report.run_data import ReportedRun
+from ladder.report.run_data import ANSWER_NAME, ReportedRun
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
@@ -71,7 +71,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         if run.best
         else None,
         "warnings": warnings_of(run.best, run.space) if run.best else (),
-        "usage": usage(config) if config else "",
+        "usage": usage(config, (run.folder / ANSWER_NAME).absolute()) if config else "",
         "config_json": json.dumps(config, indent=2) if config else None,
         "speed": speed_against_memory(run),
         "memory": memory_by_part(run),
