@@ -25,9 +25,9 @@ from ladder.errors import UsageError
 from ladder.launch.lease import InterruptedWaitError
 from ladder.report.table import frame
 from ladder.tracking import TrackerName, tracking
+from ladder.tuning.answering import require_answer
 from ladder.tuning.options import TuneOptions, checked_values
 from ladder.tuning.run import TuneOutput, run_tune
-from ladder.tuning.tuner import require_answer
 from ladder.units import format_bytes
 from ladder.verification import InterruptedVerificationError, Verification, run_verification
 

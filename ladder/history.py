@@ -241,7 +241,7 @@ def _distributions() -> dict[str, BaseDistribution]:
         "liger": CategoricalDistribution([False, True]),
         "bf16_states": CategoricalDistribution([False, True]),
         "checkpointing": CategoricalDistribution(list(CHECKPOINTING)),
-        "micro_batch": IntDistribution(1, 1 << 20),
+        "micro_batch": IntDistribution(1, 1 << 40),
     }
 
 

@@ -178,6 +178,12 @@ def _alone_in(run_dir: Path, path: Path) -> Iterator[None]:
         yield
 
 
+def _model(promised: Mapping[str, Any]) -> str:
+    """Where it was found, whatever folder this is; by the name that was typed if it is not there any more."""
+    folder = promised.get("folder")
+    return folder if folder is not None and Path(folder).is_dir() else original_text(promised["name"])
+
+
 def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOptions:
     workload, on_cpu = promise["workload"], promise["device"] == "cpu"
     memory = promise["memory_per_gpu"]
@@ -186,7 +192,7 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOpt
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus()), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
     return TuneOptions(
-        model=original_text(promise["model"]["name"]),
+        model=_model(promise["model"]),
         gpus=0 if on_cpu else promise["world_size"],
         gpu_memory=limit if on_cpu or limit < 0.99 * smallest else None,
         nvme_path=Path(swap[0]) if swap else None,

@@ -216,7 +216,7 @@ def tune(
             tune_result.print_result(done, quiet=quiet)
         if interruption():
             return interruption.exit_code
-    from ladder.tuning.tuner import require_answer
+    from ladder.tuning.answering import require_answer
 
     require_answer(done.result)
     return EXIT_FOUND

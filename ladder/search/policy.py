@@ -87,6 +87,7 @@ def bisect(space: Space, records: Sequence[Record]) -> Measure | Stop:
 
 
 __all__ = [
+    "ALONG_THE_LADDER",
     "STRATEGIES",
     "Decision",
     "Measure",
@@ -110,6 +111,9 @@ STRATEGIES: dict[str, Strategy] = {
     "reverse": reverse,
     "bisect": bisect,
 }
+
+ALONG_THE_LADDER = frozenset({"walk", "reverse", "bisect"})
+"""The strategies that know the documented ladder only."""
 
 # A proof that comes out this much slower than the next candidate's measurement makes the next one worth a proof too.
 _PROOF_TOLERANCE = 0.02

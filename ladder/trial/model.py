@@ -88,11 +88,14 @@ def _set_weights_by_name(model: torch.nn.Module) -> None:
 
 def set_checkpointing(model: PreTrainedModel, every: int) -> None:
     """Checkpoint one of `every` layers, none for 0, in the form that the emitted Trainer arguments ask for."""
+    is_new = hasattr(model, "activation_checkpointing_enable")  # since transformers 5.23; the old name goes in 6
     if every:
         partial = {"every_n_layers": every} if every > 1 else {}  # transformers before 5.18 does not know it
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}, **partial)
+        enable = model.activation_checkpointing_enable if is_new else model.gradient_checkpointing_enable
+        enable({"use_reentrant": False}, **partial)
     else:
-        model.gradient_checkpointing_disable()
+        disable = model.activation_checkpointing_disable if is_new else model.gradient_checkpointing_disable
+        disable()
 
 
 def make_batch(

@@ -1,4 +1,4 @@
-"""The answer for the emitted files, from the proof of the winner."""
+"""The answer of a tune: for the emitted files, from the proof of the winner, or why there is none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ladder.emit import Answer
+from ladder.errors import NothingFitsError, UsageError
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.search.hardware import mfu
+from ladder.search.remedies import remedies
 from ladder.search.space import Space, warnings_of
+from ladder.tuning.tuner import TuneResult
+from ladder.units import format_bytes
 from ladder.workload import Workload
 
 
@@ -56,3 +60,22 @@ def said_to_be_simulated(answer: Answer, machine: str) -> Answer:
     """`answer` with the name of the paper machine; the files must not be taken for measurements."""
     warning = f"simulated on the paper machine {machine}: no trial was run, so nothing here is measured or proven"
     return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
+
+
+def require_answer(result: TuneResult) -> Record:
+    """The winner's proof. NothingFitsError says what came closest and what would fit, UsageError that time ran out."""
+    if result.answer is not None:
+        return result.answer
+    limit = format_bytes(result.space.memory_limit)
+    if result.out_of_time:
+        raise UsageError(
+            f"Nothing that fits in {limit} per GPU was found and proven: {result.stopped}. "
+            "Start the same command again with a larger --time-budget; it goes on where it was."
+        )
+    failures = [record for record in result.records if record.outcome.kind != "fits"]
+    last = f" The most frugal one tried: {failures[-1].outcome.sentence}." if failures else ""
+    remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
+    raise NothingFitsError(
+        f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
+        f"{remedy or 'Use more or larger GPUs.'}"
+    )

@@ -10,9 +10,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ladder.candidates import RUNGS_BY_NAME, rung_name
+from ladder.candidates import RUNGS_BY_NAME, engines_of, rung_name
 from ladder.errors import UsageError
-from ladder.search.policy import STRATEGIES
+from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.text import shown
 from ladder.units import parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task
@@ -239,8 +239,19 @@ def require_effect(options: TuneOptions) -> None:
             raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(NUMERICS)}.")
     if BF16_STATES in options.allow and options.dtype != "bf16":
         raise UsageError(f"--allow {BF16_STATES} needs --dtype bf16, not {options.dtype}.")
+    able = [rung for rung in options.rungs if len(engines_of(RUNGS_BY_NAME[rung], bf16_states=True)) > 1]
+    if BF16_STATES in options.allow and options.rungs and not able:
+        raise UsageError(
+            f"--allow {BF16_STATES} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with the "
+            "optimizer on the GPU, so leave one of them out."
+        )
     beyond = ["--liger"] if options.liger else []
     beyond += [f"--allow {name}" for name in options.allow]
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
+    if options.strategy in ALONG_THE_LADDER and beyond:
+        raise UsageError(
+            f"--strategy {options.strategy} follows the documented ladder, and {beyond[0]} lies beyond it; "
+            "leave it out, or use --strategy auto."
+        )
     if options.documented and beyond:
         raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give one of them.")

@@ -12,8 +12,12 @@ from ladder.launch.server import kill_marked
 
 
 def run_marker(run_folder: Path) -> str:
-    """What every process and swap file of a run is known by: the same whenever the run is started again."""
-    return "ladder-" + hashlib.sha256(os.fsencode(run_folder.resolve())).hexdigest()[:16]
+    """What every process and swap file of a run is known by: the same whenever the run is started again.
+
+    Of the folder itself and not of its name alone: containers that see each other's processes have folders of one name.
+    """
+    identity = f"{run_folder.stat().st_ino}:".encode() + os.fsencode(run_folder.resolve())
+    return "ladder-" + hashlib.sha256(identity).hexdigest()[:16]
 
 
 class Sweep:

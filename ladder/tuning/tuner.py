@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ladder.candidates import Candidate, Rung
-from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
+from ladder.errors import EnvironmentFaultError
 from ladder.history import History
 from ladder.launch.base import Launcher, TrialRun
 from ladder.machine.machine import Machine
@@ -21,13 +21,11 @@ from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.relevance import relevant
-from ladder.search.remedies import remedies
 from ladder.search.space import PARITY, Space, measured, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.tuning.refusal import disproved, less_disproved, refusals
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
-from ladder.units import format_bytes
 from ladder.verdict import apart, judge, trial_seconds
 from ladder.workload import Workload
 
@@ -306,22 +304,3 @@ def _false_start(run: TrialRun, records: Sequence[Record]) -> str:
         return "The trial server died"
     endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]
     return next((f"No process group: {each.sentence}" for each in endings if each.moment == "process_group"), "")
-
-
-def require_answer(result: TuneResult) -> Record:
-    """The winner's proof. NothingFitsError says what came closest and what would fit, UsageError that time ran out."""
-    if result.answer is not None:
-        return result.answer
-    limit = format_bytes(result.space.memory_limit)
-    if result.out_of_time:
-        raise UsageError(
-            f"Nothing that fits in {limit} per GPU was found and proven: {result.stopped}. "
-            "Start the same command again with a larger --time-budget; it goes on where it was."
-        )
-    failures = [record for record in result.records if record.outcome.kind != "fits"]
-    last = f" The most frugal one tried: {failures[-1].outcome.sentence}." if failures else ""
-    remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
-    raise NothingFitsError(
-        f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
-        f"{remedy or 'Use more or larger GPUs.'}"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 from helpers import TINY_CONFIG, processes_with
 
 from ladder.protocol import RUN_MARKER
+from ladder.tuning.sweep import run_marker
 
 TUNE = ["tune", "./model", "--gpus", "0", "--seq-len", "64", "--global-batch-size", "4", "--gpu-memory", "1GiB"]
 TUNE += ["--micro-batch", "1", "--run-dir", "run", "--strategy", "reverse"]
@@ -37,8 +37,7 @@ class Command:
 
     def marked(self) -> list[psutil.Process]:
         """Server and ranks that are alive."""
-        marker = "ladder-" + hashlib.sha256(str(self.run_dir.resolve()).encode()).hexdigest()[:16]
-        return processes_with(RUN_MARKER, marker)
+        return processes_with(RUN_MARKER, run_marker(self.run_dir)) if self.run_dir.exists() else []
 
     def is_compiling(self) -> bool:
         """Whether a compiler of the run is alive."""

@@ -219,6 +219,9 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
     [
         ({"allow": ["8-bit"]}, "--allow 8-bit is unknown; there is bf16-states"),
         ({"allow": ["bf16-states"], "dtype": "fp16"}, "--allow bf16-states needs --dtype bf16, not fp16"),
+        ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "has no effect with --rung zero2.opt-cpu"),
+        ({"allow": ["bf16-states"], "strategy": "walk"}, "follows the documented ladder, and --allow bf16-states lies"),
+        ({"rungs": ["zero1+opt-cpu"], "strategy": "bisect"}, "and --rung zero1.opt-cpu lies beyond it"),
         ({"allow": ["bf16-states"], "documented": True}, "--documented leaves out what --allow bf16-states asks for"),
         ({"rungs": ["zero1+opt-cpu"], "documented": True}, "--documented leaves out what --rung zero1.opt-cpu asks"),
         ({"liger": True, "documented": True}, "--documented leaves out what --liger asks for"),

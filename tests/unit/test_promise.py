@@ -13,7 +13,7 @@ from ladder.emit.config import _digest
 from ladder.errors import NothingFitsError, SlowerThanPromisedError
 from ladder.outcome import Record
 from ladder.units import GIB
-from ladder.verification import Verification
+from ladder.verification import Verification, _model
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,12 @@ def test_what_runs_out_of_memory_no_longer_fits_however_fast_it_was() -> None:
     assert (seen.fits, seen.holds) == (False, False)
     with pytest.raises(NothingFitsError, match="no longer fits here: ended in gpu_oom"):
         seen.require()
+
+
+def test_a_model_folder_is_found_again_from_any_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = {"name": "model", "source": "folder", "folder": str(tmp_path / "model")}
+    assert _model(found) == str(tmp_path / "model")
+    assert _model({"name": "model", "source": "folder", "folder": str(tmp_path / "moved")}) == "model"
+    assert _model({"name": "org/model", "source": "hub", "folder": None}) == "org/model"

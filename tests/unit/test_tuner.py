@@ -23,9 +23,10 @@ from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, Measur
 from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
+from ladder.tuning.answering import require_answer
 from ladder.tuning.parity import compare
 from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
-from ladder.tuning.tuner import Tuner, TuneResult, require_answer
+from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload()
