@@ -40,6 +40,8 @@ class StepPolicy(_Frozen):
     """Timing stops once the median is known to this fraction."""
     seconds: float = 4.0
     """After these no further step is timed: long steps vary little."""
+    disagreement: float = 0.04
+    """Unless there are two of them only, one longer than the other by this fraction: a third tells which is usual."""
     loser_margin: float = 0.10
     """A candidate whose fastest step, made faster by this fraction, still loses to the best so far is left early."""
     loser_seconds: float = 0.5

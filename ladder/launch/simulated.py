@@ -172,7 +172,10 @@ class _Trial:
             if loses(fastest, policy.loser_margin) and self._t - began >= policy.loser_seconds:
                 break
             known = len(timed) >= 2 and _spread(timed) < policy.target_spread
-            if len(timed) >= policy.minimum and (known or self._t - began > policy.seconds):
+            boundary = [pair[1] for pair in timed]
+            disagree = len(timed) == 2 and max(boundary) > (1 + policy.disagreement) * min(boundary)
+            late = self._t - began > policy.seconds and not disagree
+            if len(timed) >= policy.minimum and (known or late):
                 break
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 

@@ -36,6 +36,8 @@ _NO_BEST = 0.7
 """While nothing is measured, gains count from this share of the highest expected speed."""
 _QUANTILE = 1.645
 """Within an engine nearly all doubt is shared, so more of what is left counts."""
+_LEAVING = 2.3
+"""Likewise before a candidate is left out of a trial that has begun: its engine is paid for, a few steps are cheap."""
 _NEXT_TO_NOTHING = 0.25
 """Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial."""
 _NORMAL = NormalDist()
@@ -158,7 +160,7 @@ def _price(order: Sequence[Outlook], target: float) -> float:
     seconds = expected_seconds([first])
     for each in rest:
         price = candidate_seconds(each.speed, each.candidate.accumulation)
-        seconds += each.still_possible(target, first, _QUANTILE) * price
+        seconds += each.still_possible(target, first, _LEAVING) * price
     return seconds
 
 
@@ -189,7 +191,7 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
     longest = {}
     for each in chosen[1:]:
         mean, deviation = each.ahead_of(chosen[0])
-        slowest = target / math.exp(mean + _QUANTILE * math.hypot(deviation, STEP_NOISE))
+        slowest = target / math.exp(mean + _LEAVING * math.hypot(deviation, STEP_NOISE))
         longest[each.candidate.key] = workload.global_batch_size * workload.seq_len / slowest
     return longest
 

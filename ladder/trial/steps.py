@@ -152,8 +152,10 @@ def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elap
     loses = _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin)
     if loses and elapsed >= policy.loser_seconds:
         return True
-    known = timings.spread() < policy.target_spread or elapsed > policy.seconds
-    return num_steps >= policy.minimum and known
+    if num_steps < policy.minimum:
+        return False
+    disagree = num_steps == 2 and max(timings.boundary) > (1 + policy.disagreement) * min(timings.boundary)
+    return timings.spread() < policy.target_spread or (elapsed > policy.seconds and not disagree)
 
 
 def _loses(candidate: CandidateSpec, accumulate: float, boundary: float, margin: float) -> bool:

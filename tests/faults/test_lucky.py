@@ -139,22 +139,43 @@ class OverflowingEngine:
             time.sleep(self.SECONDS)
 
 
-def test_steps_that_fp16_overflow_skips_are_not_counted(tmp_path: Path) -> None:
-    """The engine is a stand-in: DeepSpeed's fp16 needs a GPU."""
+def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy) -> Any:
     import torch.distributed as dist
 
     from ladder.trial.report import Reporter
     from ladder.trial.steps import Stepper
 
-    spec = tiny_trial(tmp_path, 1)
+    spec = tiny_trial(folder, 1)
     spec = spec.model_copy(update={"deepspeed": {**spec.deepspeed, "gradient_accumulation_steps": 1}})
     candidate: CandidateSpec = spec.candidates[0]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
-        stepper = Stepper(OverflowingEngine(), spec, Reporter(tmp_path / "rank0.jsonl"), vocab_size=8192)
-        timings = stepper.time(candidate, StepPolicy(minimum=4, maximum=4, target_spread=0.0, seconds=60.0))
+        return Stepper(engine, spec, Reporter(folder / "rank0.jsonl"), vocab_size=8192).time(candidate, policy)
     finally:
         dist.destroy_process_group()
+
+
+def test_steps_that_fp16_overflow_skips_are_not_counted(tmp_path: Path) -> None:
+    """The engine is a stand-in: DeepSpeed's fp16 needs a GPU."""
+    policy = StepPolicy(minimum=4, maximum=4, target_spread=0.0, seconds=60.0)
+    timings = timed_by_a_stepper(OverflowingEngine(), tmp_path, policy)
     assert timings.skipped == OverflowingEngine.NUM_SKIPPED
     assert len(timings.boundary) == 4
     assert min(timings.boundary) >= OverflowingEngine.SECONDS
+
+
+class UnsteadyEngine(OverflowingEngine):
+    """One that takes the given seconds, step by step."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.skipped_steps, self._seconds = 0, list(seconds)
+
+    def step(self) -> None:
+        time.sleep(self._seconds.pop(0))
+
+
+def test_where_time_is_short_a_third_step_says_which_of_two_was_disturbed(tmp_path: Path) -> None:
+    policy = StepPolicy(seconds=0.0, target_spread=0.0)
+    disturbed = timed_by_a_stepper(UnsteadyEngine(0.2, 0.6, 0.2), tmp_path, policy)
+    assert len(disturbed.boundary) == 3
+    assert len(timed_by_a_stepper(UnsteadyEngine(1.0, 1.0), tmp_path, policy).boundary) == 2
