@@ -19,7 +19,7 @@ from ladder.candidates import Engine
 from ladder.outcome import Record
 from ladder.search.audit import to_audit
 from ladder.search.belief import SLIM, Belief, Outlook, believe
-from ladder.search.cost import candidate_seconds, expected_seconds
+from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.probes import probe_first
 from ladder.search.second_chance import second_chance
@@ -36,8 +36,8 @@ _NO_BEST = 0.7
 """While nothing is measured, gains count from this share of the highest expected speed."""
 _QUANTILE = 1.645
 """Within an engine nearly all doubt is shared, so more of what is left counts."""
-_LEAVING = 2.3
-"""Likewise before a candidate is left out of a trial that has begun: its engine is paid for, a few steps are cheap."""
+_CHEAP_QUANTILE = 2.3
+"""Likewise in a trial that has begun, for a candidate whose steps cost less than the start of the engine did."""
 _NEXT_TO_NOTHING = 0.25
 """Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial."""
 _NORMAL = NormalDist()
@@ -160,7 +160,7 @@ def _price(order: Sequence[Outlook], target: float) -> float:
     seconds = expected_seconds([first])
     for each in rest:
         price = candidate_seconds(each.speed, each.candidate.accumulation)
-        seconds += each.still_possible(target, first, _LEAVING) * price
+        seconds += each.still_possible(target, first, _QUANTILE) * price
     return seconds
 
 
@@ -189,9 +189,12 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
         return {}
     workload, target = belief.space.workload, speed * (1 + belief.space.tolerance)
     longest = {}
+    paid = start_seconds(chosen[0].candidate.engine.rung, workload.model.num_parameters)
     for each in chosen[1:]:
         mean, deviation = each.ahead_of(chosen[0])
-        slowest = target / math.exp(mean + _LEAVING * math.hypot(deviation, STEP_NOISE))
+        is_cheap = candidate_seconds(each.speed, each.candidate.accumulation) < paid
+        quantile = _CHEAP_QUANTILE if is_cheap else _QUANTILE
+        slowest = target / math.exp(mean + quantile * math.hypot(deviation, STEP_NOISE))
         longest[each.candidate.key] = workload.global_batch_size * workload.seq_len / slowest
     return longest
 
