@@ -12,7 +12,8 @@ A sweep is a JSON file under benchmarks/results/sweeps/ with
 - `probe_layers` and `probes`, rows of the same kind: what was seen of the candidates with so many layers, if anything.
 
 Candidates that the recorded tune pruned count as out of memory. What fits under a cap follows from the peaks: allocated
-memory, 4 % for fragmentation, and what lies outside PyTorch.
+memory, 4 % for fragmentation, and what lies outside PyTorch. What took a whole step at once is not played back at
+larger global batches, where it would accumulate: record with a batch larger than the largest micro-batch that fits.
 """
 
 from __future__ import annotations
@@ -92,13 +93,20 @@ class Sweep:
     def rows(self) -> dict[str, Mapping[str, Any]]:
         """By candidate key: all that were tried, whatever came of it."""
         tried = [row for row in self.facts["rows"] if row["outcome"] in ("fits", "gpu_oom", "host_oom", "pruned")]
-        return {self._candidate(row).key: row for row in tried if self._sequences % row["micro_batch"] == 0}
+        return {self._candidate(row).key: row for row in tried if self._tells(row)}
 
     @cached_property
     def probes(self) -> dict[str, Mapping[str, Any]]:
         """By candidate key: what was seen with a few layers."""
         seen = self.facts.get("probes", [])
-        return {self._candidate(row).key: row for row in seen if self._sequences % row["micro_batch"] == 0}
+        return {self._candidate(row).key: row for row in seen if self._tells(row)}
+
+    def _tells(self, row: Mapping[str, Any]) -> bool:
+        """Whether `row` is of a candidate at this global batch: one that took all at once did not accumulate."""
+        if self._sequences % row["micro_batch"]:
+            return False
+        accumulates = self._sequences > row["micro_batch"]
+        return row["outcome"] != "fits" or not accumulates or row["accumulate_seconds"] is not None
 
     @property
     def _sequences(self) -> int:
