@@ -112,8 +112,9 @@ def records_of(run_dir: Path) -> list[Record]:
 
 def marked(marker_of: Path) -> list[psutil.Process]:
     """The processes of the run in `marker_of`, found by the marker in their environment."""
-    marker = run_marker(marker_of)
-    found = []
+    if not marker_of.exists():  # killed before it made its folder, and so before any other process
+        return []
+    marker, found = run_marker(marker_of), []
     for process in psutil.process_iter():
         try:
             if process.environ().get(RUN_MARKER) == marker:

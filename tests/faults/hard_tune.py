@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import secrets
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import psutil
 from helpers import TINY_CONFIG, processes_with
+
+from ladder.tuning.sweep import run_marker
 
 _MARKER = "LADDER_TEST_MARKER"
 SECRETS = {
@@ -65,8 +66,8 @@ def hard_tune() -> HardTune:
         made.mkdir()
     (model / "config.json").write_text(json.dumps(TINY_CONFIG))
     output = folder / "best [/] config\n.json".replace("/", "∕")
-    marker = "ladder-" + hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
-    for leftover in (f"{marker}-0007", "ladder-0000000000000000-0001"):
+    run.mkdir(mode=0o700, parents=True)  # of the same earlier tune
+    for leftover in (f"{run_marker(run)}-0007", "ladder-0000000000000000-0001"):
         (drive / leftover).mkdir()
         (drive / leftover / "rank0.swp").write_bytes(bytes(4096))
     options = {
