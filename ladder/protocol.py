@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -46,6 +47,14 @@ class StepPolicy(_Frozen):
     """A candidate whose fastest step, made faster by this fraction, still loses to the best so far is left early."""
     loser_seconds: float = 0.5
     """But not before it was timed for so long: short steps wait for their host, and the first ones for longest."""
+
+    def is_known(self, boundary: Sequence[float], spread: float, elapsed: float) -> bool:
+        """Whether what does not lose needs no further step: after `boundary` seconds of each, whose median is known to
+        the fraction `spread`, `elapsed` seconds after the first began."""
+        if len(boundary) < self.minimum:
+            return False
+        disagree = len(boundary) == 2 and max(boundary) > (1 + self.disagreement) * min(boundary)
+        return spread < self.target_spread or (elapsed > self.seconds and not disagree)
 
 
 class CandidateSpec(_Frozen):

@@ -171,11 +171,8 @@ class _Trial:
             fastest = (min(pair[0] for pair in timed), min(pair[1] for pair in timed))
             if loses(fastest, policy.loser_margin) and self._t - began >= policy.loser_seconds:
                 break
-            known = len(timed) >= 2 and _spread(timed) < policy.target_spread
-            boundary = [pair[1] for pair in timed]
-            disagree = len(timed) == 2 and max(boundary) > (1 + policy.disagreement) * min(boundary)
-            late = self._t - began > policy.seconds and not disagree
-            if len(timed) >= policy.minimum and (known or late):
+            spread = _spread(timed) if len(timed) >= 2 else math.inf
+            if policy.is_known([pair[1] for pair in timed], spread, self._t - began):
                 break
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 

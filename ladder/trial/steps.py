@@ -146,16 +146,12 @@ class Stepper:
 
 
 def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elapsed: float) -> bool:
-    num_steps = len(timings.boundary)
-    if num_steps >= policy.maximum:
+    if len(timings.boundary) >= policy.maximum:
         return True
     loses = _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin)
     if loses and elapsed >= policy.loser_seconds:
         return True
-    if num_steps < policy.minimum:
-        return False
-    disagree = num_steps == 2 and max(timings.boundary) > (1 + policy.disagreement) * min(timings.boundary)
-    return timings.spread() < policy.target_spread or (elapsed > policy.seconds and not disagree)
+    return policy.is_known(timings.boundary, timings.spread(), elapsed)
 
 
 def _loses(candidate: CandidateSpec, accumulate: float, boundary: float, margin: float) -> bool:
