@@ -133,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = TuneOptions(
             **{**asked, "micro_batches": tuple(asked["micro_batches"])},
             strategy="sweep and probe",
+            liger=False,  # what is played back are the rungs as they are
             launcher="simulated" if asked["machine"] else "local",
             output=Path(elsewhere) / "best_config.json",
         )

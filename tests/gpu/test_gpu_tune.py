@@ -86,29 +86,32 @@ def test_no_gpu_memory_is_left_behind(tuned: Path) -> None:
 
 
 def tuned_with_logits(folder: Path, rung: str, *arguments: str) -> pd.DataFrame:
-    """The checkpointed candidates, by rung, of a tune whose logits are most of what it holds."""
+    """The checkpointed candidates, by rung and micro-batch, of a tune whose logits are most of what it holds."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": VOCABULARY}))
-    workload = ["tune", str(folder), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", *arguments]
-    workload += ["--rung", rung, "--micro-batch", "8", "--strategy", "exhaustive"]
+    workload = ["tune", str(folder), "--gpus", "1", "--global-batch-size", "32", "--seq-len", "1024", *arguments]
+    workload += ["--rung", rung, "--strategy", "exhaustive"]
     assert main([*workload, "--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]) == 0
-    return pd.read_csv(folder / "run" / "trials.csv").query("checkpointing == 'on'").set_index("rung")
+    table = pd.read_csv(folder / "run" / "trials.csv").query("checkpointing == 'on'")
+    return table.set_index(["rung", "micro_batch"])
 
 
 @needs_liger
 @pytest.mark.parametrize("rung", ["zero2", "zero3"])
-def test_on_liger_s_kernels_no_logits_are_kept(tmp_path: Path, rung: str) -> None:
-    table = tuned_with_logits(tmp_path, rung, "--liger")
-    usual, fused = table.loc[rung, "peak_allocated_gib"], table.loc[f"{rung}+liger", "peak_allocated_gib"]
+def test_on_liger_s_kernels_a_larger_micro_batch_brings_no_logits(tmp_path: Path, rung: str) -> None:
+    peaks = tuned_with_logits(tmp_path, rung, "--liger", "--micro-batch", "8", "--micro-batch", "16")
+    allocated = peaks["peak_allocated_gib"].unstack()
+    more = allocated[16] - allocated[8]
     logits = 8 * 1024 * VOCABULARY * 12 / 2**30
-    assert usual - fused > 0.8 * logits
+    assert more[rung] > 0.7 * logits
+    assert more[f"{rung}+liger"] < 0.1 * logits
 
 
 @needs_liger
 @pytest.mark.parametrize("rung", ["zero2", "zero3"])
 def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_path: Path, rung: str) -> None:
-    table = tuned_with_logits(tmp_path, rung, "--gpu-memory", "22GiB")
-    assert table.loc[rung, "outcome"] == "gpu_oom"
-    assert table.loc[f"{rung}+liger", "outcome"] == "fits"
+    table = tuned_with_logits(tmp_path, rung, "--micro-batch", "8", "--gpu-memory", "22GiB")
+    assert table.loc[(rung, 8), "outcome"] == "gpu_oom"
+    assert table.loc[(f"{rung}+liger", 8), "outcome"] == "fits"
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert section["liger"], "the only one that fits, whose losses were compared with those of zero1 before its proof"
     assert section["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
