@@ -52,12 +52,18 @@ _PRELOAD = (
     "accelerate",
     "ladder.trial.rank",
 )
+# Likewise, but an engine does without it: DeepSpeed looks there for one more optimizer that ZeRO supports, and its
+# decorators import all of torch's inductor, which took every engine 1 to 3 s.
+_PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 
 def preload(model_config: dict[str, Any], task: str, operators: list[str], also: Sequence[str] = ()) -> None:
     """Import all that a rank needs. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
     for module in (*_PRELOAD, *also):
         importlib.import_module(module)
+    for module in _PRELOAD_IF_THERE:
+        with suppress(ImportError):
+            importlib.import_module(module)
     from ladder.trial.model import model_class
     from ladder.trial.operators import load
 
