@@ -52,7 +52,7 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
         model: PreTrainedModel = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
     del keep_alive
     if spec.parity:
-        _set_weights_by_name(model)
+        _set_weights_by_name(model, spec)
     if spec.liger:
         _use_liger(model)
     model.train()
@@ -75,15 +75,16 @@ def _switch_off_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
 
 
-def _set_weights_by_name(model: torch.nn.Module) -> None:
+def _set_weights_by_name(model: torch.nn.Module, spec: TrialSpec) -> None:
     """Matrices that depend on their name and shape alone: random numbers come in another order under stage 3."""
     for name, parameter in model.named_parameters():
         partitioned = hasattr(parameter, "ds_id")
         whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if partitioned else nullcontext()
         with whole, torch.no_grad():
             if parameter.dim() > 1:
-                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+                generator = torch.Generator(spec.device).manual_seed(zlib.crc32(name.encode()))
+                numbers = torch.randn(parameter.shape, generator=generator, device=spec.device, dtype=parameter.dtype)
+                parameter.copy_(0.02 * numbers)
 
 
 def set_checkpointing(model: PreTrainedModel, every: int) -> None:
