@@ -246,8 +246,9 @@ class PlaybackLauncher(Launcher):
         whole = row["boundary_seconds"] + (candidate.accumulation - 1) * (row["accumulate_seconds"] or 0.0)
         margin = 1 - spec.steps.loser_margin
         loses = candidate.beat_step_seconds is not None and whole * margin > candidate.beat_step_seconds
-        timed = 1 if loses and _trial_step(row) >= spec.steps.loser_seconds else spec.steps.minimum
-        return spec.steps.warmup + first + timed
+        one = _trial_step(row)
+        one_is_enough = (loses and one >= spec.steps.loser_seconds) or (first and 2 * one > spec.steps.seconds)
+        return spec.steps.warmup + first + (1 if one_is_enough else spec.steps.minimum)
 
     def close(self) -> None:
         """There is nothing to end."""

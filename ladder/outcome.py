@@ -38,7 +38,7 @@ class Measurement:
     boundary_seconds: float
     """Median of a micro-step with the optimizer step."""
     spread: float
-    """Half the interquartile range of the boundary steps over their median: the noise seen."""
+    """Half the interquartile range of the optimizer steps over their median: the noise seen."""
     num_steps: int
     """Timed optimizer steps."""
     skipped_steps: int = 0

@@ -6,6 +6,7 @@ processes of a host share; they order events across ranks.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class StepPolicy(_Frozen):
     warmup: int = 1
     """Untimed optimizer steps before timing; an engine's first candidate takes one more, where Adam's state appears."""
     minimum: int = 2
-    """Timed steps, however long they take, of what does not lose: one alone may have been disturbed."""
+    """Steps of what does not lose, however long they take: one alone may have been disturbed."""
     maximum: int = 12
     target_spread: float = 0.01
     """Timing stops once the median is known to this fraction."""
@@ -48,13 +49,26 @@ class StepPolicy(_Frozen):
     loser_seconds: float = 0.5
     """But not before it was timed for so long: short steps wait for their host, and the first ones for longest."""
 
-    def is_known(self, boundary: Sequence[float], spread: float, elapsed: float) -> bool:
-        """Whether what does not lose needs no further step: after `boundary` seconds of each, whose median is known to
-        the fraction `spread`, `elapsed` seconds after the first began."""
-        if len(boundary) < self.minimum:
+    def is_known(self, steps: Sequence[float], before: float, elapsed: float) -> bool:
+        """Whether what does not lose needs no further step after `steps`, the seconds of those timed.
+
+        `before` is what the untimed step before them took: of long steps, one that it agrees with is enough. `elapsed`
+        are the seconds since that one began.
+        """
+        pair = (before, *steps) if len(steps) == 1 else tuple(steps)
+        if len(pair) < self.minimum:
             return False
-        disagree = len(boundary) == 2 and max(boundary) > (1 + self.disagreement) * min(boundary)
-        return spread < self.target_spread or (elapsed > self.seconds and not disagree)
+        disagree = len(pair) == 2 and max(pair) > (1 + self.disagreement) * min(pair)
+        is_precise = len(steps) > 1 and relative_spread(steps) / math.sqrt(len(steps)) < self.target_spread
+        return is_precise or (elapsed > self.seconds and not disagree)
+
+
+def relative_spread(seconds: Sequence[float]) -> float:
+    """Half the interquartile range over the median; 0 of one alone."""
+    if len(seconds) < 2:
+        return 0.0
+    first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (third - first) / 2 / median
 
 
 class CandidateSpec(_Frozen):
@@ -138,6 +152,11 @@ class MeasuredEvent(_Frozen):
     peak_host: int
     alloc_retries: int
     losses: list[float]
+
+    def steps(self, accumulation: int) -> list[float]:
+        """Seconds of each timed optimizer step, had it `accumulation` micro-steps."""
+        micro = self.accumulate_seconds or [0.0] * len(self.boundary_seconds)
+        return [(accumulation - 1) * one + last for one, last in zip(micro, self.boundary_seconds, strict=True)]
 
     def step_seconds(self, accumulation: int) -> float:
         """Median seconds of an optimizer step of `accumulation` micro-steps."""

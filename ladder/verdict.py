@@ -10,7 +10,7 @@ from typing import Literal
 from ladder.candidates import Candidate
 from ladder.launch.base import DeviceUse, TrialRun
 from ladder.outcome import Measurement, Outcome, Purpose, Record
-from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent
+from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, relative_spread
 from ladder.text import shown
 from ladder.units import format_bytes
 from ladder.workload import Workload
@@ -26,7 +26,7 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     purpose: Purpose = "proof" if run.spec.proof else "probe" if run.spec.probe else "measure"
     records = []
     for key, events in _measured_by_all(run).items():
-        measurement = _measurement(events, run.device_use.get(key))
+        measurement = _measurement(events, run.device_use.get(key), by_key[key].accumulation)
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))
             continue
@@ -78,14 +78,13 @@ def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
     return {key: [rank[key] for rank in by_rank] for key in shared}
 
 
-def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None) -> Measurement:
+def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumulation: int) -> Measurement:
     first = events[0]
-    boundary = statistics.median(first.boundary_seconds)
     fullest = max(events, key=lambda event: event.peak_device)
     return Measurement(
         accumulate_seconds=statistics.median(first.accumulate_seconds) if first.accumulate_seconds else None,
-        boundary_seconds=boundary,
-        spread=_spread(first.boundary_seconds) / boundary,
+        boundary_seconds=statistics.median(first.boundary_seconds),
+        spread=relative_spread(first.steps(accumulation)),
         num_steps=len(first.boundary_seconds),
         skipped_steps=first.skipped_steps,
         peak_allocated=max(event.peak_allocated for event in events),
@@ -99,13 +98,6 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None) -> Meas
         watts=use.watts if use else None,
         sm_clock_mhz=use.sm_clock_mhz if use else None,
     )
-
-
-def _spread(seconds: Sequence[float]) -> float:
-    if len(seconds) < 2:
-        return 0.0
-    quartiles = statistics.quantiles(seconds, n=4, method="inclusive")
-    return (quartiles[2] - quartiles[0]) / 2
 
 
 def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:

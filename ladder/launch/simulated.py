@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable
 
@@ -156,23 +155,26 @@ class _Trial:
             self._pass(pair[1] + (pair[0] if accumulates else 0.0))
             return pair
 
-        def loses(pair: tuple[float, float], margin: float) -> bool:
-            whole = pair[1] + (spec.accumulation - 1) * pair[0]
-            return spec.beat_step_seconds is not None and whole * (1 - margin) > spec.beat_step_seconds
+        def whole(pair: tuple[float, float]) -> float:
+            return pair[1] + (spec.accumulation - 1) * pair[0]
 
-        for _ in range(policy.warmup + first):
-            if loses(step(1.3), _HOPELESS_MARGIN):
+        def loses(seconds: float, margin: float) -> bool:
+            return spec.beat_step_seconds is not None and seconds * (1 - margin) > spec.beat_step_seconds
+
+        before, began = 0.0, self._t
+        for number in range(policy.warmup + first):
+            began, before = self._t, whole(step(1.3 if number == 0 else 1.0))
+            if loses(before, _HOPELESS_MARGIN):
                 break
         self._tell_all(lambda t: PhaseEvent(t=t, phase="measure", candidate=spec.key))
         timed: list[tuple[float, float]] = []
-        began = self._t
+        since = self._t
         while len(timed) < min(policy.maximum, 1000):
             timed.append(step())
-            fastest = (min(pair[0] for pair in timed), min(pair[1] for pair in timed))
-            if loses(fastest, policy.loser_margin) and self._t - began >= policy.loser_seconds:
+            steps = [whole(pair) for pair in timed]
+            if loses(min(steps), policy.loser_margin) and self._t - since >= policy.loser_seconds:
                 break
-            spread = _spread(timed) if len(timed) >= 2 else math.inf
-            if policy.is_known([pair[1] for pair in timed], spread, self._t - began):
+            if policy.is_known(steps, before, self._t - began):
                 break
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 
@@ -287,12 +289,6 @@ class _Trial:
     def _tell(self, rank: int, event: Event) -> None:
         self.run.events[rank].append(event)
         self._listener(rank, event)
-
-
-def _spread(timed: list[tuple[float, float]]) -> float:
-    boundary = [pair[1] for pair in timed]
-    quartiles = statistics.quantiles(boundary, n=4, method="inclusive")
-    return float((quartiles[2] - quartiles[0]) / 2 / statistics.median(boundary) / len(boundary) ** 0.5)
 
 
 def _workload(spec: TrialSpec) -> Workload:

@@ -136,12 +136,12 @@ def _measure(
 ) -> MeasuredEvent:
     reporter.phase("warmup")
     gauge.reset()
-    losses = stepper.warm_up(candidate, spec.steps.warmup + first)
+    losses = stepper.warm_up(candidate, spec.steps.warmup)
     narrower = gauge.settle()
     if narrower:
         gauge.reset()  # what was reserved under the wider limit does not count against the narrower one
-    if stepper.agree(narrower):
-        # To reserve it anew takes time, which is not the candidate's.
+    if stepper.agree(narrower) or (first and not stepper.is_hopeless(candidate)):
+        # To reserve it anew takes time that is not the candidate's; so does Adam's state, which the first step makes.
         losses += stepper.warm_up(candidate, 1)
     reporter.phase("measure")
     began = now()

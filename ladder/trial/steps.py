@@ -19,21 +19,39 @@ from ladder.trial.report import Reporter
 _HOPELESS_MARGIN = 0.75
 
 
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step: seconds of its micro-steps, of the slowest rank."""
+
+    accumulate: float | None
+    """Median of those without the optimizer; None without accumulation."""
+    boundary: float
+    losses: list[float]
+    skipped: bool
+    """For overflow."""
+
+    def seconds(self, accumulation: int) -> float:
+        """Of a step of so many micro-steps."""
+        return self.boundary + (accumulation - 1) * (self.accumulate or 0.0)
+
+
 @dataclass
 class Timings:
-    """Seconds of each timed micro-step, of the slowest rank."""
+    """The optimizer steps that were timed."""
 
-    accumulate: list[float] = field(default_factory=list)
-    boundary: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     skipped: int = 0
 
-    def spread(self) -> float:
-        """Half the interquartile range over the median, shrunk by the number of steps; infinite below two steps."""
-        if len(self.boundary) < 2:
-            return float("inf")
-        quartiles = statistics.quantiles(self.boundary, n=4, method="inclusive")
-        return (quartiles[2] - quartiles[0]) / 2 / statistics.median(self.boundary) / math.sqrt(len(self.boundary))
+    @property
+    def accumulate(self) -> list[float]:
+        """Seconds of a micro-step, by step; empty without accumulation."""
+        return [step.accumulate for step in self.steps if step.accumulate is not None]
+
+    @property
+    def boundary(self) -> list[float]:
+        """Seconds of the micro-step with the optimizer, by step."""
+        return [step.boundary for step in self.steps]
 
 
 class Stepper:
@@ -47,34 +65,39 @@ class Stepper:
         self._seed = spec.seed * 1000 + rank
         self._generator = torch.Generator().manual_seed(self._seed)
         self._flag = torch.zeros(1, device=spec.device)
+        self._before = Step(None, math.inf, [], skipped=False)  # the last untimed step
+        self._began = time.perf_counter()
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
         """Untimed optimizer steps; returns the losses of their micro-steps. One is enough for a hopeless candidate."""
         losses = []
         for _ in range(num_steps):
-            accumulate, boundary, step_losses, _ = self._optimizer_step(candidate)
-            losses += step_losses
-            if _loses(candidate, accumulate or 0.0, boundary, _HOPELESS_MARGIN):
+            self._began = time.perf_counter()
+            self._before = self._optimizer_step(candidate)
+            losses += self._before.losses
+            if self.is_hopeless(candidate):
                 break
         return losses
+
+    def is_hopeless(self, candidate: CandidateSpec) -> bool:
+        """Whether the last untimed step was so slow that no further one would help."""
+        return _loses(candidate, self._before.seconds(candidate.accumulation), _HOPELESS_MARGIN)
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
         """Optimizer steps until the policy is content. All ranks see the same times, so all stop together."""
         timings = Timings()
         began = time.perf_counter()
         for _ in range(2 * policy.maximum):
-            accumulate, boundary, losses, skipped = self._optimizer_step(candidate)
-            timings.losses += losses
-            if skipped:
+            step = self._optimizer_step(candidate)
+            timings.losses += step.losses
+            if step.skipped:
                 timings.skipped += 1  # an overflow skips the optimizer: such a step measures nothing
                 continue
-            if accumulate is not None:
-                timings.accumulate.append(accumulate)
-            timings.boundary.append(boundary)
-            if self.agree(_enough(timings, candidate, policy, time.perf_counter() - began)):
+            timings.steps.append(step)
+            if self.agree(self._is_enough(timings, candidate, policy, time.perf_counter() - began)):
                 return timings
         raise RuntimeError(
-            f"gradients overflowed, or were no numbers, in all but {len(timings.boundary)} of {2 * policy.maximum} "
+            f"gradients overflowed, or were no numbers, in all but {len(timings.steps)} of {2 * policy.maximum} "
             "optimizer steps, which were skipped"
         )
 
@@ -100,8 +123,16 @@ class Stepper:
                 self._engine.module_state_dict()
             self._sync()
 
-    def _optimizer_step(self, candidate: CandidateSpec) -> tuple[float | None, float, list[float], bool]:
-        """Median accumulate seconds (None without accumulation), boundary seconds, losses, whether it was skipped."""
+    def _is_enough(self, timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elapsed: float) -> bool:
+        seconds = [step.seconds(candidate.accumulation) for step in timings.steps]
+        if len(seconds) >= policy.maximum:
+            return True
+        if elapsed >= policy.loser_seconds and _loses(candidate, min(seconds), policy.loser_margin):
+            return True
+        before = self._before.seconds(candidate.accumulation)
+        return policy.is_known(seconds, before, time.perf_counter() - self._began)
+
+    def _optimizer_step(self, candidate: CandidateSpec) -> Step:
         skipped_before = self._engine.skipped_steps
         if self._spec.parity:
             self._generator.manual_seed(self._seed)
@@ -110,9 +141,9 @@ class Stepper:
             elapsed, loss = self._micro_step(candidate)
             seconds.append(elapsed)
             losses.append(loss)
-        slowest = self._slowest(seconds)
-        accumulate = statistics.median(slowest[:-1]) if len(slowest) > 1 else None
-        return accumulate, slowest[-1], losses, self._engine.skipped_steps > skipped_before
+        *before, boundary = self._slowest(seconds)
+        accumulate = statistics.median(before) if before else None
+        return Step(accumulate, boundary, losses, skipped=self._engine.skipped_steps > skipped_before)
 
     def _micro_step(self, candidate: CandidateSpec) -> tuple[float, float]:
         batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
@@ -145,17 +176,6 @@ class Stepper:
         return bool(self._flag[0] > 0)
 
 
-def _enough(timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elapsed: float) -> bool:
-    if len(timings.boundary) >= policy.maximum:
-        return True
-    loses = _loses(candidate, min(timings.accumulate, default=0.0), min(timings.boundary), policy.loser_margin)
-    if loses and elapsed >= policy.loser_seconds:
-        return True
-    return policy.is_known(timings.boundary, timings.spread(), elapsed)
-
-
-def _loses(candidate: CandidateSpec, accumulate: float, boundary: float, margin: float) -> bool:
-    """Whether the candidate's whole step, made faster by `margin`, is still slower than the best so far."""
-    if candidate.beat_step_seconds is None:
-        return False
-    return (boundary + (candidate.accumulation - 1) * accumulate) * (1 - margin) > candidate.beat_step_seconds
+def _loses(candidate: CandidateSpec, seconds: float, margin: float) -> bool:
+    """Whether a whole step of so many seconds, made faster by `margin`, is still slower than the best so far."""
+    return candidate.beat_step_seconds is not None and seconds * (1 - margin) > candidate.beat_step_seconds

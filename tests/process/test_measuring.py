@@ -11,14 +11,14 @@ from helpers import tiny_trial
 from ladder.protocol import CandidateSpec
 from ladder.trial.gauge import Reading
 from ladder.trial.rank import _measure
-from ladder.trial.steps import Timings
+from ladder.trial.steps import Step, Timings
 
 
 class Played:
     """Gauge, stepper and reporter in one: what was asked of them, in order."""
 
-    def __init__(self, narrows: bool) -> None:
-        self.narrows = narrows
+    def __init__(self, narrows: bool, hopeless: bool) -> None:
+        self.narrows, self.hopeless = narrows, hopeless
         self.asked: list[str] = []
 
     def phase(self, name: str) -> None:
@@ -33,24 +33,31 @@ class Played:
     def agree(self, stop: bool) -> bool:
         return stop
 
+    def is_hopeless(self, candidate: CandidateSpec) -> bool:
+        return self.hopeless
+
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
         self.asked.append(f"{num_steps} untimed")
         return [9.0] * num_steps
 
     def time(self, *_: Any) -> Timings:
         self.asked.append("timed")
-        return Timings(boundary=[1.0], losses=[8.0])
+        return Timings(steps=[Step(None, 1.0, [8.0], skipped=False)], losses=[8.0])
 
     def read(self) -> Reading:
         return Reading(allocated=1, reserved=1, device=1, outside_torch=0, host=1, alloc_retries=0)
 
 
-@pytest.mark.parametrize(("narrows", "between"), [(False, ["2 untimed"]), (True, ["2 untimed", "reset", "1 untimed"])])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("narrows", [True, False])
+@pytest.mark.parametrize("hopeless", [True, False])
 def test_what_a_narrower_limit_emptied_is_reserved_anew_before_anything_is_timed(
-    tmp_path: Path, narrows: bool, between: list[str]
+    tmp_path: Path, first: bool, narrows: bool, hopeless: bool
 ) -> None:
-    played: Any = Played(narrows)
+    played: Any = Played(narrows, hopeless)
     spec = tiny_trial(tmp_path / "0001", 1)
-    event = _measure(spec, spec.candidates[0], played, played, played, first=True)
-    assert played.asked == ["warmup", "reset", *between, "measure", "timed"]
+    event = _measure(spec, spec.candidates[0], played, played, played, first=first)
+    emptied = ["reset"] if narrows else []
+    again = ["1 untimed"] if narrows or (first and not hopeless) else []
+    assert played.asked == ["warmup", "reset", "1 untimed", *emptied, *again, "measure", "timed"]
     assert event.losses[-1] == 8.0
