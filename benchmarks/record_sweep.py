@@ -1,10 +1,13 @@
 """Records a sweep for benchmarks/search.py: every candidate, then a probe of every engine that fits.
 
     python benchmarks/record_sweep.py OUT.json MODEL [--gpus N] [--gpu-memory SIZE] [--host-memory SIZE]
-        [--global-batch-size N] [--seq-len N] [--nvme-path FOLDER] [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
+        [--global-batch-size N] [--seq-len N] [--rung RUNG …] [--micro-batch N …] [--nvme-path FOLDER]
+        [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
+    python benchmarks/record_sweep.py OUT.json --from FOLDER FOLDER … [--caps 40 32 24]
 
 Started again with the same run folder, it goes on where it was. `--caps` are the limits, in GiB, under which the sweep
 is to be played back; without a cap of its own, one sweep serves them all. `--machine` sweeps on paper, to try this out.
+`--from` measures nothing: it joins run folders in which some rungs each were swept, as far as they came.
 """
 
 from __future__ import annotations
@@ -14,20 +17,21 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate
 from ladder.cli.plain import PlainView
-from ladder.cli.tune_result import ledger_of
+from ladder.cli.stored_run import StoredRun, read_run
 from ladder.outcome import Record
 from ladder.report.table import rows
 from ladder.search.decisions import Measure, Stop
+from ladder.search.ledger import ledger
 from ladder.search.policy import STRATEGIES, exhaustive
 from ladder.search.space import Space, measured, probed
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.run import run_tune
 from ladder.units import gib, parse_bytes
 
 _TRIED = ("fits", "gpu_oom", "host_oom", "pruned")
@@ -60,15 +64,32 @@ def sweep_and_probe(space: Space, records: Sequence[Record]) -> Measure | Stop:
     return decision
 
 
-def as_sweep(done: TuneOutput, caps: Sequence[float]) -> dict[str, Any]:
-    """What benchmarks/recorded.py reads."""
-    space = done.result.space
+def as_sweep(runs: Sequence[StoredRun], caps: Sequence[float]) -> dict[str, Any]:
+    """What benchmarks/recorded.py reads. ValueError where the runs are of different workloads or machines."""
+    facts, *others = [_facts(run.space) for run in runs]
+    if any(other != facts for other in others):
+        raise ValueError("These run folders are of different workloads or machines.")
+    return {
+        **facts,
+        "whole": True,
+        "caps_gib": list(caps) or [facts["machine"]["memory_limit_gib"]],
+        "rows": [
+            {name: row[name] for name in _COLUMNS}
+            for run in runs
+            for row in rows(ledger(run.space, run.records, run.unsupported), run.trial_seconds)
+            if row["rung"] in RUNGS_BY_NAME and row["outcome"] in _TRIED
+        ],
+        "probes": [
+            _probe_row(run.space.by_key[key], record)
+            for run in runs
+            for key, record in probed(run.records).items()
+            if record.measurement
+        ],
+    }
+
+
+def _facts(space: Space) -> dict[str, Any]:
     workload = space.workload
-    probes = [
-        _probe_row(space.by_key[key], record)
-        for key, record in probed(done.result.records).items()
-        if record.measurement
-    ]
     return {
         "about": f"{workload.model.name} on {space.world_size} × {space.gpu_name}: benchmarks/record_sweep.py",
         "workload": {
@@ -83,15 +104,7 @@ def as_sweep(done: TuneOutput, caps: Sequence[float]) -> dict[str, Any]:
             "num_cores": space.num_cores,
         },
         "sequences_per_rank": space.sequences_per_rank,
-        "whole": True,
-        "caps_gib": list(caps) or [gib(space.memory_limit)],
-        "rows": [
-            {name: row[name] for name in _COLUMNS}
-            for row in rows(ledger_of(done), done.trial_seconds)
-            if row["rung"] in RUNGS_BY_NAME and row["outcome"] in _TRIED
-        ],
         "probe_layers": space.probe_layers,
-        "probes": probes,
     }
 
 
@@ -116,7 +129,7 @@ def _probe_row(candidate: Candidate, record: Record) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?")
     for name in ("gpus", "global-batch-size", "seq-len"):
         parser.add_argument(f"--{name}", type=int)
     for name in ("gpu-memory", "host-memory"):
@@ -124,22 +137,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("nvme-path", "run-dir"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--micro-batch", dest="micro_batches", type=int, action="append", default=[])
-    parser.add_argument("--caps", type=float, nargs="*", default=[])
+    parser.add_argument("--rung", dest="rungs", action="append", default=[])
     parser.add_argument("--machine")
+    parser.add_argument("--from", dest="folders", type=Path, nargs="+", default=[])
+    parser.add_argument("--caps", type=float, nargs="*", default=[])
     asked = vars(parser.parse_args(arguments))
-    out, caps = asked.pop("out"), asked.pop("caps")
+    out, caps, folders = (asked.pop(name) for name in ("out", "caps", "folders"))
+    if bool(folders) == bool(asked["model"]):
+        parser.error("give either a model to sweep or --from with run folders")
+    document = as_sweep([read_run(folder) for folder in folders or [sweep(asked)]], caps)
+    out.write_text(json.dumps(document, indent=1) + os.linesep)
+    return 0
+
+
+def sweep(asked: Mapping[str, Any]) -> Path:
+    """The run folder of the sweep."""
     STRATEGIES["sweep and probe"] = sweep_and_probe
     with tempfile.TemporaryDirectory() as elsewhere:  # the run folder keeps a copy of the answer
         options = TuneOptions(
-            **{**asked, "micro_batches": tuple(asked["micro_batches"])},
+            **{**asked, "micro_batches": tuple(asked["micro_batches"]), "rungs": tuple(asked["rungs"])},
             strategy="sweep and probe",
             liger=False,  # what is played back are the rungs as they are
             launcher="simulated" if asked["machine"] else "local",
             output=Path(elsewhere) / "best_config.json",
         )
-        done = run_tune(options, PlainView())
-    out.write_text(json.dumps(as_sweep(done, caps), indent=1) + os.linesep)
-    return 0
+        return run_tune(options, PlainView()).run_dir
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ class PlaybackLauncher(Launcher):
         model = (space.shallow if spec.probe else space.workload).model
         self._clock += start_seconds(rung, model.num_parameters)
         for candidate in spec.candidates:
-            if candidate.first_within is not None and self._first_step_seconds(run) > candidate.first_within:
+            if candidate is not spec.candidates[0] and candidate.is_left_out(self._first_step_seconds(run)):
                 continue
             if not self._play(run, candidate, first=candidate is spec.candidates[0]):
                 break

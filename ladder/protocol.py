@@ -83,6 +83,10 @@ class CandidateSpec(_Frozen):
     first_within: float | None = None
     """Left out if the trial's first candidate took more seconds than this for an optimizer step."""
 
+    def is_left_out(self, first_seconds: float) -> bool:
+        """Whether the first candidate, which took so long for an optimizer step, was too slow for this one."""
+        return self.first_within is not None and first_seconds > self.first_within
+
 
 class TrialSpec(_Frozen):
     """One trial: one engine, its candidates in ascending predicted memory."""

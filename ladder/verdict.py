@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ladder.candidates import Candidate
 from ladder.launch.base import DeviceUse, TrialRun
 from ladder.outcome import Measurement, Outcome, Purpose, Record
-from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, relative_spread
+from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec, relative_spread
 from ladder.text import shown
 from ladder.units import format_bytes
 from ladder.workload import Workload
@@ -24,8 +24,8 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     """Records for the candidates that were measured by every rank, and for the one that ended the trial, if one did."""
     by_key = {candidate.key: candidate for candidate in candidates}
     purpose: Purpose = "proof" if run.spec.proof else "probe" if run.spec.probe else "measure"
-    records = []
-    for key, events in _measured_by_all(run).items():
+    records, by_all = [], _measured_by_all(run)
+    for key, events in by_all.items():
         measurement = _measurement(events, run.device_use.get(key), by_key[key].accumulation)
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))
@@ -49,12 +49,21 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
             )
         )
     if (ending := _ending(run)) is not None:
-        done = {record.candidate_key for record in records}
-        culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in done), None)
+        passed = by_all.keys() | _left_out(run.spec, by_all)
+        culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in passed), None)
         if culprit is None:  # everything was measured and the teardown failed: nothing a candidate is to blame for
             return records
         records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=ending))
     return records
+
+
+def _left_out(spec: TrialSpec, by_all: Mapping[str, Sequence[MeasuredEvent]]) -> set[str]:
+    """Those that were passed over, whatever became of those after them."""
+    first = spec.candidates[0]
+    if first.key not in by_all:
+        return set()
+    seconds = by_all[first.key][0].step_seconds(first.accumulation)
+    return {each.key for each in spec.candidates if each.is_left_out(seconds)}
 
 
 def _over_the_limit(key: str, measurement: Measurement, run: TrialRun, purpose: Purpose) -> Record:

@@ -90,7 +90,7 @@ class _Trial:
             for number, candidate in enumerate(self._spec.candidates):
                 if number > 0 and self._spec.stop_at is not None and self._t > self._spec.stop_at:
                     break
-                if candidate.first_within is not None and self._first_step_seconds() > candidate.first_within:
+                if number > 0 and candidate.is_left_out(self._first_step_seconds()):
                     continue
                 if not self._candidate(candidate, first=number == 0, cancelled=cancelled):
                     break

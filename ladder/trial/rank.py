@@ -121,7 +121,7 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     for index, candidate in enumerate(spec.candidates):
         if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
             break
-        if candidate.first_within is not None and first_seconds > candidate.first_within:
+        if candidate.is_left_out(first_seconds):
             continue
         reporter.candidate = candidate.key
         set_checkpointing(model, candidate.checkpoint_every)

@@ -20,6 +20,7 @@ CAPS = (141, 40)
 class Bench(NamedTuple):
     """The benchmark's modules, and the folder with the one file recorded."""
 
+    record_sweep: ModuleType
     recorded: ModuleType
     search_cases: ModuleType
     folder: Path
@@ -33,7 +34,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
         modules = [importlib.import_module(name) for name in ("record_sweep", "recorded", "search_cases")]
         assert modules[0].main([str(folder / "7b.json"), "llama-2-7b", *run, "--caps", *map(str, CAPS)]) == 0
-        yield Bench(modules[1], modules[2], folder)
+        yield Bench(*modules, folder)
 
 
 def sweeps(bench: Bench) -> dict[int, Any]:
@@ -53,6 +54,37 @@ def test_on_a_smaller_card_what_fits_is_a_part_of_what_fitted_and_as_fast(bench:
     large, small = (sweeps(bench)[cap].speeds() for cap in CAPS)
     assert 0 < len(small) < len(large)
     assert small.items() <= large.items()
+
+
+def test_run_folders_of_some_rungs_each_are_joined_and_those_of_other_workloads_are_not(
+    bench: Bench, tmp_path: Path
+) -> None:
+    folders = {}
+    for name, rung, batch in (("a", "zero2", "16"), ("b", "zero3", "16"), ("c", "zero3", "32")):
+        folders[name] = tmp_path / name
+        paper = ["--gpus", "1", "--machine", "h200", "--rung", rung, "--global-batch-size", batch]
+        assert (
+            bench.record_sweep.main([str(tmp_path / "one.json"), "opt-125m", *paper, "--run-dir", str(folders[name])])
+            == 0
+        )
+    joined = tmp_path / "joined.json"
+    assert bench.record_sweep.main([str(joined), "--from", str(folders["a"]), str(folders["b"]), "--caps", "24"]) == 0
+    facts = json.loads(joined.read_text())
+    assert {row["rung"] for row in facts["rows"]} == {row["rung"] for row in facts["probes"]} == {"zero2", "zero3"}
+    assert facts["caps_gib"] == [24.0]
+    with pytest.raises(ValueError, match="different workloads"):
+        bench.record_sweep.main([str(joined), "--from", str(folders["a"]), str(folders["c"])])
+
+
+def test_what_fits_under_a_real_cap_is_what_the_sweep_without_one_says(bench: Bench) -> None:
+    """Two recordings of one model: one held to 24 GiB, one held to nothing."""
+    recorded = {sweep.name: sweep for sweep in bench.recorded.recorded_sweeps((16,))}
+    free = recorded["llama-3.2-1b-1xh200, 24.0 GiB, A 16"]
+    held = recorded["llama-3.2-1b-1xh200-24gib-growing, 24 GiB, A 16"]
+    both = free.rows.keys() & held.rows.keys()
+    assert len(both) == 70
+    wrong = {key for key in both if (free.needs(key) <= free.cap) != (held.rows[key]["outcome"] == "fits")}
+    assert wrong == {"zero3 ckpt=on mb=1"}, "which needed 23.9 GiB and is said to need 24.4"
 
 
 @pytest.mark.parametrize("cap", CAPS)

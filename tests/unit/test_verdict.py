@@ -237,6 +237,20 @@ def test_a_failure_in_teardown_is_no_candidates_fault() -> None:
     assert [record.outcome.kind for record in records] == ["fits", "fits"]
 
 
+@pytest.mark.parametrize(("first_within", "blamed"), [(1.0, "third"), (100.0, "second")])
+def test_a_candidate_that_was_left_out_is_not_to_blame_for_the_one_that_failed_after_it(
+    first_within: float, blamed: str
+) -> None:
+    third = make_candidate(micro_batch=4, accumulation=1)
+    second = as_a_rank_sees(SECOND).model_copy(update={"first_within": first_within})
+    trial = spec(1, candidates=(as_a_rank_sees(FIRST), second, as_a_rank_sees(third)))
+    culprit = {"second": SECOND.key, "third": third.key}[blamed]
+    run = TrialRun(spec=trial, events=[[measured(), failed(candidate=culprit)]])
+    fits, ending = judge(run, WORKLOAD, (FIRST, SECOND, third))
+    assert (fits.candidate_key, fits.outcome.kind) == (FIRST.key, "fits")
+    assert (ending.candidate_key, ending.outcome.kind) == (culprit, "gpu_oom")
+
+
 def test_a_proof_is_recorded_as_a_proof() -> None:
     trial = spec(proof=True)
     assert {record.purpose for record in records_of(whole_report(), whole_report(), trial=trial)} == {"proof"}
