@@ -139,7 +139,7 @@ class OverflowingEngine:
             time.sleep(self.SECONDS)
 
 
-def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy) -> Any:
+def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy, *, untimed: int = 0) -> Any:
     import torch.distributed as dist
 
     from ladder.trial.report import Reporter
@@ -150,7 +150,9 @@ def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy) -> Any:
     candidate: CandidateSpec = spec.candidates[0]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
-        return Stepper(engine, spec, Reporter(folder / "rank0.jsonl"), vocab_size=8192).time(candidate, policy)
+        stepper = Stepper(engine, spec, Reporter(folder / "rank0.jsonl"), vocab_size=8192)
+        stepper.warm_up(candidate, untimed)
+        return stepper.time(candidate, policy)
     finally:
         dist.destroy_process_group()
 
@@ -179,3 +181,11 @@ def test_where_time_is_short_a_third_step_says_which_of_two_was_disturbed(tmp_pa
     disturbed = timed_by_a_stepper(UnsteadyEngine(0.2, 0.6, 0.2), tmp_path, policy)
     assert len(disturbed.boundary) == 3
     assert len(timed_by_a_stepper(UnsteadyEngine(1.0, 1.0), tmp_path, policy).boundary) == 2
+
+
+def test_a_long_step_is_timed_once_where_the_untimed_one_before_it_agrees(tmp_path: Path) -> None:
+    policy = StepPolicy(seconds=0.5, target_spread=0.0)
+    agreeing = timed_by_a_stepper(UnsteadyEngine(0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
+    assert len(agreeing.boundary) == 1
+    disturbed = timed_by_a_stepper(UnsteadyEngine(0.5, 0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
+    assert len(disturbed.boundary) == 2

@@ -1,0 +1,43 @@
+"""For how many optimizer steps a candidate is timed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ladder.protocol import StepPolicy, relative_spread
+
+POLICY = StepPolicy(minimum=2, seconds=4.0, target_spread=0.01, disagreement=0.04)
+LONG, SHORT = 10.0, 1.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "elapsed", "known"),
+    [
+        ([3.0], 3.0, LONG, True),
+        ([3.0], 3.0, SHORT, False),
+        ([3.0], 3.2, LONG, False),
+        ([3.0], math.inf, LONG, False),
+        ([3.0, 3.0], math.inf, SHORT, True),
+        ([3.0, 3.1], math.inf, LONG, True),
+        ([3.0, 3.2], math.inf, SHORT, False),
+        ([3.0, 3.2], 3.0, LONG, False),
+        ([3.0, 3.2, 3.0], 3.0, LONG, True),
+    ],
+)
+def test_timing_ends_when_steps_agree_and_time_is_short_or_their_median_is_known(
+    steps: list[float], before: float, elapsed: float, known: bool
+) -> None:
+    assert POLICY.is_known(steps, before, elapsed) == known
+
+
+def test_a_larger_minimum_is_kept_however_long_it_takes() -> None:
+    policy = POLICY.model_copy(update={"minimum": 5})
+    assert not policy.is_known([3.0] * 4, 3.0, 1000.0)
+    assert policy.is_known([3.0] * 5, 3.0, 1000.0)
+
+
+def test_the_spread_is_half_the_interquartile_range_over_the_median() -> None:
+    assert relative_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1 / 3)
+    assert relative_spread([7.0]) == 0.0
