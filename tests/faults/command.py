@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 from helpers import TINY_CONFIG, processes_with
@@ -59,15 +60,15 @@ class Command:
         files = (self.run_dir / "trials").glob("*/rank1.jsonl")
         return any(sought in file.read_bytes() for file in files)
 
-    def trials(self) -> list[str]:
-        """The first candidate of each trial that was begun, in order."""
-        specs = sorted((self.run_dir / "trials").glob("*/spec.json"))
-        return [text["candidates"][0]["key"] for spec in specs if (text := _read(spec)) is not None]
+    def trials(self, *, comparisons: bool = True) -> list[str]:
+        """The first candidate of each trial that was begun, in order; with those that compare losses, if wanted."""
+        specs = [_read(spec) for spec in sorted((self.run_dir / "trials").glob("*/spec.json"))]
+        return [spec["candidates"][0]["key"] for spec in specs if spec and (comparisons or not spec["parity"])]
 
 
-def _read(spec: Path) -> dict[str, list[dict[str, str]]] | None:
+def _read(spec: Path) -> dict[str, Any] | None:
     try:
-        content: dict[str, list[dict[str, str]]] = json.loads(spec.read_text())
+        content: dict[str, Any] = json.loads(spec.read_text())
         return content
     except ValueError:
         return None  # the controller was killed while it wrote

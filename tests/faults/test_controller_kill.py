@@ -16,7 +16,7 @@ from steady_ladder import ANSWER
 
 NUM_KILLS = 20
 SEED = 5
-LONGEST_START_SECONDS, LONGEST_TRIAL_SECONDS = 3.0, 2.5
+LONGEST_START_SECONDS, LONGEST_TRIAL_SECONDS = 3.0, 0.8
 
 
 def recorded(run_dir: Path) -> list[str]:
@@ -69,5 +69,6 @@ def test_twenty_kills_of_the_controller_leave_no_process_and_lose_at_most_the_tr
         keys = recorded(command.run_dir)
         assert len(keys) == len(set(keys)) == 5  # nothing that was measured was measured again
         assert keys[: len(done)] == done
-        begun = Counter(command.trials())
+        # Comparisons of losses are not kept: whoever kills the proof that follows them loses them as well.
+        begun = Counter(command.trials(comparisons=False))
         assert sum(begun.values()) - len(keys) - 1 <= num_killed

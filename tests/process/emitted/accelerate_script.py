@@ -6,7 +6,7 @@ import sys
 
 import torch
 from accelerate import Accelerator, PartialState
-from tiny import build_model, report, sequences, weight_sums
+from tiny import build_model, leave, report, sequences, weight_sums
 from torch.utils.data import DataLoader
 
 # On a CPU accelerate otherwise takes every rank for the only one, and gives them all the same data. No file or
@@ -28,3 +28,4 @@ for batch in loader:
     losses.append(loss.item())
 report("accelerate", model, before, losses, argv=sys.argv[1:], world_size=accelerator.num_processes)
 accelerator.end_training()
+leave()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import deepspeed
 import torch
-from tiny import build_model, report, sequences, weight_sums
+from tiny import build_model, leave, report, sequences, weight_sums
 
 
 def train(config: str) -> None:
@@ -31,3 +31,4 @@ def train(config: str) -> None:
 for path in sys.argv[1:]:
     train(path)
 torch.distributed.destroy_process_group()
+leave()

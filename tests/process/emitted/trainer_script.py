@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import torch
-from tiny import build_model, report, sequences, weight_sums
+from tiny import build_model, leave, report, sequences, weight_sums
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -48,3 +48,4 @@ report(
     ],
 )
 trainer.accelerator.end_training()
+leave()
