@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,30 +23,21 @@ WORKLOAD = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=
 QUICK = StepPolicy(maximum=3, seconds=0.2)
 
 
-def data_bytes(pid: int) -> int:
-    """The size of the data segment, which RLIMIT_DATA limits."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
-
-
 @dataclass
 class UnluckyProofs(Launcher):
-    """Real trials; rank 1 of the first `number` proofs has its memory taken away before it steps."""
+    """Real trials; rank 1 of the first proof gets no more memory as it warms up."""
 
     bench: FaultyBench
-    number: int
     victims: list[str] = field(default_factory=list)
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         def listen(rank: int, event: Event) -> None:
             listener(rank, event)
             warms_up = isinstance(event, PhaseEvent) and event.phase == "warmup"
-            if spec.proof and rank == 1 and warms_up and len(self.victims) < self.number:
+            if spec.proof and rank == 1 and warms_up and not self.victims:
                 self.victims.append(spec.candidates[0].key)
-                pid = self.bench.rank(1).pid
-                # What it has it keeps: a library that gets not even a thread may end the process without a word.
-                limit = data_bytes(pid) + (256 << 10)
-                resource.prlimit(pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+                # Of a limit set from here not every library speaks: one may end the process with a SIGSEGV.
+                self.bench.provoke(self.bench.rank(1), "ask_for_a_pebibyte")
 
         return self.bench.launcher.run(spec, deadlines, listen)
 
@@ -59,7 +49,7 @@ class UnluckyProofs(Launcher):
 def test_a_candidate_that_fits_once_and_then_not_makes_way_for_one_that_fits_twice(
     bench: FaultyBench, tmp_path: Path, strategy: Any
 ) -> None:
-    launcher = UnluckyProofs(bench, number=1)
+    launcher = UnluckyProofs(bench)
     result = tune_over(launcher, tmp_path / "run", WORKLOAD, strategy=strategy, micro_batches=(1,), steps=QUICK)
     (lucky,) = launcher.victims
     of_lucky = [(record.purpose, record.outcome.kind) for record in result.records if record.candidate_key == lucky]
