@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -243,12 +244,10 @@ class PlaybackLauncher(Launcher):
     @staticmethod
     def _num_steps(spec: TrialSpec, candidate: CandidateSpec, row: Mapping[str, Any], first: bool) -> int:
         """Optimizer steps of warm-up and timing, by the same rules as in a trial; a recorded step has no noise."""
-        whole = row["boundary_seconds"] + (candidate.accumulation - 1) * (row["accumulate_seconds"] or 0.0)
-        margin = 1 - spec.steps.loser_margin
-        loses = candidate.beat_step_seconds is not None and whole * margin > candidate.beat_step_seconds
-        one = _trial_step(row)
-        one_is_enough = (loses and one >= spec.steps.loser_seconds) or (first and 2 * one > spec.steps.seconds)
-        return spec.steps.warmup + first + (1 if one_is_enough else spec.steps.minimum)
+        whole = candidate.step_seconds(row["accumulate_seconds"], row["boundary_seconds"])
+        one, before = _trial_step(row), whole if first else math.inf
+        is_enough = spec.steps.is_enough(candidate, [whole], before, one, 2 * one)
+        return spec.steps.warmup + first + (1 if is_enough else spec.steps.minimum)
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -48,13 +48,21 @@ class StepPolicy(_Frozen):
     """A candidate whose fastest step, made faster by this fraction, still loses to the best so far is left early."""
     loser_seconds: float = 0.5
     """But not before it was timed for so long: short steps wait for their host, and the first ones for longest."""
+    hopeless_margin: float = 0.75
+    """As `loser_margin`, of an untimed step, whose first allocations are slow: what still loses is timed at once."""
 
-    def is_known(self, steps: Sequence[float], before: float, elapsed: float) -> bool:
-        """Whether what does not lose needs no further step after `steps`, the seconds of those timed.
+    def is_enough(
+        self, candidate: CandidateSpec, steps: Sequence[float], before: float, timed: float, elapsed: float
+    ) -> bool:
+        """Whether the candidate needs no further step after `steps`, the seconds of those timed in `timed` seconds.
 
         `before` is what the untimed step before them took: of long steps, one that it agrees with is enough. `elapsed`
         are the seconds since that one began.
         """
+        if len(steps) >= self.maximum or (
+            timed >= self.loser_seconds and candidate.loses(min(steps), self.loser_margin)
+        ):
+            return True
         pair = (before, *steps) if len(steps) == 1 else tuple(steps)
         if len(pair) < self.minimum:
             return False
@@ -82,6 +90,14 @@ class CandidateSpec(_Frozen):
     """Seconds of an optimizer step at the real accumulation that would equal the best so far."""
     first_within: float | None = None
     """Left out if the trial's first candidate took more seconds than this for an optimizer step."""
+
+    def step_seconds(self, accumulate: float | None, boundary: float) -> float:
+        """Seconds of an optimizer step, of those of its micro-steps without and with the optimizer."""
+        return boundary + (self.accumulation - 1) * (accumulate or 0.0)
+
+    def loses(self, seconds: float, margin: float) -> bool:
+        """Whether an optimizer step of so many seconds, made faster by `margin`, is still behind the best so far."""
+        return self.beat_step_seconds is not None and seconds * (1 - margin) > self.beat_step_seconds
 
     def is_left_out(self, first_seconds: float) -> bool:
         """Whether the first candidate, which took so long for an optimizer step, was too slow for this one."""

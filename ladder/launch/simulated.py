@@ -31,7 +31,6 @@ from ladder.units import GIB, MIB
 from ladder.workload import Workload
 
 _SIGKILL, _SIGSEGV = -9, -11
-_HOPELESS_MARGIN = 0.75  # as ranks do it (trial/steps.py)
 
 
 class SimulatedLauncher(Launcher):
@@ -155,27 +154,17 @@ class _Trial:
             self._pass(pair[1] + (pair[0] if accumulates else 0.0))
             return pair
 
-        def whole(pair: tuple[float, float]) -> float:
-            return pair[1] + (spec.accumulation - 1) * pair[0]
-
-        def loses(seconds: float, margin: float) -> bool:
-            return spec.beat_step_seconds is not None and seconds * (1 - margin) > spec.beat_step_seconds
-
         before, began = 0.0, self._t
         for number in range(policy.warmup + first):
-            began, before = self._t, whole(step(1.3 if number == 0 else 1.0))
-            if loses(before, _HOPELESS_MARGIN):
+            began, before = self._t, spec.step_seconds(*step(1.3 if number == 0 else 1.0))
+            if spec.loses(before, policy.hopeless_margin):
                 break
         self._tell_all(lambda t: PhaseEvent(t=t, phase="measure", candidate=spec.key))
-        timed: list[tuple[float, float]] = []
-        since = self._t
-        while len(timed) < min(policy.maximum, 1000):
+        since, timed, enough = self._t, list[tuple[float, float]](), False
+        while not enough:
             timed.append(step())
-            steps = [whole(pair) for pair in timed]
-            if loses(min(steps), policy.loser_margin) and self._t - since >= policy.loser_seconds:
-                break
-            if policy.is_known(steps, before, self._t - began):
-                break
+            steps = [spec.step_seconds(*pair) for pair in timed]
+            enough = policy.is_enough(spec, steps, before, self._t - since, self._t - began)
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 
     def _noisy(self, seconds: float) -> float:

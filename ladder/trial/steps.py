@@ -15,9 +15,6 @@ from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.trial.model import make_batch
 from ladder.trial.report import Reporter
 
-# A first step, slow as first steps are, that is still this far behind the best.
-_HOPELESS_MARGIN = 0.75
-
 
 @dataclass(frozen=True)
 class Step:
@@ -26,13 +23,11 @@ class Step:
     accumulate: float | None
     """Median of those without the optimizer; None without accumulation."""
     boundary: float
+    seconds: float
+    """Of the whole step at the candidate's own accumulation, which may be longer than the trial's."""
     losses: list[float]
     skipped: bool
     """For overflow."""
-
-    def seconds(self, accumulation: int) -> float:
-        """Of a step of so many micro-steps."""
-        return self.boundary + (accumulation - 1) * (self.accumulate or 0.0)
 
 
 @dataclass
@@ -65,7 +60,7 @@ class Stepper:
         self._seed = spec.seed * 1000 + rank
         self._generator = torch.Generator().manual_seed(self._seed)
         self._flag = torch.zeros(1, device=spec.device)
-        self._before = Step(None, math.inf, [], skipped=False)  # the last untimed step
+        self._before = Step(None, math.inf, math.inf, [], skipped=False)  # the last untimed step
         self._began = time.perf_counter()
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
@@ -81,7 +76,7 @@ class Stepper:
 
     def is_hopeless(self, candidate: CandidateSpec) -> bool:
         """Whether the last untimed step was so slow that no further one would help."""
-        return _loses(candidate, self._before.seconds(candidate.accumulation), _HOPELESS_MARGIN)
+        return candidate.loses(self._before.seconds, self._spec.steps.hopeless_margin)
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
         """Optimizer steps until the policy is content. All ranks see the same times, so all stop together."""
@@ -94,7 +89,9 @@ class Stepper:
                 timings.skipped += 1  # an overflow skips the optimizer: such a step measures nothing
                 continue
             timings.steps.append(step)
-            if self.agree(self._is_enough(timings, candidate, policy, time.perf_counter() - began)):
+            seconds, now = [each.seconds for each in timings.steps], time.perf_counter()
+            enough = policy.is_enough(candidate, seconds, self._before.seconds, now - began, now - self._began)
+            if self.agree(enough):
                 return timings
         raise RuntimeError(
             f"gradients overflowed, or were no numbers, in all but {len(timings.steps)} of {2 * policy.maximum} "
@@ -123,15 +120,6 @@ class Stepper:
                 self._engine.module_state_dict()
             self._sync()
 
-    def _is_enough(self, timings: Timings, candidate: CandidateSpec, policy: StepPolicy, elapsed: float) -> bool:
-        seconds = [step.seconds(candidate.accumulation) for step in timings.steps]
-        if len(seconds) >= policy.maximum:
-            return True
-        if elapsed >= policy.loser_seconds and _loses(candidate, min(seconds), policy.loser_margin):
-            return True
-        before = self._before.seconds(candidate.accumulation)
-        return policy.is_known(seconds, before, time.perf_counter() - self._began)
-
     def _optimizer_step(self, candidate: CandidateSpec) -> Step:
         skipped_before = self._engine.skipped_steps
         if self._spec.parity:
@@ -143,7 +131,8 @@ class Stepper:
             losses.append(loss)
         *before, boundary = self._slowest(seconds)
         accumulate = statistics.median(before) if before else None
-        return Step(accumulate, boundary, losses, skipped=self._engine.skipped_steps > skipped_before)
+        whole = candidate.step_seconds(accumulate, boundary)
+        return Step(accumulate, boundary, whole, losses, skipped=self._engine.skipped_steps > skipped_before)
 
     def _micro_step(self, candidate: CandidateSpec) -> tuple[float, float]:
         batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
@@ -174,8 +163,3 @@ class Stepper:
         self._flag.fill_(float(stop))
         dist.broadcast(self._flag, src=0)
         return bool(self._flag[0] > 0)
-
-
-def _loses(candidate: CandidateSpec, seconds: float, margin: float) -> bool:
-    """Whether a whole step of so many seconds, made faster by `margin`, is still slower than the best so far."""
-    return candidate.beat_step_seconds is not None and seconds * (1 - margin) > candidate.beat_step_seconds

@@ -42,7 +42,7 @@ class Played:
 
     def time(self, *_: Any) -> Timings:
         self.asked.append("timed")
-        return Timings(steps=[Step(None, 1.0, [8.0], skipped=False)], losses=[8.0])
+        return Timings(steps=[Step(None, 1.0, 1.0, [8.0], skipped=False)], losses=[8.0])
 
     def read(self) -> Reading:
         return Reading(allocated=1, reserved=1, device=1, outside_torch=0, host=1, alloc_retries=0)

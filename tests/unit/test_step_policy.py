@@ -6,10 +6,12 @@ import math
 
 import pytest
 
-from ladder.protocol import StepPolicy, relative_spread
+from ladder.protocol import CandidateSpec, StepPolicy, relative_spread
 
 POLICY = StepPolicy(minimum=2, seconds=4.0, target_spread=0.01, disagreement=0.04)
 LONG, SHORT = 10.0, 1.0
+CANDIDATE = CandidateSpec(key="a", checkpoint_every=0, micro_batch=1, accumulation=4)
+LOSER = CANDIDATE.model_copy(update={"beat_step_seconds": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -29,13 +31,31 @@ LONG, SHORT = 10.0, 1.0
 def test_timing_ends_when_steps_agree_and_time_is_short_or_their_median_is_known(
     steps: list[float], before: float, elapsed: float, known: bool
 ) -> None:
-    assert POLICY.is_known(steps, before, elapsed) == known
+    assert POLICY.is_enough(CANDIDATE, steps, before, elapsed, elapsed) == known
 
 
 def test_a_larger_minimum_is_kept_however_long_it_takes() -> None:
     policy = POLICY.model_copy(update={"minimum": 5})
-    assert not policy.is_known([3.0] * 4, 3.0, 1000.0)
-    assert policy.is_known([3.0] * 5, 3.0, 1000.0)
+    assert not policy.is_enough(CANDIDATE, [3.0] * 4, 3.0, 1000.0, 1000.0)
+    assert policy.is_enough(CANDIDATE, [3.0] * 5, 3.0, 1000.0, 1000.0)
+
+
+def test_one_step_is_enough_of_what_loses_once_it_was_timed_for_long_enough() -> None:
+    assert POLICY.is_enough(LOSER, [3.0], math.inf, 0.6, 0.6)
+    assert not POLICY.is_enough(LOSER, [3.0], math.inf, 0.4, 0.6)
+    assert not POLICY.is_enough(LOSER, [2.1], math.inf, 0.6, 0.6)  # too close to the best to be left so early
+    assert not POLICY.is_enough(CANDIDATE, [3.0], math.inf, 0.6, 0.6)
+
+
+def test_no_more_steps_are_timed_than_the_maximum() -> None:
+    unsteady = [1.0, 2.0] * 6
+    assert POLICY.is_enough(CANDIDATE, unsteady, 1.0, SHORT, SHORT)
+    assert not POLICY.is_enough(CANDIDATE, unsteady[:-1], 1.0, SHORT, SHORT)
+
+
+def test_a_step_is_that_of_the_candidates_own_accumulation() -> None:
+    assert CANDIDATE.step_seconds(0.5, 2.0) == 3.5
+    assert CANDIDATE.step_seconds(None, 2.0) == 2.0
 
 
 def test_the_spread_is_half_the_interquartile_range_over_the_median() -> None:
