@@ -67,7 +67,9 @@ class StepPolicy(_Frozen):
         if len(pair) < self.minimum:
             return False
         disagree = len(pair) == 2 and max(pair) > (1 + self.disagreement) * min(pair)
-        is_precise = len(steps) > 1 and relative_spread(steps) / math.sqrt(len(steps)) < self.target_spread
+        # Of a soak's many thousand steps the spread would take longer than a step, and none is small enough.
+        can_be_precise = len(steps) > 1 and self.target_spread > 0
+        is_precise = can_be_precise and relative_spread(steps) / math.sqrt(len(steps)) < self.target_spread
         return is_precise or (elapsed > self.seconds and not disagree)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ from ladder.workload import Workload
 
 _PROOF_STEPS, _PROOF_SECONDS = 3, 30.0
 _LONGEST_SECONDS = 7 * 24 * 3600.0
+_WIDEST_TOLERANCE = 0.99
 _TRIAL = "0001"
 
 
@@ -106,8 +108,9 @@ def run_verification(
 
     `steps` optimizer steps, or as many as `minutes` have room for; by default enough to know the speed. Raises
     UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other GPUs
-    than there are.
+    than there are, and for a length or a tolerance that cannot be.
     """
+    _require_sense(steps, minutes, tolerance)
     document = load_best_config(path)
     promise = document[SECTION]
     if promise["proof"].get("simulated"):
@@ -151,6 +154,19 @@ def run_verification(
         tolerance=tolerance,
         seconds=seconds,
     )
+
+
+def _require_sense(steps: int | None, minutes: float | None, tolerance: float) -> None:
+    if steps is not None and minutes is not None:
+        raise UsageError("steps and minutes both say how long to train; give one of them.")
+    if steps is not None and not (isinstance(steps, int) and steps >= 1):
+        raise UsageError(f"steps: {steps!r} will not do; give a whole number of at least 1.")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise UsageError(f"minutes: {minutes!r} will not do; give a number above 0.")
+    if not 0 <= tolerance <= _WIDEST_TOLERANCE:
+        raise UsageError(
+            f"tolerance: {tolerance!r} will not do; give a number from 0 to {_WIDEST_TOLERANCE}: 0.05 is 5 % slower."
+        )
 
 
 @contextmanager

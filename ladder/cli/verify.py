@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ladder.cli.tune import OutputFormat
-from ladder.errors import EXIT_FOUND, LadderError, UsageError
+from ladder.errors import EXIT_FOUND, LadderError
 
 if TYPE_CHECKING:
     from ladder.verification import Verification
@@ -48,8 +48,6 @@ def verify(
     view = QuietView() if quiet else PlainView()
     with interruptible() as interruption:
         try:
-            if steps is not None and minutes is not None:
-                raise UsageError("--steps and --minutes both say how long to train; give one of them.")
             done = run_verification(config, view, interruption, steps=steps, minutes=minutes, tolerance=tolerance)
         except InterruptedVerificationError:
             return interruption.exit_code

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import make_candidate, make_measurement, make_record
 
+import ladder
 from ladder.cli.main import main
 from ladder.emit.config import _digest
-from ladder.errors import NothingFitsError, SlowerThanPromisedError
+from ladder.errors import NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.outcome import Record
 from ladder.units import GIB
 from ladder.verification import Verification, _model
@@ -70,6 +72,17 @@ def test_a_simulated_answer_promises_nothing(
 def test_steps_and_minutes_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--steps", "3", "--minutes", "1"]) == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"steps": 0}, {"steps": 2.5}, {"minutes": 0}, {"minutes": float("nan")}, {"tolerance": 5}, {"tolerance": -0.1}],
+    ids=str,
+)
+def test_a_length_or_tolerance_that_cannot_be_is_refused_before_the_file_is_read(asked: dict[str, Any]) -> None:
+    (name,) = asked
+    with pytest.raises(UsageError, match=f"{name}: .* will not do; give a"):
+        ladder.verify("none.json", **asked)
 
 
 def verification(record: Record, tolerance: float = 0.05) -> Verification:
