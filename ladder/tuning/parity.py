@@ -53,6 +53,8 @@ def parity_trial(spec: TrialSpec, model: ModelShape) -> TrialSpec:
     """`spec` as a trial of a few layers of `model` whose losses can be compared."""
     shallow = with_vocabulary(with_layers(model, min(_LAYERS, model.num_layers)), _VOCABULARY)
     changes = {"model_config_json": dict(shallow.config), "steps": _STEPS, "parity": True, "stop_at": None}
+    # No speed to beat, which is the real model's: what loses is not timed to the end, and losses are what is wanted.
+    changes["candidates"] = tuple(each.model_copy(update={"beat_step_seconds": None}) for each in spec.candidates)
     if spec.optimizer == "sgd":  # whose steps are otherwise too short to be seen, or too long to be compared
         changes["deepspeed"] = spec.deepspeed | {"gradient_clipping": 1.0}
     return spec.model_copy(update=changes)

@@ -48,6 +48,13 @@ def test_every_stage_trains_alike_and_an_engine_that_loses_its_steps_does_not(
     assert "are not those of zero1" in found.sentence
 
 
+def test_a_comparison_is_not_cut_short_by_the_speed_of_the_best_so_far(warm_bench: Bench, tmp_path: Path) -> None:
+    trial = tiny_trial(tmp_path / "0001", 1)
+    behind = trial.candidates[0].model_copy(update={"beat_step_seconds": 1e-6})
+    of_a_loser = losses_of(warm_bench.run(parity_trial(trial.model_copy(update={"candidates": (behind,)}), TINY)))
+    assert len(of_a_loser) == len(losses(warm_bench, tmp_path / "0002"))
+
+
 def test_what_lies_beyond_the_ladder_trains_as_the_plain_rung_with_the_same_states(
     warm_bench: Bench, tmp_path: Path
 ) -> None:
