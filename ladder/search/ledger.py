@@ -11,7 +11,7 @@ from ladder.outcome import Record
 from ladder.search.belief import Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
-from ladder.search.space import Space, measured, probed, ranking, ruled_out
+from ladder.search.space import Space, disproved, measured, probed, ranking, ruled_out
 from ladder.units import format_bytes
 
 Status = Literal["answer", "measured", "predicted", "pruned", "unsupported"]
@@ -53,6 +53,8 @@ class Entry:
     why: str
     predicted: Predicted | None = None
     """For what was not tried."""
+    disproved: bool = False
+    """It fitted, and failed its proof of fit."""
 
     @property
     def checkpointing(self) -> str:
@@ -70,7 +72,7 @@ def ledger(
     best = answer(records)
     fastest = best or next(iter(ranking(records)), None)
     tried = measured(records)
-    belief = believe(space, records)
+    belief, failed_proofs = believe(space, records), disproved(records)
     probes = {space.by_key[key].engine: record.trial for key, record in probed(records).items()}
     entries = []
     with_knobs = [space.by_key[key] for key in turned(space, records)]
@@ -97,6 +99,7 @@ def ledger(
                 record=record,
                 why=f"{why}; with {knobs}" if knobs else why,
                 predicted=predicted,
+                disproved=candidate.key in failed_proofs,
             )
         )
     for rung, reason in unsupported.items():
@@ -158,13 +161,8 @@ def _verdict(
         return "answer", f"the fastest that fits, {'on paper' if on_paper else 'proven in fresh processes'}"
     if record.outcome.kind != "fits":
         return "measured", record.outcome.sentence
-    failed_proof = [
-        proof
-        for proof in records
-        if proof.purpose == "proof" and proof.candidate_key == record.candidate_key and proof.outcome.kind != "fits"
-    ]
-    if failed_proof:
-        return "measured", f"its proof of fit failed: {failed_proof[-1].outcome.sentence}"
+    if (failed_proof := disproved(records).get(record.candidate_key)) is not None:
+        return "measured", f"its proof of fit failed: {failed_proof.outcome.sentence}"
     if best is None or not best.tokens_per_second or not record.tokens_per_second:
         return "measured", "fits"
     # Measurement beside measurement: the answer's proof is another run.

@@ -185,15 +185,22 @@ def failed_in_setup(outcome: Outcome) -> bool:
     return outcome.kind != "fits" and outcome.moment in _SETUP_MOMENTS
 
 
+def disproved(records: Sequence[Record]) -> dict[str, Record]:
+    """By candidate: the proof that failed."""
+    return {
+        record.candidate_key: record
+        for record in records
+        if record.purpose == "proof" and record.outcome.kind != "fits"
+    }
+
+
 def ranking(records: Sequence[Record]) -> list[Record]:
     """The candidates that fit, fastest first, less those whose proof of fit failed."""
-    disproved = {
-        record.candidate_key for record in records if record.purpose == "proof" and record.outcome.kind != "fits"
-    }
+    failed = disproved(records)
     fits = [
         record
         for record in measured(records).values()
-        if record.outcome.kind == "fits" and record.candidate_key not in disproved
+        if record.outcome.kind == "fits" and record.candidate_key not in failed
     ]
     return sorted(fits, key=lambda record: -(record.tokens_per_second or 0.0))
 

@@ -8,6 +8,8 @@ from ladder.search.ledger import Entry
 from ladder.search.space import Space
 from ladder.units import format_bytes
 
+_NOT_OF_MEMORY = frozenset({"crash", "hang", "unsupported"})
+
 
 def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
     """One sentence about `rung`, from the ledger. ValueError for a rung that was not in the tune."""
@@ -19,8 +21,9 @@ def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
     answer = next((entry for entry in entries if entry.status == "answer"), None)
     if answer in own:
         return f"{rung} is the answer: {_name(answer)} reached {_speed(answer):,.0f} tokens/s."
-    best = answer or max(entries, key=_speed)
-    fitting = [entry for entry in own if _fits(entry)]
+    fits = [entry for entry in entries if _fits(entry)]
+    best = answer or max(fits, key=_speed, default=own[0])
+    fitting = [entry for entry in own if entry in fits]
     if fitting:
         top = max(fitting, key=_speed)
         sentence = (
@@ -29,6 +32,8 @@ def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
         sentence += f" (trial {top.record.trial})" if top.record else ""
         if best is top:
             return f"{rung} is the best so far: {sentence}."
+        if _speed(top) >= _speed(best):
+            return f"{sentence}, {top.why}."
         return f"{sentence}, {1 - _speed(top) / _speed(best):.1%} less than {_name(best)} with {_speed(best):,.0f}."
     return _not_fitting(rung, own, best, space)
 
@@ -41,7 +46,10 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
     if failed and not likely:
         first = failed[0]
         trial = first.record.trial if first.record else ""
-        return f"{rung} does not fit: {_variant(first)} ended in trial {trial}, {first.why}."
+        if first.disproved:
+            return f"{rung} is not the answer: {_variant(first)} fitted in trial {trial}, and {first.why}."
+        said = "failed" if first.record is not None and first.record.outcome.kind in _NOT_OF_MEMORY else "does not fit"
+        return f"{rung} {said}: {_variant(first)} ended in trial {trial}, {first.why}."
     if not predicted:
         return f"{rung} was not tried: {own[0].why}."
     if not likely:
@@ -56,7 +64,9 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
     top = max(likely, key=lambda entry: entry.predicted.high if entry.predicted else 0)
     assert top.predicted is not None
     probe = top.predicted.probe
-    tried = f"was only probed, with a few of the model's layers (trial {probe})" if probe else "was not tried"
+    tried = "has nothing so far that is known to fit" if failed else "was not tried"
+    if probe:
+        tried = f"was only probed, with a few of the model's layers (trial {probe})"
     sentence = (
         f"{rung} {tried}: its most promising candidate, {_variant(top)}, is predicted to reach "
         f"{top.predicted.tokens_per_second:,.0f} tokens/s, at most {top.predicted.high:,.0f}"
@@ -65,7 +75,7 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
 
 
 def _fits(entry: Entry) -> bool:
-    return entry.record is not None and entry.record.outcome.kind == "fits"
+    return entry.record is not None and entry.record.outcome.kind == "fits" and not entry.disproved
 
 
 def _speed(entry: Entry) -> float:

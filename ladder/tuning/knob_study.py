@@ -13,6 +13,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
+from ladder.candidates import Candidate
 from ladder.outcome import Record
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop
@@ -24,6 +25,8 @@ _STARTUP = 4
 _LIKELY = 0.5
 """A setting less likely to fit is not tried: the winner fits, and what is sought is a little speed."""
 _MOST_QUESTIONS = 50
+_FEWEST_STEPS = 2
+"""A gain over one step alone may be that step's bad luck, and all settings would have it."""
 _EXCESS = "excess"
 
 
@@ -46,6 +49,8 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
         name: CategoricalDistribution(options) for name, options in choices.items()
     }
     seen, belief = measured(records), believe(space, records)
+    if _is_unsure(best, records):
+        return Measure(best.engine, (best,), "what its knobs gain is held against more than one step", precise=True)
     for candidate in (best, *tried):
         study.enqueue_trial(knobs_of(space.workload, candidate.engine))
         _tell(study, study.ask(distributions), seen[candidate.key])
@@ -54,9 +59,15 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
         candidate = with_knobs(space.workload, best, trial.params)
         if candidate.key not in seen and belief.outlook(candidate).fits >= _LIKELY:
             reason = f"knobs of the fastest candidate, {len(tried) + 1} of {num_trials}"
-            return Measure(candidate.engine, (candidate,), reason)
+            return Measure(candidate.engine, (candidate,), reason, precise=True)
         _tell(study, trial, seen.get(candidate.key))
     return Stop(f"no other setting of {best.engine.key}'s knobs is likely to fit")
+
+
+def _is_unsure(best: Candidate, records: Sequence[Record]) -> bool:
+    """Whether `best` was timed once only, and over too few steps."""
+    own = [record for record in records if record.candidate_key == best.key and record.purpose == "measure"]
+    return len(own) == 1 and own[0].measurement is not None and own[0].measurement.num_steps < _FEWEST_STEPS
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, record: Record | None) -> None:

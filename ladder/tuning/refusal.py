@@ -13,17 +13,8 @@ from ladder.candidates import Candidate
 from ladder.outcome import Outcome, Record
 from ladder.search.belief import Belief, believe
 from ladder.search.relevance import most_host_bytes
-from ladder.search.space import REFUSED, Space
+from ladder.search.space import REFUSED, Space, disproved
 from ladder.units import format_bytes
-
-
-def disproved(records: Sequence[Record]) -> dict[str, Record]:
-    """By candidate: the proof that failed."""
-    return {
-        record.candidate_key: record
-        for record in records
-        if record.purpose == "proof" and record.outcome.kind != "fits"
-    }
 
 
 def less_disproved(records: Sequence[Record]) -> list[Record]:

@@ -21,16 +21,16 @@ from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.relevance import relevant
-from ladder.search.space import PARITY, Space, measured, ranking, same_steps
+from ladder.search.space import PARITY, Space, disproved, measured, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
-from ladder.tuning.refusal import disproved, less_disproved, refusals
+from ladder.tuning.refusal import less_disproved, refusals
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
 from ladder.verdict import apart, judge, trial_seconds
 from ladder.workload import Workload
 
 _MAX_FALSE_STARTS = 3
-_PROOF_STEPS = {"minimum": 3, "seconds": 30.0}
+_PRECISE_STEPS = {"minimum": 3, "seconds": 30.0}
 
 
 class View(Protocol):
@@ -225,6 +225,7 @@ class Tuner:
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         self._history.note_seconds(spec.trial, trial_seconds(run))
         self._view.trial_ends(run, [])
+        _require_environment(run)
         self._count_false_starts(_false_start(run, judge(run, self._workload, wanted.candidates)))
         return losses_of(run)
 
@@ -241,8 +242,7 @@ class Tuner:
             records = [record for record in records if record.outcome.kind == "fits"]
         self._add(records, trial_seconds(run))
         self._view.trial_ends(run, records)
-        if run.stop is not None and run.stop.kind == "environment":
-            raise EnvironmentFaultError(run.stop.sentence)
+        _require_environment(run)
         self._count_false_starts(false_start)
 
     def _completed(self, records: Sequence[Record], proving: bool, warnings: tuple[str, ...]) -> list[Record]:
@@ -289,13 +289,19 @@ class Tuner:
                 machine.nvme_path / f"{self._swap_prefix}-{name}" if machine.nvme_path else None,
             ),
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
-            steps=self._steps.model_copy(update=_PROOF_STEPS) if proving else self._steps,
+            steps=self._steps.model_copy(update=_PRECISE_STEPS) if proving or wanted.precise else self._steps,
             liger=wanted.engine.liger,
             proof=proving,
             probe=wanted.probe,
             stop_at=None if proving or self._budget is None else self._began + self._budget,
             save_folder=str(self._save_folder) if proving and self._save_folder else None,
         )
+
+
+def _require_environment(run: TrialRun) -> None:
+    """EnvironmentFaultError if the trial left the machine in no state for another one."""
+    if run.stop is not None and run.stop.kind == "environment":
+        raise EnvironmentFaultError(run.stop.sentence)
 
 
 def _false_start(run: TrialRun, records: Sequence[Record]) -> str:

@@ -99,6 +99,19 @@ def test_as_many_settings_of_the_fastest_candidate_are_asked_for_as_may_be_and_n
     assert len(play(space, 10, 120.0)) == 12
 
 
+def test_a_winner_timed_over_one_step_is_timed_again_once_before_its_knobs_are_turned(space):
+    once = make_record(WINNER, tokens_per_second=100.0, measurement=make_measurement(num_steps=1))
+    again = next_knobs(space, [once], 4)
+    assert isinstance(again, Measure)
+    assert (again.candidates, again.precise) == ((WINNER,), True)
+    for steps in (1, 3):
+        later = make_record(WINNER, trial="0002", tokens_per_second=99.0, measurement=make_measurement(num_steps=steps))
+        turned = next_knobs(space, [once, later], 4)
+        assert isinstance(turned, Measure)
+        assert turned.precise
+        assert turned.candidates != (WINNER,)
+
+
 def test_the_same_history_asks_for_the_same_setting(space):
     records = play(space, 5, 120.0)
     assert next_knobs(space, records, 9) == next_knobs(space, list(records), 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,43 @@ def test_a_rung_never_tried_is_explained_with_its_prediction():
     sentence = why_not("zero2+opt-cpu", ledger(offloaded, records, {}), offloaded)
     assert "was not tried" in sentence
     assert "tokens/s" in sentence
+
+
+def test_a_rung_whose_proofs_failed_is_not_said_to_fit():
+    space = make_space("zero2", "zero3", micro_batches=(4,))
+    lucky = [candidate for candidate in space.candidates if candidate.engine.key == "zero2"]
+    records = [fitting(space, candidate, slower=0.5) for candidate in lucky]
+    failed = [replace(out_of_memory(candidate, "0002"), purpose="proof") for candidate in lucky]
+    slower = fitting(space, make_candidate("zero3", micro_batch=4, accumulation=4), trial="0003")
+    entries = ledger(space, [*records, failed[0], slower], {})
+    sentence = why_not("zero2", entries, space)
+    assert f"its fastest measured candidate, {lucky[1].key.removeprefix('zero2 ')}" in sentence
+    entries = ledger(space, [*records, *failed, slower], {})
+    sentence = why_not("zero2", entries, space)
+    assert sentence.startswith(
+        "zero2 is not the answer: ckpt=on mb=4 fitted in trial 0001, and its proof of fit failed"
+    )
+    assert why_not("zero3", entries, space).startswith("zero3 is the best so far")
+
+
+def test_a_rung_that_crashed_failed_and_is_not_said_to_be_too_large():
+    space = make_space("zero2")
+    crashes = [make_record(candidate, "crash", trial="0004") for candidate in space.candidates]
+    assert "zero2 failed: " in why_not("zero2", ledger(space, crashes, {}), space)
+
+
+def test_a_candidate_measured_faster_than_the_answer_is_not_said_to_be_slower():
+    space = make_space("zero2", "zero3")
+    answer = fitting(space, make_candidate("zero3", micro_batch=4, accumulation=4))
+    speed = answer.tokens_per_second
+    assert speed is not None
+    near = replace(
+        fitting(space, make_candidate("zero2", micro_batch=4, accumulation=4)), tokens_per_second=speed * 1.01
+    )
+    entries = ledger(space, [answer, near, replace(answer, purpose="proof", trial="0002")], {})
+    sentence = why_not("zero2", entries, space)
+    assert "-1.0%" not in sentence
+    assert "within the noise of the answer (+1.0%)" in sentence
 
 
 def test_a_rung_that_cannot_work_here_is_explained_with_the_machine():

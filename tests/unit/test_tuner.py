@@ -274,14 +274,29 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     assert any("losses were not compared" in warning for warning in result.answer.warnings) == warns
     shallow = [spec for spec in launcher.specs if spec.parity]
     with History(tmp_path / "run", "abc", {}) as history:
-        assert {spec.trial for spec in shallow} < set(history.trial_seconds())
+        assert {spec.trial for spec in shallow} < set(history.trial_seconds(history.records))
     compared = [candidate.key for spec in shallow for candidate in spec.candidates]
     assert all(key.endswith(" mb=1") for key in compared)
+    assert {candidate.beat_step_seconds for spec in shallow for candidate in spec.candidates} == {None}
     assert len(compared) == len(set(compared)), "what holds at one micro-batch holds at the others"
     assert all(record.trial not in {spec.trial for spec in shallow} for record in result.records if record.measurement)
     again = Learner(losses)
     assert tune(tmp_path / "run", again, parity=True).answer == result.answer
     assert again.specs == []
+
+
+def test_a_comparison_after_which_the_machine_is_in_no_state_for_trials_ends_the_tune(tmp_path: Path) -> None:
+    class Spoiler(Learner):
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            if spec.parity:
+                run.stop = Stop(kind="environment", sentence="40 GiB of GPU memory are still held")
+            return run
+
+    launcher = Spoiler([9.0, 8.0, 7.0])
+    with pytest.raises(EnvironmentFaultError, match="still held"):
+        tune(tmp_path / "run", launcher, parity=True)
+    assert launcher.specs[-1].parity
 
 
 def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tmp_path: Path) -> None:
