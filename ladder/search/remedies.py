@@ -20,6 +20,8 @@ from ladder.workload import Workload
 
 _TOKENS = 64
 """Sequences are shortened by multiples of this."""
+_GPUS_OF_A_HOST = 8
+"""Up to so many share one host and its memory."""
 _LORA_RANK = 16
 _ADAPTER_BYTES = 16
 """Of each adapter weight: in 16 bits with its gradient, master weight and Adam's two states."""
@@ -32,9 +34,11 @@ class Remedies:
     """Each field alone would do; None (or False) where it would not."""
 
     num_gpus: int | None = None
-    """The fewest that divide the global batch; host memory counted in proportion."""
+    """The fewest that divide the global batch; every eight of them bring a host like the one there is."""
     gpu_memory: int | None = None
     """Bytes of the smallest GPU, as many as now."""
+    host_memory: int | None = None
+    """Bytes of the smallest host, where it is what is too small."""
     seq_len: int | None = None
     """The longest, in tokens."""
     micro_batch: int | None = None
@@ -55,6 +59,7 @@ class Remedies:
         parts = [
             f"{self.num_gpus} GPUs" if self.num_gpus else "",
             f"GPUs of {-(-self.gpu_memory // GIB)} GiB" if self.gpu_memory else "",
+            f"{format_bytes(self.host_memory)} of host memory" if self.host_memory else "",
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
             "--liger" if self.liger else "",
@@ -88,6 +93,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     return Remedies(
         num_gpus=needs.fewest_gpus(),
         gpu_memory=needs.smallest_gpu(),
+        host_memory=needs.smallest_host(),
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
         liger=needs.fit(engines=on_liger),
@@ -117,7 +123,7 @@ class _Needs:
         space = self._space
         workload = replace(space.workload, seq_len=seq_len or space.workload.seq_len)
         world_size = world_size or space.world_size
-        host = space.host_memory * world_size / space.world_size
+        host = space.host_memory * _num_hosts(world_size) / _num_hosts(space.world_size)
         needs = (
             self._of(engine, workload, world_size, micro_batch or self.micro_batch)
             for engine in (space.engines if engines is None else engines)
@@ -132,9 +138,19 @@ class _Needs:
     def smallest_gpu(self) -> int | None:
         """Bytes; None where the host is what is too small."""
         space = self._space
-        needs = [self._of(engine, space.workload, space.world_size, self.micro_batch) for engine in space.engines]
-        enough = min((memory.upper for memory in needs if memory.host <= space.host_memory), default=0)
+        enough = min((memory.upper for memory in self._all() if memory.host <= space.host_memory), default=0)
         return enough if enough > space.memory_limit else None
+
+    def smallest_host(self) -> int | None:
+        """Bytes; None where the GPUs are what is too small."""
+        space = self._space
+        enough = min((memory.host for memory in self._all() if memory.upper <= space.memory_limit), default=0)
+        return enough if enough > space.host_memory else None
+
+    def _all(self) -> list[MemoryPrediction]:
+        """Of each of the space's engines, as it is asked for."""
+        space = self._space
+        return [self._of(engine, space.workload, space.world_size, self.micro_batch) for engine in space.engines]
 
     def longest_sequence(self) -> int | None:
         """Memory grows with the sequence, so halving the interval finds it."""
@@ -161,6 +177,10 @@ class _Needs:
 
 def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
     return Candidate(engine, True, micro_batch, max(1, workload.global_batch_size // world_size // micro_batch))
+
+
+def _num_hosts(world_size: int) -> int:
+    return -(-world_size // _GPUS_OF_A_HOST)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

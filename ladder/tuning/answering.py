@@ -73,7 +73,7 @@ def require_answer(result: TuneResult) -> Record:
             "Start the same command again with a larger --time-budget; it goes on where it was."
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
-    last = f" The most frugal one tried: {failures[-1].outcome.sentence}." if failures else ""
+    last = f" The last one: {failures[-1].outcome.sentence}." if failures else ""
     remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
     raise NothingFitsError(
         f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
