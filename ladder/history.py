@@ -210,9 +210,9 @@ class History:
         except OSError as error:
             raise self.unwritable(error) from None
 
-    def trial_seconds(self) -> dict[str, dict[str, float]]:
-        """Where each trial's time went, by trial and phase."""
-        return seconds_of(self._study)
+    def trial_seconds(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
+        """As `seconds_of`."""
+        return seconds_of(self._study, records)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -228,10 +228,12 @@ class History:
         self.close()
 
 
-def seconds_of(study: optuna.Study) -> dict[str, dict[str, float]]:
-    """Where the time of each trial in `study` went, by trial and phase."""
+def seconds_of(study: optuna.Study, records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Where the time of each trial went that left one of `records`, or none at all: by trial and phase."""
     attributes = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    wanted = {record.trial for record in records}
     recorded = {each["record"]["trial"]: each["trial_seconds"] for each in attributes if "record" in each}
+    recorded = {trial: seconds for trial, seconds in recorded.items() if trial in wanted}
     return dict(sorted((study.user_attrs.get(_SECONDS, {}) | recorded).items()))
 
 

@@ -89,7 +89,7 @@ class Tracking:
 
     def _figures(self, record: Record, seconds: float | None) -> dict[str, Any]:
         """Named as the columns of trials.csv."""
-        candidate = self._space.by_key.get(record.candidate_key) if self._space is not None else None
+        candidate = self._space.by_key[record.candidate_key] if self._space is not None else None
         seen = record.measurement
         return {
             "candidate": record.candidate_key,

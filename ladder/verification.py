@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Candidate, candidate_of, checkpointing_name
+from ladder.candidates import Candidate, candidate_of
 from ladder.emit.config import SECTION, load_best_config, original_text
-from ladder.emit.settings import checkpoint_every_in
+from ladder.emit.settings import candidate_key_in
 from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.history import make_private
 from ladder.launch.base import Launcher
@@ -217,9 +217,7 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOpt
 
 
 def _candidate(promise: Mapping[str, Any], workload: Workload, machine: Machine) -> Candidate:
-    checkpointing = checkpointing_name(checkpoint_every_in(promise))
-    key = f"{promise['engine']} ckpt={checkpointing} mb={promise['micro_batch']}"
-    return candidate_of(key, workload.global_batch_size // machine.world_size)
+    return candidate_of(candidate_key_in(promise), workload.global_batch_size // machine.world_size)
 
 
 def _steps(steps: int | None, minutes: float | None) -> StepPolicy:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ladder.errors import EXIT_FOUND, UsageError
 
 if TYPE_CHECKING:
+    from ladder.outcome import Record
     from ladder.report.run_data import ReportedRun
 
 
@@ -63,16 +64,12 @@ def report(
 def read_reported_run(folder: Path) -> ReportedRun:
     """The run in `folder` as far as it has come. UsageError where nothing was measured."""
     from ladder.cli.stored_run import read_run
-    from ladder.emit.config import load_best_config
     from ladder.report.run_data import ANSWER_NAME, ReportedRun
+    from ladder.search.policy import answer
 
     stored = read_run(folder)
     if not stored.records:
         raise UsageError(f"{str(folder)!r} holds no results yet: no trial has ended; wait, or start the tune again.")
-    try:
-        config = load_best_config(folder / ANSWER_NAME)
-    except UsageError:  # no answer yet, or not as it was written: then there is none to show
-        config = None
     return ReportedRun(
         folder=folder,
         space=stored.space,
@@ -80,8 +77,20 @@ def read_reported_run(folder: Path) -> ReportedRun:
         records=stored.records,
         trial_seconds=stored.trial_seconds,
         facts=stored.facts,
-        config=config,
+        config=_config(folder / ANSWER_NAME, answer(stored.records)),
     )
+
+
+def _config(path: Path, found: Record | None) -> dict[str, Any] | None:
+    """The file's content if it is of the answer `found`: a tune that was asked for more may have left another."""
+    from ladder.emit.config import SECTION, load_best_config
+    from ladder.emit.settings import candidate_key_in
+
+    try:
+        config = load_best_config(path)
+    except UsageError:  # no answer yet, or not as it was written: then there is none to show
+        return None
+    return config if found is not None and candidate_key_in(config[SECTION]) == found.candidate_key else None
 
 
 def _text(runs: list[ReportedRun], output_format: ReportFormat) -> str:

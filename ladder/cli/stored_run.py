@@ -49,7 +49,7 @@ def read_run(folder: Path) -> StoredRun:
         trials = study.get_trials(deepcopy=False)
         attributes = [trial.user_attrs for trial in trials if "record" in trial.user_attrs]
         records = relevant(space, [_RECORD.validate_python(each["record"]) for each in attributes])
-        seconds = seconds_of(study)
+        seconds = seconds_of(study, records)
         about = dict(study.user_attrs["run"]["facts"])
     except DamagedJournalError as damage:
         raise EnvironmentFaultError(

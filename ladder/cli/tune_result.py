@@ -55,7 +55,7 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         answer = done.answer
         how = "proven in fresh processes" if done.simulated is None else f"simulated on {escape(done.simulated)}"
         console.print(
-            f"[bold green]{answer.candidate.key}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
+            f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
             f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)} "
             f"({answer.headroom:.0%} headroom), {how}."
         )
@@ -65,7 +65,7 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(f"Wrote {files}", soft_wrap=True, markup=False)
     elif done.result.best_so_far is not None:
         best = done.result.best_so_far
-        console.print(f"Best so far, not proven: {best.candidate_key}, {best.tokens_per_second:,.0f} tokens/s.")
+        console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
 
 
 def as_json(done: TuneOutput) -> str:

@@ -272,8 +272,7 @@ def _what(trial: str, run: ReportedRun) -> str:
         return "losses compared"
     if records[0].purpose == "proof":
         return f"proof of {_label(records[0].candidate_key)}"
-    candidate = run.space.by_key.get(records[0].candidate_key)
-    engine = escape(candidate.engine.key) if candidate else ""
+    engine = escape(run.space.by_key[records[0].candidate_key].engine.key)
     return f"probe of<br>{engine}" if records[0].purpose == "probe" else f"<br>{engine}"
 
 

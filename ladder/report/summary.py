@@ -51,15 +51,15 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     if record is None or record.measurement is None:
         return []
     seen, speed = record.measurement, record.tokens_per_second or 0.0
-    candidate = space.by_key.get(record.candidate_key)
+    candidate = space.by_key[record.candidate_key]
     used = mfu(space.workload, speed, space.world_size, space.gpu_name)
     figures = [
         ("tokens/s, all GPUs", f"{speed:,.0f}"),
-        ("optimizer step", f"{seen.step_seconds(candidate.accumulation):.3g} s" if candidate else _NONE),
+        ("optimizer step", f"{seen.step_seconds(candidate.accumulation):.3g} s"),
         ("memory per GPU", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
         ("headroom", f"{1 - seen.peak_device / space.memory_limit:.1%}"),
         ("host memory, all ranks", format_bytes(seen.peak_host)),
-        ("accumulation", counted(candidate.accumulation, "micro-step") if candidate else _NONE),
+        ("accumulation", counted(candidate.accumulation, "micro-step")),
     ]
     if used is not None:
         figures.append(("model FLOP/s utilisation", f"{used:.0%}"))

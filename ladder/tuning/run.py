@@ -125,7 +125,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 knob_trials=num_knob_trials(options),
                 parity=paper is None,  # on paper no loss falls
             ).tune(STRATEGIES[options.strategy])
-        seconds = history.trial_seconds()
+        seconds = history.trial_seconds(result.records)
     answer = answer_of(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
     if answer is not None and paper is not None:
         answer = said_to_be_simulated(answer, paper.name)

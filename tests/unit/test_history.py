@@ -78,7 +78,15 @@ def test_records_survive_reopening_to_the_last_field(copied: Path) -> None:
 
 def test_where_the_time_of_each_trial_went_survives_too(copied: Path) -> None:
     with opened(copied) as history:
-        assert history.trial_seconds() == {trial: {"start": 0.5, "measure": 2.0} for trial in ("0001", "0002")}
+        took = {"start": 0.5, "measure": 2.0}
+        assert history.trial_seconds(history.records) == {"0001": took, "0002": took}
+
+
+def test_the_time_of_trials_whose_records_are_not_asked_for_is_left_out(copied: Path) -> None:
+    with opened(copied) as history:
+        history.note_seconds("0003", {"start": 2.0})
+        wanted = [record for record in history.records if record.trial == "0002"]
+        assert list(history.trial_seconds(wanted)) == ["0002", "0003"]
 
 
 def test_the_time_of_trials_that_leave_no_record_is_counted_too(copied: Path) -> None:
@@ -86,8 +94,8 @@ def test_the_time_of_trials_that_leave_no_record_is_counted_too(copied: Path) ->
         history.note_seconds("0004", {"start": 1.0})
         history.note_seconds("0003", {"start": 2.0})
     with opened(copied) as history:
-        assert list(history.trial_seconds()) == ["0001", "0002", "0003", "0004"]
-        assert history.trial_seconds()["0003"] == {"start": 2.0}
+        assert list(history.trial_seconds(history.records)) == ["0001", "0002", "0003", "0004"]
+        assert history.trial_seconds(history.records)["0003"] == {"start": 2.0}
 
 
 def test_a_new_folder_is_made_for_its_owner_alone_and_is_empty(tmp_path: Path) -> None:

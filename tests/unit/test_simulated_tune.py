@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,74 @@ def test_what_contradicts_itself_is_one_sentence(
     assert words in printed
     assert printed.startswith("ladder: ")
     assert not (folder / "ladder-runs").exists()
+
+
+def test_what_is_proven_of_a_narrower_tune_does_not_keep_a_faster_candidate_from_its_proof(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three slow answers lie in the run folder, each with its proof, before the whole ladder is searched."""
+    options = ["--gpus", "4", *ON_PAPER, "h100-80", "--run-dir", "run", "--quiet"]
+    for rung in ("zero3+opt-cpu", "zero2+opt-cpu", "zero3+param-cpu"):
+        assert main(["tune", "llama-2-7b", *options, "--rung", rung]) == 0
+    assert main(["tune", "llama-2-7b", *options]) == 0
+    among_others = json.loads((folder / "best_config.json").read_text())["ladder"]
+    options[options.index("run")] = "fresh"
+    assert main(["tune", "llama-2-7b", *options]) == 0
+    fresh = json.loads((folder / "best_config.json").read_text())["ladder"]
+    assert among_others["engine"] == fresh["engine"]
+    assert among_others["tokens_per_second"] > 0.95 * fresh["tokens_per_second"]
+
+
+def test_going_up_the_ladder_begins_where_something_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 64 GiB on the host the most frugal steps, which offload to it, ask too much."""
+    options = ["--gpus", "4", *ON_PAPER, "h100-80", "--host-memory", "64GiB", "--quiet"]
+    assert main(["tune", "llama-2-7b", *options, "--strategy", "reverse"]) == 0
+    assert "opt-cpu" not in json.loads((folder / "best_config.json").read_text())["ladder"]["rung"]
+
+
+def test_where_the_host_is_too_small_more_of_its_memory_is_named_and_is_enough(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*ON_PAPER, "h200", "--gpus", "4", "--global-batch-size", "40", "--rung", "zero3+param-cpu+opt-cpu"]
+    assert main(["tune", "opt-1.3b", *options, "--host-memory", "32GiB", "--quiet"]) == 3
+    said = capsys.readouterr().err
+    assert "GPUs of" not in said
+    assert " 5 GPUs" not in said
+    (named,) = re.findall(r"([\d.]+) GiB of host memory or", said)
+    assert main(["tune", "opt-1.3b", *options, "--host-memory", f"{float(named) + 0.01}GiB", "--quiet"]) == 0
+
+
+def test_a_tune_that_was_narrowed_reports_neither_the_trials_nor_the_answer_of_the_one_before(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--gpus", "4", *ON_PAPER, "h100-80", "--run-dir", "run", "--quiet"]
+    assert main(["tune", "llama-2-7b", *options]) == 0
+    assert "accelerate launch" in (folder / "run" / "report.html").read_text()
+    assert main(["tune", "llama-2-7b", *options, "--rung", "zero0", "--output", "other.json"]) == 3
+    by_tune = (folder / "run" / "report.html").read_text()
+    assert main(["report", "run"]) == 0
+    for page in (by_tune, (folder / "run" / "report.html").read_text()):
+        assert "Nothing fits so far" in page
+        assert "accelerate launch" not in page
+        assert "losses compared" not in page
+        assert " in 1 trials" in page or " in 1 trial" in page
+
+
+def test_an_answer_with_turned_knobs_is_printed_and_reported_with_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine that strays far from what is usual; whether a setting wins there is its seed's to say."""
+    quiet_machine = machine_files()["a100-40"].read_text() + "noise: 0.0\nsurprise: 3\n"
+    for seed in range(12, 40):
+        (folder / "m.yaml").write_text(quiet_machine + f"seed: {seed}\n")
+        options = ["--gpus", "4", *ON_PAPER, "m.yaml", "--knobs", "5", "--run-dir", f"run{seed}"]
+        assert main(["tune", "llama-3.2-1b", *options]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        engine = json.loads((folder / "best_config.json").read_text())["ladder"]["engine"]
+        if "[" in engine:
+            break
+    assert f"{engine} ckpt=" in printed
+    assert main(["report", f"run{seed}", "--format", "markdown"]) == 0
+    report = capsys.readouterr().out
+    assert "optimizer step: –" not in report
+    assert "accumulation: –" not in report
