@@ -159,7 +159,7 @@ class Stepper:
         return [float(second) for second in times]
 
     def agree(self, stop: bool) -> bool:
-        """Rank 0's word: each rank's own clock would differ by a hair at the time limit."""
+        """Whether any rank says so: each one's clock and limit may differ by a hair from the others'."""
         self._flag.fill_(float(stop))
-        dist.broadcast(self._flag, src=0)
+        dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
         return bool(self._flag[0] > 0)
