@@ -3,11 +3,12 @@
     python benchmarks/record_sweep.py OUT.json MODEL [--gpus N] [--gpu-memory SIZE] [--host-memory SIZE]
         [--global-batch-size N] [--seq-len N] [--rung RUNG …] [--micro-batch N …] [--nvme-path FOLDER]
         [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
-    python benchmarks/record_sweep.py OUT.json --from FOLDER FOLDER … [--caps 40 32 24]
+    python benchmarks/record_sweep.py OUT.json --from FOLDER FOLDER … [--caps 40 32 24] [--whole]
 
 Started again with the same run folder, it goes on where it was. `--caps` are the limits, in GiB, under which the sweep
 is to be played back; without a cap of its own, one sweep serves them all. `--machine` sweeps on paper, to try this out.
-`--from` measures nothing: it joins run folders in which some rungs each were swept, as far as they came.
+`--from` measures nothing: it joins run folders in which some rungs each were swept, as far as they came; `--whole` says
+that together they were all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ladder.cli.stored_run import StoredRun, read_run
 from ladder.outcome import Record
 from ladder.report.table import rows
 from ladder.search.decisions import Measure, Stop
-from ladder.search.ledger import ledger
+from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import STRATEGIES, exhaustive
 from ladder.search.space import Space, measured, probed
 from ladder.tuning.options import TuneOptions
@@ -64,19 +65,19 @@ def sweep_and_probe(space: Space, records: Sequence[Record]) -> Measure | Stop:
     return decision
 
 
-def as_sweep(runs: Sequence[StoredRun], caps: Sequence[float]) -> dict[str, Any]:
+def as_sweep(runs: Sequence[StoredRun], caps: Sequence[float], *, whole: bool) -> dict[str, Any]:
     """What benchmarks/recorded.py reads. ValueError where the runs are of different workloads or machines."""
     facts, *others = [_facts(run.space) for run in runs]
     if any(other != facts for other in others):
         raise ValueError("These run folders are of different workloads or machines.")
     return {
         **facts,
-        "whole": True,
+        "whole": whole,
         "caps_gib": list(caps) or [facts["machine"]["memory_limit_gib"]],
         "rows": [
             {name: row[name] for name in _COLUMNS}
             for run in runs
-            for row in rows(ledger(run.space, run.records, run.unsupported), run.trial_seconds)
+            for row in rows(_plain_entries(run), run.trial_seconds)
             if row["rung"] in RUNGS_BY_NAME and row["outcome"] in _TRIED
         ],
         "probes": [
@@ -86,6 +87,12 @@ def as_sweep(runs: Sequence[StoredRun], caps: Sequence[float]) -> dict[str, Any]
             if record.measurement
         ],
     }
+
+
+def _plain_entries(run: StoredRun) -> list[Entry]:
+    """The ledger without those with other knobs, which a row has no place for."""
+    entries = ledger(run.space, run.records, run.unsupported)
+    return [each for each in entries if not each.candidate_key or not run.space.by_key[each.candidate_key].engine.knobs]
 
 
 def _facts(space: Space) -> dict[str, Any]:
@@ -140,12 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rung", dest="rungs", action="append", default=[])
     parser.add_argument("--machine")
     parser.add_argument("--from", dest="folders", type=Path, nargs="+", default=[])
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--caps", type=float, nargs="*", default=[])
     asked = vars(parser.parse_args(arguments))
-    out, caps, folders = (asked.pop(name) for name in ("out", "caps", "folders"))
+    out, caps, folders, whole = (asked.pop(name) for name in ("out", "caps", "folders", "whole"))
     if bool(folders) == bool(asked["model"]):
         parser.error("give either a model to sweep or --from with run folders")
-    document = as_sweep([read_run(folder) for folder in folders or [sweep(asked)]], caps)
+    whole = whole or not (folders or asked["rungs"] or asked["micro_batches"])
+    document = as_sweep([read_run(folder) for folder in folders or [sweep(asked)]], caps, whole=whole)
     out.write_text(json.dumps(document, indent=1) + os.linesep)
     return 0
 

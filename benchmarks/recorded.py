@@ -226,7 +226,7 @@ class PlaybackLauncher(Launcher):
             t=self._clock,
             candidate=key,
             began=began,
-            accumulate_seconds=[row["accumulate_seconds"]] * 2 if accumulates else [],
+            accumulate_seconds=[row["accumulate_seconds"] or 0.0] * 2 if accumulates else [],
             boundary_seconds=[row["boundary_seconds"]] * 2,
             skipped_steps=0,
             peak_allocated=gib["peak_allocated"],
@@ -247,7 +247,8 @@ class PlaybackLauncher(Launcher):
         whole = candidate.step_seconds(row["accumulate_seconds"], row["boundary_seconds"])
         one, before = _trial_step(row), whole if first else math.inf
         is_enough = spec.steps.is_enough(candidate, [whole], before, one, 2 * one)
-        return spec.steps.warmup + first + (1 if is_enough else spec.steps.minimum)
+        again = first and not candidate.loses(whole, spec.steps.hopeless_margin)
+        return spec.steps.warmup + again + (1 if is_enough else spec.steps.minimum)
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ladder.cli.main import main
 from ladder.search.policy import auto, exhaustive
 from ladder.units import GIB
 
@@ -72,8 +73,20 @@ def test_run_folders_of_some_rungs_each_are_joined_and_those_of_other_workloads_
     facts = json.loads(joined.read_text())
     assert {row["rung"] for row in facts["rows"]} == {row["rung"] for row in facts["probes"]} == {"zero2", "zero3"}
     assert facts["caps_gib"] == [24.0]
+    assert not facts["whole"], "of which nobody said that they are all rungs"
     with pytest.raises(ValueError, match="different workloads"):
         bench.record_sweep.main([str(joined), "--from", str(folders["a"]), str(folders["c"])])
+
+
+def test_candidates_with_other_knobs_are_no_rows_of_a_sweep(bench: Bench, tmp_path: Path) -> None:
+    run = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best.json"), "--quiet", "--knobs", "3"]
+    paper = ["--gpus", "2", "--launcher", "simulated", "--machine", "h200", "--rung", "zero2", "--no-liger"]
+    assert main(["tune", "opt-125m", "--strategy", "exhaustive", *paper, *run]) == 0
+    assert bench.record_sweep.main([str(tmp_path / "sweep.json"), "--from", str(tmp_path / "run"), "--whole"]) == 0
+    facts = json.loads((tmp_path / "sweep.json").read_text())
+    candidates = [(row["checkpointing"], row["micro_batch"]) for row in facts["rows"]]
+    assert len(candidates) == len(set(candidates))
+    assert facts["whole"]
 
 
 def test_what_fits_under_a_real_cap_is_what_the_sweep_without_one_says(bench: Bench) -> None:
