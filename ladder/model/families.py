@@ -41,6 +41,8 @@ class Parts:
     """Further matrices outside the blocks."""
     others: int = 0
     """Norms and biases outside the blocks."""
+    fused: int = 0
+    """The largest tensor where transformers may keep several matrices as one: experts, or the gate with its like."""
     estimated: bool = False
 
 
@@ -242,6 +244,7 @@ def _other_decoder(config: ConfigReader) -> Parts:
         head=vocab * hidden,
         tied=config.flag("tie_word_embeddings", False),
         others=hidden,
+        fused=max((q + 2 * kv) * hidden, experts * (2 if gated else 1) * hidden * ffn),
         estimated=True,
     )
 

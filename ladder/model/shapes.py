@@ -49,7 +49,9 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: Source, n
         num_parameters=block_matrices + block_others + outside,
         num_matmul_parameters=block_matrices + sum(parts.matrices) + parts.head,
         num_block_parameters=max(sum(block.matrices) + block.others for block in parts.blocks),
-        largest_parameter=max(*parts.tables, *parts.matrices, *(m for block in parts.blocks for m in block.matrices)),
+        largest_parameter=max(
+            parts.fused, *parts.tables, *parts.matrices, *(m for block in parts.blocks for m in block.matrices)
+        ),
         gated_mlp=parts.gated,
         is_encoder_decoder=len(parts.blocks) > 1,
         tied=parts.tied,

@@ -193,12 +193,16 @@ def _offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
+def hub_token() -> str | None:
+    """From the environment only: the one stored by `hf auth login` stays unread."""
+    return os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or None
+
+
 def _fetch(hub_id: str) -> Path:
     """The config.json of `hub_id` in the Hub's local cache, brought up to date where the Hub can be reached."""
     import huggingface_hub as hub  # here, because its import takes longer than reading a bundled shape
 
-    # A token from the environment only: the one stored by `hf auth login` stays unread.
-    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or False
+    token = hub_token() or False
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)  # our own sentence says it better than its warnings

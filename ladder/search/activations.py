@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.candidates import Candidate
-from ladder.workload import Workload
+from ladder.workload import ModelShape, Workload
+
+_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
+"""What transformers takes where a configuration names none."""
+_BYTES_BY_ACTIVATION = {"relu": 2, "gelu_new": 9}
+"""ReLU saves its output, which the next product keeps anyway; `gelu_new` is arithmetic in Python, term by term."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,9 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
     widths (8 f): 24 h + 8 f with as many key-value as query heads, measured 0.383e9 bytes against 0.382e9. A plain
     net keeps two widths, a LayerNorm input and output. Logits, measured 12.0–13.1 bytes each: the fp32 log-softmax, its
     gradient, and that of the fp32 logits; the 16-bit logits are gone by then. (18 are published for older code.)
-    With Liger's kernels a norm keeps its input in 16 bits and its output, a net not the activated gate.
+    OPT's norms keep their input and output (8 h), its dropout two masks of a byte. Qwen3 norms its queries and keys,
+    too. Of experts, those count that a token meets. With Liger's kernels a norm keeps its input in 16 bits and its
+    output, a net not the activated gate.
     """
     model, liger = workload.model, candidate.engine.liger
     tokens = candidate.micro_batch * workload.seq_len
@@ -40,8 +47,12 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
     head_dim = head_dim if isinstance(head_dim, int) and head_dim > 0 else h // max(1, model.num_heads)
     queries, keys = model.num_heads * head_dim, model.num_kv_heads * head_dim
     attention = 4 * queries + 4 * keys
-    norms = (8 if liger else 16) * h if model.gated_mlp else 12 * h
-    block = norms + attention + ((6 if liger else 8) if model.gated_mlp else 4) * f
+    if model.model_type == "qwen3":
+        attention += 6 * (queries + keys)
+    plain_norms = 10 if model.model_type == "opt" else 12
+    norms = ((8 if liger else 16) if model.gated_mlp else plain_norms) * h
+    net = (6 if liger else 8) if model.gated_mlp else _plain_net_bytes(model)
+    block = norms + attention + net * f * _experts_of_a_token(model)
     if model.is_encoder_decoder:
         # Half the blocks attend twice; T5 adds position biases, so the scores themselves are kept.
         block += attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
@@ -53,6 +64,17 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
         tail=float(tokens * (4 if liger else 8) * h),
         logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
     )
+
+
+def _plain_net_bytes(model: ModelShape) -> int:
+    """Of each hidden value of a net without a gate: GELU keeps its input and output, and so on."""
+    activation = model.config.get("activation_function", _ACTIVATIONS.get(model.model_type))
+    return _BYTES_BY_ACTIVATION.get(str(activation), 4)
+
+
+def _experts_of_a_token(model: ModelShape) -> int:
+    active = model.config.get("num_experts_per_tok")
+    return active if isinstance(active, int) and active > 0 else 1
 
 
 def _fused_loss(workload: Workload, tokens: int) -> float:

@@ -93,6 +93,22 @@ def test_counts_are_exactly_those_of_the_model_transformers_builds(name: str) ->
         assert shape.largest_parameter == max(sizes)
 
 
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 2}),
+        ("qwen3_moe", {"num_experts": 16, "moe_intermediate_size": 128, "num_key_value_heads": 2}),
+        ("phi3", {"num_key_value_heads": 2, "pad_token_id": 0}),
+    ],
+)
+def test_no_tensor_of_a_family_that_fuses_matrices_is_larger_than_the_largest(
+    family: str, fields: dict[str, Any]
+) -> None:
+    """Of a drive's buffers, and of what ZeRO-3 gathers at once, none may be too small for it."""
+    shape = small(model_type=family, **fields)
+    assert shape.largest_parameter >= max(parameter.numel() for parameter in real_parameters(shape))
+
+
 @pytest.mark.parametrize("name", bundled_models())
 def test_one_more_layer_adds_the_parameters_of_a_block(name: str) -> None:
     two, three = with_layers(resolve_model(name), 2), with_layers(resolve_model(name), 3)
