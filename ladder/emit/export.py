@@ -118,16 +118,16 @@ def _torchrun(document: Mapping[str, Any], config: Path) -> str:
 
 def _sbatch(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
-    threads = int(settings.environment["OMP_NUM_THREADS"])
+    cores = int(settings.environment["OMP_NUM_THREADS"]) * settings.world_size
     lines = [
         "#!/usr/bin/env bash",
         "#SBATCH --nodes=1",
         "#SBATCH --ntasks-per-node=1",  # torchrun starts the ranks
         *([f"#SBATCH --gpus-per-node={settings.world_size}"] if settings.device == "cuda" else []),
-        f"#SBATCH --cpus-per-task={threads * settings.world_size}",
+        f"#SBATCH --cpus-per-task={cores}",
         "set -euo pipefail",
         *_exports(settings),
-        f"srun {_launch(settings, config)}",
+        f"srun --cpus-per-task={cores} {_launch(settings, config)}",  # which srun takes from nowhere else since 22.05
         "",
     ]
     return "\n".join(lines)

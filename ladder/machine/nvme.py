@@ -90,7 +90,7 @@ def nvme_shortage(rung: Rung, workload: Workload, path: Path, bytes_per_second: 
     if needed > free:
         return f"it needs {format_bytes(needed)} on --nvme-path, where {format_bytes(free)} are free"
     billions = workload.model.num_parameters / 1e9
-    moved, patience = _MOVED_BYTES * billions * 1e9, 240 + 60 * billions  # a trial waits as long for its first step
+    moved, patience = _MOVED_BYTES * billions * 1e9, 240 + 60 * billions  # a trial waits as long for a step
     if moved > patience * bytes_per_second:
         return (
             f"a step moves up to {format_bytes(moved)} and --nvme-path takes {bytes_per_second / MIB:.1f} MiB/s: "

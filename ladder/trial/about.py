@@ -15,7 +15,7 @@ def main() -> None:
             torch.zeros(1, device="cuda")
         except Exception as problem:
             error = str(problem).splitlines()[0]
-    nccl = torch.cuda.nccl.version() if torch.version.cuda is not None and not error else None
+    nccl = torch.cuda.nccl.version() if torch.version.cuda is not None else None
     about = {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

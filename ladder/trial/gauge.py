@@ -86,11 +86,15 @@ class CudaGauge:
         get_accelerator().available_memory = lambda device_index=None: self.free()
         self.settle()
 
+    def _slack(self) -> int:
+        """Bytes that the allocator is not let have."""
+        return max(_SLACK_BYTES, int(_SLACK_FRACTION * self._limit))
+
     def settle(self) -> bool:
         torch.cuda.synchronize()
         outside = self._outside()
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        room = self._limit - outside - max(_SLACK_BYTES, int(_SLACK_FRACTION * self._limit))
+        room = self._limit - outside - self._slack()
         if room <= 0:
             raise OverLimitError(
                 f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}"
@@ -127,7 +131,7 @@ class CudaGauge:
         )
 
     def free(self) -> int:
-        return max(0, self._limit - self._outside() - torch.cuda.memory_allocated())
+        return max(0, self._limit - self._slack() - self._outside() - torch.cuda.memory_allocated())
 
 
 class CpuGauge:

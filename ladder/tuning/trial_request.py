@@ -86,6 +86,14 @@ def trial_spec(
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:
     """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
-    billions = workload.model.num_parameters / 1e9
-    slow = 60.0 if "nvme" in engine.rung.devices else 15.0
-    return Deadlines(model=120 + slow * billions, engine=180 + slow * billions, first_step=240 + slow * billions)
+    billions, on_disk = workload.model.num_parameters / 1e9, "nvme" in engine.rung.devices
+    slow = 60.0 if on_disk else 15.0
+    usual, first_step = Deadlines(), 240 + slow * billions
+    return Deadlines(
+        model=120 + slow * billions,
+        engine=180 + slow * billions,
+        first_step=first_step,
+        # Micro-steps that only accumulate leave the drive alone: how long they took says nothing of those that do not.
+        step=first_step if on_disk else usual.step,
+        total=max(usual.total, 12 * first_step) if on_disk else usual.total,
+    )

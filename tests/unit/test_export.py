@@ -208,7 +208,7 @@ def test_sbatch_asks_for_the_gpus_and_cores_that_were_measured(config: Path, doc
     asked = dict(line.removeprefix("#SBATCH --").split("=") for line in text.splitlines() if line.startswith("#SBATCH"))
     assert asked["gpus-per-node"] == "8"
     assert int(asked["cpus-per-task"]) == 8 * int(document["ladder"]["environment"]["OMP_NUM_THREADS"])
-    assert shlex.split(text.splitlines()[-1])[0] == "srun"
+    assert shlex.split(text.splitlines()[-1])[:2] == ["srun", f"--cpus-per-task={asked['cpus-per-task']}"]
 
 
 def test_a_file_that_was_edited_is_not_exported(

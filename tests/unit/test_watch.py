@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny_trial
+from helpers import bundled_workload, tiny_trial
 
+from ladder.candidates import RUNGS_BY_NAME, Engine
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.watch import Watch
-from ladder.protocol import PhaseEvent, TrialSpec
+from ladder.protocol import PhaseEvent, StepEvent, TrialSpec
+from ladder.tuning.trial_request import trial_deadlines
 
 TURN = 0.02
 HOUR = 3600.0
@@ -70,6 +72,20 @@ def test_after_a_pause_a_silent_rank_is_overdue_as_ever(begun: Watch, clock: Clo
     assert not silent_for(30, begun, clock)
     clock.seconds += HOUR
     assert silent_for(25, begun, clock)
+
+
+@pytest.mark.parametrize(("rung", "is_silence"), [("zero3+opt-nvme", False), ("zero3+opt-cpu", True)])
+def test_a_step_that_moves_states_to_a_drive_may_take_long_after_short_ones_that_do_not(
+    tmp_path: Path, clock: Clock, rung: str, is_silence: bool
+) -> None:
+    spec = tiny_trial(tmp_path, 1)
+    for rank in range(2):
+        events = (PhaseEvent(t=clock(), phase="warmup"), StepEvent(t=clock(), candidate="any", seconds=1.0))
+        (tmp_path / f"rank{rank}.jsonl").write_text("".join(event.model_dump_json() + "\n" for event in events))
+    deadlines = trial_deadlines(bundled_workload("llama-2-7b"), Engine(RUNGS_BY_NAME[rung]))
+    begun = Watch(spec, deadlines, lambda rank, event: None, clock())
+    begun.read()
+    assert silent_for(600, begun, clock, turn=1.0) == is_silence
 
 
 def test_a_controller_that_is_slow_at_every_turn_still_finds_a_silent_rank(begun: Watch, clock: Clock) -> None:
