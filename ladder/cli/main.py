@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -11,7 +15,9 @@ import typer
 from ladder.cli import doctor, explain, export, plan, report, tune, verify
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
 from ladder.cli.literal import LiteralCommand
-from ladder.errors import EXIT_BUG, EXIT_FOUND, LadderError, UsageError
+from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
+
+_UNPRINTED = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
     name="ladder",
@@ -54,18 +60,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, and prints one sentence for every expected error."""
     typed = sys.argv[1:] if arguments is None else arguments
     defaults: dict[str, dict[str, Any]] = {}
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character prints another for it
     try:
         defaults = _defaults(typed)
         result = app(args=typed, standalone_mode=False, default_map=defaults)
+        sys.stdout.flush()
     except LadderError as error:
         print(f"ladder: {naming_the_file(app, defaults, typed, str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNPRINTED and error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go
+            print(f"ladder: stdout cannot be written ({error.strerror}); free some space there.", file=sys.stderr)
+            return EnvironmentFaultError.exit_code
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, however it is packaged
             sentence = error.format_message().replace(": Value error, ", ": ")  # pydantic's words, in typer's
             if sentence:  # none where a bare `ladder` has printed its help
                 refused = UsageError(naming_the_file(app, defaults, typed, sentence))
-                _answer_in_json(refused, typed)
+                _answer_in_json(refused, typed, defaults)
                 print(f"ladder: {refused}", file=sys.stderr)
             return int(error.exit_code)
         if type(error).__name__ == "Abort":
@@ -82,14 +95,17 @@ def _defaults(typed: list[str]) -> dict[str, dict[str, Any]]:
     try:
         return read_defaults(app)
     except LadderError as error:
-        _answer_in_json(error, typed)
+        _answer_in_json(error, typed, {})
         raise
 
 
-def _answer_in_json(error: LadderError, typed: list[str]) -> None:
+def _answer_in_json(error: LadderError, typed: list[str], defaults: Mapping[str, Mapping[str, Any]]) -> None:
     """The document of a command that promises one, where it is refused before it begins and cannot print its own."""
+    if not typed or typed[0] not in ("tune", "verify"):
+        return
     asked = "--format=json" in typed or ("--format", "json") in pairwise(typed)
-    if asked and typed[0] in ("tune", "verify"):
+    is_silent = not any(word.partition("=")[0] == "--format" for word in typed)
+    if asked or (is_silent and defaults.get(typed[0], {}).get("output_format") == "json"):
         from ladder.cli.tune_result import error_as_json
 
         typer.echo(error_as_json(error))

@@ -66,7 +66,8 @@ def tune(
         Path | None, typer.Option(help="A folder on a fast NVMe drive; without it, no NVMe rungs.")
     ] = None,
     time_budget: Annotated[
-        float | None, typer.Option(parser=_minutes, metavar="TIME", help="Start no new trial after this, e.g. 15m.")
+        float | None,
+        typer.Option(parser=_minutes, metavar="TIME", help="Search no longer, e.g. 15m; the proof comes on top."),
     ] = None,
     strategy: Annotated[StrategyName, typer.Option(help="How to search.")] = StrategyName.auto,
     tolerance: Annotated[

@@ -11,12 +11,12 @@ from ladder.text import shown
 
 def token() -> Iterator[Check]:
     """That there is a token; never which."""
-    from huggingface_hub import get_token
+    from ladder.model.source import hub_token
 
-    if get_token():
+    if hub_token():
         yield ok("Hub token", "is set")
     else:
-        yield ok("Hub token", "none; gated models need one (hf auth login, or HF_TOKEN)")
+        yield ok("Hub token", "none; gated models need one: set HF_TOKEN (what `hf auth login` stores is not read)")
 
 
 def access(model: str) -> Iterator[Check]:
@@ -29,7 +29,8 @@ def access(model: str) -> Iterator[Check]:
         yield fail("model", str(error), "see what the sentence says")
         return
     size = f"{shape.num_parameters / 1e9:.3g} billion parameters"
-    if shape.note:
-        yield warn("model", f"{size}; {shown(shape.note)}", "hf auth login, and ask for access on the model's page")
+    said = f"{shown(shape.name)}: {size} ({shape.source})"
+    if shape.note and shape.source == "bundled":
+        yield warn("model", f"{said}; {shown(shape.note)}", "set HF_TOKEN, and ask for access on the model's page")
     else:
-        yield ok("model", f"{shown(shape.name)}: {size} ({shape.source})")
+        yield ok("model", f"{said}; {shown(shape.note)}" if shape.note else said)

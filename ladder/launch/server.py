@@ -14,13 +14,14 @@ from typing import Any
 
 import psutil
 
-from ladder.errors import EnvironmentFaultError
+from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
 from ladder.protocol import RUN_MARKER
 from ladder.text import shown
 
 _START_SECONDS = 180.0
 _END_SECONDS = 5.0
 _TICK_SECONDS = 0.1
+_REASON_CHARACTERS = 200
 
 
 class TrialServer:
@@ -56,7 +57,7 @@ class TrialServer:
     def wait_ready(self, cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Wait until everything is imported; False if `cancelled` came first.
 
-        Raises EnvironmentFaultError with the reason why it cannot be.
+        Raises EnvironmentFaultError with the reason why it cannot be, ModelNotAccessibleError if that is the model.
         """
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and not cancelled() and (events := self.poll(_TICK_SECONDS)) is not None:
@@ -65,7 +66,13 @@ class TrialServer:
                     self._ready = True
                     return True
                 self.close()
-                reason = shown(event["reason"])
+                reason = shown(event["reason"].partition("\n")[0])[:_REASON_CHARACTERS]
+                if event["of_model"]:
+                    first = reason.partition(". ")[0]  # the second sentence lists every model there is
+                    raise ModelNotAccessibleError(
+                        f"The installed transformers does not know this model ({first}); upgrade it, or mend the "
+                        "model's configuration."
+                    )
                 raise EnvironmentFaultError(f"Trials cannot start here: {reason} (details in {self._log}).")
         self.close()
         if cancelled():

@@ -57,6 +57,10 @@ _PRELOAD = (
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 
+class UnknownModelError(Exception):
+    """The installed transformers makes nothing of the model's configuration."""
+
+
 def preload(model_config: dict[str, Any], task: str, operators: list[str], also: Sequence[str] = ()) -> None:
     """Import all that a rank needs. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
     for module in (*_PRELOAD, *also):
@@ -67,7 +71,10 @@ def preload(model_config: dict[str, Any], task: str, operators: list[str], also:
     from ladder.trial.model import model_class
     from ladder.trial.operators import load
 
-    model_class(model_config, task)
+    try:
+        model_class(model_config, task)
+    except Exception as error:
+        raise UnknownModelError(f"{type(error).__name__}: {error}") from error
     for operator in operators:
         load(operator)
     if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
@@ -251,7 +258,9 @@ def main() -> int:
     try:
         preload(job["model_config"], job["task"], job["operators"], job.get("preload", ()))
     except Exception as error:
-        os.write(events, json.dumps({"event": "unable", "reason": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        of_model = isinstance(error, UnknownModelError)
+        reason = str(error) if of_model else f"{type(error).__name__}: {error}"
+        os.write(events, json.dumps({"event": "unable", "of_model": of_model, "reason": reason}).encode() + b"\n")
         raise
     _LIBC.prctl(_PR_SET_PDEATHSIG, 0)  # from here on it ends in order, with its ranks before it
     Server(requests, events).serve()

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ladder.emit import Answer
-from ladder.errors import NothingFitsError, UsageError
+from ladder.errors import ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.machine.machine import Machine
-from ladder.outcome import Record
+from ladder.outcome import MEMORY_OUTCOMES, Record
 from ladder.search.hardware import mfu
 from ladder.search.remedies import remedies
 from ladder.search.space import Space, warnings_of
@@ -74,8 +74,13 @@ def require_answer(result: TuneResult) -> Record:
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
     last = f" The last one: {failures[-1].outcome.sentence}." if failures else ""
+    if failures and all(record.outcome.moment == "model" and record.outcome.kind == "crash" for record in failures):
+        raise ModelNotAccessibleError(
+            f"The installed transformers cannot build this model: {failures[-1].outcome.sentence}; "
+            "mend its configuration, or upgrade transformers."
+        )
+    failed = f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last}"
+    if failures and not any(record.outcome.kind in MEMORY_OUTCOMES for record in failures):
+        raise NothingFitsError(f"{failed} None ran out of memory; the ranks' logs in the run folder say more.")
     remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
-    raise NothingFitsError(
-        f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last} "
-        f"{remedy or 'Use more or larger GPUs.'}"
-    )
+    raise NothingFitsError(f"{failed} {remedy or 'Use more or larger GPUs.'}")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
-from ladder.errors import EnvironmentFaultError
+from ladder.errors import ModelNotAccessibleError
 from ladder.launch.server import TrialServer, kill_marked
 from ladder.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy
 
@@ -75,8 +75,9 @@ def test_a_server_that_cannot_import_what_it_needs_says_why(
     marker = f"ladder-test-{secrets.token_hex(8)}"
     job = trial_job | {"model_config": {"model_type": "no-such-model"}}
     server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
-    with pytest.raises(EnvironmentFaultError, match="no-such-model"):
+    with pytest.raises(ModelNotAccessibleError, match=r"does not know this model .*no-such-model") as error:
         server.wait_ready()
+    assert len(str(error.value)) < 400
     assert processes_with(RUN_MARKER, marker) == []
 
 

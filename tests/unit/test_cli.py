@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -209,3 +210,19 @@ def test_the_version_names_what_decides_a_measurement(capsys: pytest.CaptureFixt
     assert main(["--version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"ladder", "torch", "deepspeed", "transformers", "accelerate"} <= set(names)
+
+
+COMMAND = [sys.executable, "-m", "ladder.cli.main"]
+
+
+def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "schema"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4
+    assert done.stderr == "ladder: stdout cannot be written (No space left on device); free some space there.\n"
+
+
+def test_a_locale_that_lacks_a_character_is_no_bug() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "tune", "--help"], check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")

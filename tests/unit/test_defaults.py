@@ -95,6 +95,16 @@ def test_a_wrong_value_of_the_file_is_said_to_be_the_file_s_and_one_that_was_typ
     assert "ladder.yaml" not in capsys.readouterr().err
 
 
+def test_a_document_that_the_file_asks_for_comes_for_a_refused_command_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "ladder.yaml").write_text("tune: {format: json}\n")
+    assert main(["tune", "llama-2-7b", "--gpus", "x"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+    assert main(["tune", "llama-2-7b", "--gpus", "x", "--format", "text"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("command", "switch"),
     [("tune", name) for name in ("documented", "cold", "wait", "quiet", "liger")]

@@ -13,7 +13,7 @@ from tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.cli.views import QuietView
-from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
+from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.history import History
 from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
 from ladder.machine.gpus import Gpu
@@ -389,6 +389,26 @@ def test_a_budget_below_one_trial_is_warned_of_and_ends_with_what_to_do(tmp_path
     assert "time budget of 0.5 s is less than one trial is expected to take" in notes[0]
     with pytest.raises(UsageError, match="larger --time-budget"):
         require_answer(result)
+
+
+@pytest.mark.parametrize(
+    ("moment", "error", "words"),
+    [("model", ModelNotAccessibleError, "cannot build this model"), ("forward", NothingFitsError, "None ran out of")],
+)
+def test_where_no_failure_was_for_memory_no_memory_is_recommended(
+    tmp_path: Path, moment: str, error: type[Exception], words: str
+) -> None:
+    class Broken(Pretender):
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            failed = FailedEvent(t=0.0, candidate=None, outcome="crash", moment=moment, message="KeyError: 'nosuch'")
+            run.events = [[failed]] * spec.world_size
+            return run
+
+    result = tune(tmp_path / "run", Broken(larger_is_faster))
+    with pytest.raises(error, match=words) as refusal:
+        require_answer(result)
+    assert "What would fit" not in str(refusal.value)
 
 
 class Noting(QuietView):
