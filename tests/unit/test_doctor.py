@@ -140,3 +140,20 @@ def test_build_builds_every_operator(capsys: pytest.CaptureFixture[str]) -> None
     built = {check["name"]: check["status"] for check in document["checks"] if check["name"].startswith("operator ")}
     assert set(built.values()) == {"OK"}
     assert "operator async_io" in built
+
+
+def test_a_note_about_a_model_is_no_reason_to_ask_for_access(tmp_path: Path) -> None:
+    config = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check = only(hub.access(str(tmp_path)))
+    assert check.status == "OK"
+    assert "an estimate" in check.sentence
+
+
+def test_the_token_that_is_looked_for_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert "set HF_TOKEN" in only(hub.token()).sentence
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    assert only(hub.token()).sentence == "is set"

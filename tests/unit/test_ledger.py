@@ -126,6 +126,20 @@ def test_a_candidate_measured_faster_than_the_answer_is_not_said_to_be_slower():
     assert "within the noise of the answer (+1.0%)" in sentence
 
 
+def test_what_is_left_is_held_against_the_answer_s_measurement_and_not_its_proof():
+    space = make_space("zero2")
+    answer = fitting(space, make_candidate("zero2", micro_batch=4, accumulation=4))
+    speed = answer.tokens_per_second
+    assert speed is not None
+    slow_proof = replace(answer, purpose="proof", trial="0002", tokens_per_second=0.5 * speed)
+    with_slow, with_equal = (
+        [entry.why for entry in ledger(space, [answer, proof], {}) if entry.predicted]
+        for proof in (slow_proof, replace(slow_proof, tokens_per_second=speed))
+    )
+    assert with_slow
+    assert with_slow == with_equal
+
+
 def test_a_rung_that_cannot_work_here_is_explained_with_the_machine():
     space = make_space("zero2")
     unsupported = {RUNGS_BY_NAME["zero3+opt-nvme"]: "no --nvme-path was given"}
