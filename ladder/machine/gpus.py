@@ -75,7 +75,8 @@ def visible_gpus() -> list[Gpu]:
         raise EnvironmentFaultError(
             f"NVML cannot be used: {_explained(error)}, or tune on the CPU with --gpus 0."
         ) from None
-    return _as_cuda_sees([_gpu(index) for index in range(count)], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus, visible = [_gpu(index) for index in range(count)], os.environ.get("CUDA_VISIBLE_DEVICES")
+    return _as_cuda_sees(gpus, visible, in_bus_order=os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
 
 
 def _explained(error: Any) -> str:
@@ -110,16 +111,26 @@ def _mig_fault(index: int, handle: Any) -> str:
     return f"GPU {index} is split by MIG and ladder tunes whole GPUs; turn that off (nvidia-smi -i {index} -mig 0)"
 
 
-def _as_cuda_sees(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
-    """CUDA_VISIBLE_DEVICES names GPUs by index or by the start of the UUID; the first unknown one ends the list."""
+def _as_cuda_sees(gpus: list[Gpu], visible: str | None, *, in_bus_order: bool = False) -> list[Gpu]:
+    """CUDA_VISIBLE_DEVICES names GPUs by index or by the start of the UUID; the first unknown one ends the list.
+
+    UsageError where an index may mean another GPU to CUDA than to NVML, whose order is that of the bus: of several
+    models, CUDA puts the fastest first unless it is told otherwise.
+    """
     if visible is None:
         return gpus
+    is_ambiguous = len({gpu.name for gpu in gpus if not gpu.fault}) > 1 and not in_bus_order
     chosen: list[Gpu] = []
     for name in (part.strip() for part in visible.split(",")):
         if name.startswith("MIG-"):
             raise UsageError("CUDA_VISIBLE_DEVICES names a MIG partition; ladder tunes whole GPUs, name those.")
         match = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         if name.isascii() and name.isdecimal() and int(name) < len(gpus):
+            if is_ambiguous:
+                raise UsageError(
+                    f"CUDA_VISIBLE_DEVICES names GPU {name} by its number, and CUDA numbers GPUs of several models "
+                    "in an order of its own; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name them by UUID (nvidia-smi -L)."
+                )
             match = [gpus[int(name)]]
         if not match:
             break
