@@ -132,7 +132,7 @@ class Candidate:
 
     @property
     def variant(self) -> str:
-        return f"ckpt={self.checkpointing} mb={self.micro_batch}"
+        return variant_name(self.checkpoint_every, self.micro_batch)
 
     @property
     def checkpointing(self) -> str:
@@ -162,6 +162,11 @@ class Candidate:
 def checkpointing_name(checkpoint_every: int) -> str:
     """What `Candidate.checkpoint_every` is called: on, off, or the share of the layers."""
     return next(name for name, every in CHECKPOINTING.items() if every == checkpoint_every)
+
+
+def variant_name(checkpoint_every: int, micro_batch: int) -> str:
+    """What a candidate's key says beside its engine."""
+    return f"ckpt={checkpointing_name(checkpoint_every)} mb={micro_batch}"
 
 
 def divisors(number: int) -> list[int]:

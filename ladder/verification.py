@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -24,17 +23,20 @@ from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import StepPolicy, TrialSpec
 from ladder.tuning.kernels import require_liger
-from ladder.tuning.options import TuneOptions
+from ladder.tuning.options import TuneOptions, checked_values, number, whole
 from ladder.tuning.run import TuneView, workload_and_machine
 from ladder.tuning.stage import on_this_host
-from ladder.tuning.trial_request import candidate_spec, trial_deadlines, trial_spec
+from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
 from ladder.units import GIB, format_bytes
 from ladder.verdict import judge, trial_seconds
 from ladder.workload import Workload
 
-_PROOF_STEPS, _PROOF_SECONDS = 3, 30.0
 _LONGEST_SECONDS = 7 * 24 * 3600.0
-_WIDEST_TOLERANCE = 0.99
+_READERS = {
+    "steps": whole(1),
+    "minutes": number("a number above 0", lambda minutes: minutes > 0),
+    "tolerance": number("a number from 0 to 0.99: 0.05 is 5 % slower", lambda share: 0 <= share <= 0.99),
+}
 _TRIAL = "0001"
 
 
@@ -159,14 +161,8 @@ def run_verification(
 def _require_sense(steps: int | None, minutes: float | None, tolerance: float) -> None:
     if steps is not None and minutes is not None:
         raise UsageError("steps and minutes both say how long to train; give one of them.")
-    if steps is not None and not (isinstance(steps, int) and steps >= 1):
-        raise UsageError(f"steps: {steps!r} will not do; give a whole number of at least 1.")
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise UsageError(f"minutes: {minutes!r} will not do; give a number above 0.")
-    if not 0 <= tolerance <= _WIDEST_TOLERANCE:
-        raise UsageError(
-            f"tolerance: {tolerance!r} will not do; give a number from 0 to {_WIDEST_TOLERANCE}: 0.05 is 5 % slower."
-        )
+    asked = {"steps": steps, "minutes": minutes, "tolerance": tolerance}
+    checked_values({name: value for name, value in asked.items() if value is not None}, _READERS)
 
 
 @contextmanager
@@ -224,8 +220,8 @@ def _steps(steps: int | None, minutes: float | None) -> StepPolicy:
     if steps is not None:
         return StepPolicy(minimum=steps, maximum=steps, seconds=_LONGEST_SECONDS)
     if minutes is not None:
-        return StepPolicy(minimum=_PROOF_STEPS, maximum=1 << 40, seconds=60 * minutes, target_spread=0.0)
-    return StepPolicy(minimum=_PROOF_STEPS, seconds=_PROOF_SECONDS)
+        return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * minutes, target_spread=0.0)
+    return StepPolicy(minimum=PROOF_STEPS, seconds=PROOF_SECONDS)
 
 
 def _spec(
@@ -268,7 +264,7 @@ def _prove(
     shutil.rmtree(spec.folder, ignore_errors=True)  # an earlier verification's
     view.trial_begins(spec, "what the file promises")
     deadlines = trial_deadlines(workload, candidate.engine)
-    if spec.steps.seconds > _PROOF_SECONDS:
+    if spec.steps.seconds > PROOF_SECONDS:
         deadlines = replace(deadlines, total=deadlines.total + min(spec.steps.seconds, _LONGEST_SECONDS))
     run = launcher.run(spec, deadlines, view.event)
     records = judge(run, workload, [candidate])

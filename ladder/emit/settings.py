@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ladder.candidates import RUNGS_BY_NAME, checkpointing_name
+from ladder.candidates import RUNGS_BY_NAME, variant_name
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, launch_environment, model_folder, original_text
 from ladder.workload import Dtype, OptimizerName, Source
@@ -75,7 +75,7 @@ def checkpoint_every_in(section: Mapping[str, Any]) -> int:
 
 def candidate_key_in(section: Mapping[str, Any]) -> str:
     """`Candidate.key` of a "ladder" section."""
-    return f"{section['engine']} ckpt={checkpointing_name(checkpoint_every_in(section))} mb={section['micro_batch']}"
+    return f"{section['engine']} {variant_name(checkpoint_every_in(section), section['micro_batch'])}"
 
 
 def settings_in(document: Mapping[str, Any]) -> Settings:

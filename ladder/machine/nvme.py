@@ -81,6 +81,11 @@ def needed_bytes(rung: Rung, workload: Workload) -> int:
     return (optimizer + parameters) * workload.model.num_parameters
 
 
+def step_patience(workload: Workload) -> float:
+    """Seconds that a trial waits for a step that moves states to a drive."""
+    return 240 + 60 * workload.model.num_parameters / 1e9
+
+
 def nvme_shortage(rung: Rung, workload: Workload, path: Path, bytes_per_second: float) -> str | None:
     """Why the drive is too full or too slow for `rung`, with figures; None if it is not."""
     if "nvme" not in rung.devices:
@@ -89,8 +94,7 @@ def nvme_shortage(rung: Rung, workload: Workload, path: Path, bytes_per_second: 
     free = usage.f_bavail * usage.f_frsize
     if needed > free:
         return f"it needs {format_bytes(needed)} on --nvme-path, where {format_bytes(free)} are free"
-    billions = workload.model.num_parameters / 1e9
-    moved, patience = _MOVED_BYTES * billions * 1e9, 240 + 60 * billions  # a trial waits as long for a step
+    moved, patience = _MOVED_BYTES * workload.model.num_parameters, step_patience(workload)
     if moved > patience * bytes_per_second:
         return (
             f"a step moves up to {format_bytes(moved)} and --nvme-path takes {bytes_per_second / MIB:.1f} MiB/s: "

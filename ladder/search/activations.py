@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from ladder.candidates import Candidate
 from ladder.workload import ModelShape, Workload
 
+_NORMS_OF_QUERIES_AND_KEYS = {"qwen3": 6}
+_PLAIN_NORMS = {"opt": 10}
+"""Bytes of each hidden value, where they are not those of other families: see `activations_of`."""
 _ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
 """What transformers takes where a configuration names none."""
 _BYTES_BY_ACTIVATION = {"relu": 2, "gelu_new": 9}
@@ -47,10 +50,8 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
     head_dim = head_dim if isinstance(head_dim, int) and head_dim > 0 else h // max(1, model.num_heads)
     queries, keys = model.num_heads * head_dim, model.num_kv_heads * head_dim
     attention = 4 * queries + 4 * keys
-    if model.model_type == "qwen3":
-        attention += 6 * (queries + keys)
-    plain_norms = 10 if model.model_type == "opt" else 12
-    norms = ((8 if liger else 16) if model.gated_mlp else plain_norms) * h
+    attention += _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
+    norms = ((8 if liger else 16) if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12)) * h
     net = (6 if liger else 8) if model.gated_mlp else _plain_net_bytes(model)
     block = norms + attention + net * f * _experts_of_a_token(model)
     if model.is_encoder_decoder:

@@ -80,7 +80,7 @@ def ledger(
     for candidate in (*space.candidates, *with_knobs):
         record, predicted = tried.get(candidate.key), None
         if record is not None:
-            status, why = _verdict(record, best, space, records, on_paper=on_paper)
+            status, why = _verdict(record, best, fastest, failed_proofs, on_paper=on_paper)
         elif (verdict := ruled_out(candidate, space, records)) is not None:
             status, why = "pruned", f"{verdict.reason} (trial {verdict.record.trial})"
         else:
@@ -156,18 +156,18 @@ def _why_not(predicted: Predicted, fastest: Record | None, space: Space) -> str:
 
 
 def _verdict(
-    record: Record, best: Record | None, space: Space, records: Sequence[Record], *, on_paper: bool
+    record: Record, best: Record | None, fastest: Record | None, failed_proofs: Mapping[str, Record], *, on_paper: bool
 ) -> tuple[Status, str]:
+    """Of what was tried; `best` is the answer's proof, and `fastest` then its measurement."""
     if best is not None and record.candidate_key == best.candidate_key:
         return "answer", f"the fastest that fits, {'on paper' if on_paper else 'proven in fresh processes'}"
     if record.outcome.kind != "fits":
         return "measured", record.outcome.sentence
-    if (failed_proof := disproved(records).get(record.candidate_key)) is not None:
+    if (failed_proof := failed_proofs.get(record.candidate_key)) is not None:
         return "measured", f"its proof of fit failed: {failed_proof.outcome.sentence}"
-    if best is None or not best.tokens_per_second or not record.tokens_per_second:
+    own = fastest.tokens_per_second if best is not None and fastest is not None else None
+    if not own or not record.tokens_per_second:
         return "measured", "fits"
-    # Measurement beside measurement: the answer's proof is another run.
-    own = measured(records).get(best.candidate_key, best).tokens_per_second or best.tokens_per_second
     slower = 1 - record.tokens_per_second / own
     if slower <= 0:
         return (

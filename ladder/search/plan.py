@@ -67,11 +67,11 @@ def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int 
 
 def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None = None) -> int | None:
     """The fewest GPUs on which `candidate` is believed to fit with 99 %; None beyond 1,024."""
-    host_of_node = space.host_memory / _nodes(space.world_size, gpus_per_node)
+    host_of_node = space.host_memory / num_nodes(space.world_size, gpus_per_node)
 
     def fits(world_size: int) -> bool:
         memory = predict_memory(space.workload, candidate, world_size=world_size, device="cuda")
-        return memory.upper <= space.memory_limit and memory.host <= host_of_node * _nodes(world_size, gpus_per_node)
+        return memory.upper <= space.memory_limit and memory.host <= host_of_node * num_nodes(world_size, gpus_per_node)
 
     powers = [1 << exponent for exponent in range(MOST_GPUS.bit_length())]
     enough = next((world_size for world_size in powers if fits(world_size)), None)
@@ -80,7 +80,8 @@ def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None
     return next(world_size for world_size in range(enough // 2 + 1, enough + 1) if fits(world_size))
 
 
-def _nodes(world_size: int, gpus_per_node: int | None) -> int:
+def num_nodes(world_size: int, gpus_per_node: int | None) -> int:
+    """Nodes whose memory counts: one, where nobody says how many GPUs each has."""
     return 1 if gpus_per_node is None else -(-world_size // gpus_per_node)
 
 

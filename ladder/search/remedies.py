@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ladder.candidates import RUNGS, Candidate, Engine, divisors, engines_of
 from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.memory import MemoryPrediction, predict_memory
 from ladder.search.moments import moments_of
-from ladder.search.plan import MOST_GPUS
+from ladder.search.plan import MOST_GPUS, num_nodes
 from ladder.search.space import Space
 from ladder.units import GIB, format_bytes
 from ladder.workload import Workload
@@ -123,7 +124,8 @@ class _Needs:
         space = self._space
         workload = replace(space.workload, seq_len=seq_len or space.workload.seq_len)
         world_size = world_size or space.world_size
-        host = space.host_memory * _num_hosts(world_size) / _num_hosts(space.world_size)
+        hosts, now = (num_nodes(ranks, _GPUS_OF_A_HOST) for ranks in (world_size, space.world_size))
+        host = space.host_memory * hosts / now
         needs = (
             self._of(engine, workload, world_size, micro_batch or self.micro_batch)
             for engine in (space.engines if engines is None else engines)
@@ -138,16 +140,17 @@ class _Needs:
     def smallest_gpu(self) -> int | None:
         """Bytes; None where the host is what is too small."""
         space = self._space
-        enough = min((memory.upper for memory in self._all() if memory.host <= space.host_memory), default=0)
+        enough = min((memory.upper for memory in self._unchanged if memory.host <= space.host_memory), default=0)
         return enough if enough > space.memory_limit else None
 
     def smallest_host(self) -> int | None:
         """Bytes; None where the GPUs are what is too small."""
         space = self._space
-        enough = min((memory.host for memory in self._all() if memory.upper <= space.memory_limit), default=0)
+        enough = min((memory.host for memory in self._unchanged if memory.upper <= space.memory_limit), default=0)
         return enough if enough > space.host_memory else None
 
-    def _all(self) -> list[MemoryPrediction]:
+    @cached_property
+    def _unchanged(self) -> list[MemoryPrediction]:
         """Of each of the space's engines, as it is asked for."""
         space = self._space
         return [self._of(engine, space.workload, space.world_size, self.micro_batch) for engine in space.engines]
@@ -177,10 +180,6 @@ class _Needs:
 
 def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
     return Candidate(engine, True, micro_batch, max(1, workload.global_batch_size // world_size // micro_batch))
-
-
-def _num_hosts(world_size: int) -> int:
-    return -(-world_size // _GPUS_OF_A_HOST)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

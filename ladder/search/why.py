@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ladder.outcome import MEMORY_OUTCOMES
 from ladder.search.ledger import Entry
 from ladder.search.space import Space
 from ladder.units import format_bytes
-
-_NOT_OF_MEMORY = frozenset({"crash", "hang", "unsupported"})
 
 
 def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
@@ -48,7 +47,8 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
         trial = first.record.trial if first.record else ""
         if first.disproved:
             return f"{rung} is not the answer: {_variant(first)} fitted in trial {trial}, and {first.why}."
-        said = "failed" if first.record is not None and first.record.outcome.kind in _NOT_OF_MEMORY else "does not fit"
+        is_of_memory = first.record is not None and first.record.outcome.kind in MEMORY_OUTCOMES
+        said = "does not fit" if is_of_memory else "failed"
         return f"{rung} {said}: {_variant(first)} ended in trial {trial}, {first.why}."
     if not predicted:
         return f"{rung} was not tried: {own[0].why}."

@@ -80,7 +80,7 @@ class Stepper:
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
         """Optimizer steps until the policy is content. All ranks see the same times, so all stop together."""
-        timings = Timings()
+        timings, seconds = Timings(), list[float]()
         began = time.perf_counter()
         for _ in range(2 * policy.maximum):
             step = self._optimizer_step(candidate)
@@ -89,7 +89,8 @@ class Stepper:
                 timings.skipped += 1  # an overflow skips the optimizer: such a step measures nothing
                 continue
             timings.steps.append(step)
-            seconds, now = [each.seconds for each in timings.steps], time.perf_counter()
+            seconds.append(step.seconds)
+            now = time.perf_counter()
             enough = policy.is_enough(candidate, seconds, self._before.seconds, now - began, now - self._began)
             if self.agree(enough):
                 return timings

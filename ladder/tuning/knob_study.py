@@ -40,6 +40,8 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
     tried = [candidate for candidate in with_knobs_so_far if plain(candidate) == plain(best)]
     if len(tried) >= num_trials or not choices:
         return Stop(f"{len(tried)} settings of {best.engine.key}'s knobs were tried")
+    if _is_unsure(best, records):
+        return Measure(best.engine, (best,), "what its knobs gain is held against more than one step", precise=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna 4 calls constraints experimental; 5 wants a method that 4 has not
@@ -49,8 +51,6 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
         name: CategoricalDistribution(options) for name, options in choices.items()
     }
     seen, belief = measured(records), believe(space, records)
-    if _is_unsure(best, records):
-        return Measure(best.engine, (best,), "what its knobs gain is held against more than one step", precise=True)
     for candidate in (best, *tried):
         study.enqueue_trial(knobs_of(space.workload, candidate.engine))
         _tell(study, study.ask(distributions), seen[candidate.key])

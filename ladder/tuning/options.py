@@ -18,6 +18,8 @@ from ladder.units import parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
+Reader = Callable[[Any], Any]
+"""Of one value, in its own type; ValueError, with what is wanted, for one that cannot be."""
 _KNOB_TRIALS = 12
 BF16_STATES = "bf16-states"
 NUMERICS = (BF16_STATES,)
@@ -79,26 +81,27 @@ def checked(options: TuneOptions) -> TuneOptions:
     return TuneOptions(**checked_values(vars(options)))
 
 
-def checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by field of `TuneOptions`, as Python callers write them, in the fields' own types.
+def checked_values(values: Mapping[str, Any], readers: Mapping[str, Reader] | None = None) -> dict[str, Any]:
+    """Values by field of `TuneOptions`, or by name of `readers`, as Python callers write them, in their own types.
 
     A size may be a text with its unit, a path a text, and one thing may stand for a sequence of one. None is for
     fields with a default of our own. UsageError, in one sentence, for what cannot be: the search and the files would
     meet it after hours of trials.
     """
-    return {name: _checked(name, value) for name, value in values.items()}
+    return {name: _checked(name, value, readers or _READERS) for name, value in values.items()}
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any, readers: Mapping[str, Reader]) -> Any:
     if value is None and name in _OURS_BY_DEFAULT:
         return None
     try:
-        return _READERS[name](value)
+        return readers[name](value)
     except ValueError as error:
         raise UsageError(f"{_OPTIONS.get(name, '--' + name.replace('_', '-'))}: {error}.") from None
 
 
-def _whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
+def whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
+    """A reader of whole numbers within bounds."""
     wanted = f"a whole number of at least {least}" if most == math.inf else f"a whole number from {least} to {most}"
 
     def read(value: Any) -> int:
@@ -109,7 +112,7 @@ def _whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
     return read
 
 
-def _number(wanted: str, holds: Callable[[float], bool]) -> Callable[[Any], float]:
+def number(wanted: str, holds: Callable[[float], bool]) -> Callable[[Any], float]:
     """A reader of numbers for which `holds`; none may be infinite or NaN, which JSON has no words for."""
 
     def read(value: Any) -> float:
@@ -145,7 +148,7 @@ def _switch(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    return parse_bytes(value) if isinstance(value, str) else _whole(1)(value)
+    return parse_bytes(value) if isinstance(value, str) else whole(1)(value)
 
 
 def _text(value: Any, wanted: str = "a text") -> str:
@@ -177,33 +180,33 @@ _UNBOUNDED = 1e30
 _OPTIONS = {"model": "MODEL", "rungs": "--rung", "micro_batches": "--micro-batch"}
 """What the command calls them where it is not the field's name."""
 _OURS_BY_DEFAULT = frozenset(field.name for field in fields(TuneOptions) if field.default is None)
-_READERS: Mapping[str, Callable[[Any], Any]] = {
+_READERS: Mapping[str, Reader] = {
     "model": _text,
-    "gpus": _whole(0),
+    "gpus": whole(0),
     "task": _one_of(get_args(Task)),
-    "seq_len": _whole(2),
-    "global_batch_size": _whole(1),
+    "seq_len": whole(2),
+    "global_batch_size": whole(1),
     "dtype": _one_of(get_args(Dtype)),
     "optimizer": _one_of(get_args(OptimizerName)),
-    "gradient_clipping": _number("a number of at least 0 (0: no clipping)", lambda norm: norm >= 0),
+    "gradient_clipping": number("a number of at least 0 (0: no clipping)", lambda norm: norm >= 0),
     "gpu_memory": _size,
     "host_memory": _size,
     "nvme_path": _path,
-    "time_budget": _number("a number of seconds above 0", lambda seconds: seconds > 0),
+    "time_budget": number("a number of seconds above 0", lambda seconds: seconds > 0),
     "strategy": _one_of(STRATEGIES),
-    "tolerance": _number("a number from 0 to 0.5", lambda share: 0 <= share <= 0.5),
-    "audit": _number("a number from 0 to 1", lambda share: 0 <= share <= 1),
+    "tolerance": number("a number from 0 to 0.5", lambda share: 0 <= share <= 0.5),
+    "audit": number("a number from 0 to 1", lambda share: 0 <= share <= 1),
     "liger": _switch,
     "documented": _switch,
     "allow": _sequence(_text),
     "rungs": _sequence(_rung),
-    "micro_batches": _sequence(_whole(1)),
+    "micro_batches": _sequence(whole(1)),
     "run_dir": _path,
     "output": _path,
     "save_weights": _path,
     "cold": _switch,
     "wait": _switch,
-    "knobs": _whole(0, 200),
+    "knobs": whole(0, 200),
     "launcher": _one_of(get_args(LauncherName)),
     "machine": _text,
 }

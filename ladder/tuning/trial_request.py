@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ from ladder.candidates import Candidate, Engine
 from ladder.engine_config import deepspeed_config
 from ladder.launch.base import Deadlines
 from ladder.machine.machine import Machine
+from ladder.machine.nvme import step_patience
 from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.workload import Workload
+
+PROOF_STEPS, PROOF_SECONDS = 3, 30.0
+"""A proof is timed for so many optimizer steps at least, and for so long unless its speed is known before."""
 
 
 def engine_config(
@@ -86,14 +91,11 @@ def trial_spec(
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:
     """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
-    billions, on_disk = workload.model.num_parameters / 1e9, "nvme" in engine.rung.devices
-    slow = 60.0 if on_disk else 15.0
-    usual, first_step = Deadlines(), 240 + slow * billions
-    return Deadlines(
-        model=120 + slow * billions,
-        engine=180 + slow * billions,
-        first_step=first_step,
-        # Micro-steps that only accumulate leave the drive alone: how long they took says nothing of those that do not.
-        step=first_step if on_disk else usual.step,
-        total=max(usual.total, 12 * first_step) if on_disk else usual.total,
-    )
+    on_disk = "nvme" in engine.rung.devices
+    slow = (60.0 if on_disk else 15.0) * workload.model.num_parameters / 1e9
+    usual = Deadlines(model=120 + slow, engine=180 + slow, first_step=240 + slow)
+    if not on_disk:
+        return usual
+    # Micro-steps that only accumulate leave the drive alone: how long they took says nothing of those that do not.
+    patience = step_patience(workload)
+    return replace(usual, first_step=patience, step=patience, total=max(usual.total, 12 * patience))

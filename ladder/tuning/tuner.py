@@ -25,12 +25,19 @@ from ladder.search.space import PARITY, Space, disproved, measured, ranking, sam
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.tuning.refusal import less_disproved, refusals
-from ladder.tuning.trial_request import candidate_spec, engine_config, trial_deadlines, trial_spec
+from ladder.tuning.trial_request import (
+    PROOF_SECONDS,
+    PROOF_STEPS,
+    candidate_spec,
+    engine_config,
+    trial_deadlines,
+    trial_spec,
+)
 from ladder.verdict import apart, judge, trial_seconds
 from ladder.workload import Workload
 
 _MAX_FALSE_STARTS = 3
-_PRECISE_STEPS = {"minimum": 3, "seconds": 30.0}
+_PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
 
 
 class View(Protocol):
