@@ -3,12 +3,12 @@
     python benchmarks/record_sweep.py OUT.json MODEL [--gpus N] [--gpu-memory SIZE] [--host-memory SIZE]
         [--global-batch-size N] [--seq-len N] [--rung RUNG …] [--micro-batch N …] [--nvme-path FOLDER]
         [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
-    python benchmarks/record_sweep.py OUT.json --from FOLDER FOLDER … [--caps 40 32 24] [--whole]
+    python benchmarks/record_sweep.py OUT.json --from FOLDER|SWEEP.json … [--caps 40 32 24] [--whole]
 
 Started again with the same run folder, it goes on where it was. `--caps` are the limits, in GiB, under which the sweep
 is to be played back; without a cap of its own, one sweep serves them all. `--machine` sweeps on paper, to try this out.
-`--from` measures nothing: it joins run folders in which some rungs each were swept, as far as they came; `--whole` says
-that together they were all.
+`--from` measures nothing: it joins run folders, and files recorded before, in which some rungs each were swept, as far
+as they came; `--whole` says that together they were all.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ladder.tuning.run import run_tune
 from ladder.units import gib, parse_bytes
 
 _TRIED = ("fits", "gpu_oom", "host_oom", "pruned")
+_FACTS = ("about", "workload", "machine", "sequences_per_rank", "probe_layers")
 _COLUMNS = (
     "rung",
     "checkpointing",
@@ -65,24 +66,33 @@ def sweep_and_probe(space: Space, records: Sequence[Record]) -> Measure | Stop:
     return decision
 
 
-def as_sweep(runs: Sequence[StoredRun], caps: Sequence[float], *, whole: bool) -> dict[str, Any]:
-    """What benchmarks/recorded.py reads. ValueError where the runs are of different workloads or machines."""
-    facts, *others = [_facts(run.space) for run in runs]
+def joined(parts: Sequence[Mapping[str, Any]], caps: Sequence[float], *, whole: bool) -> dict[str, Any]:
+    """What benchmarks/recorded.py reads. ValueError where the parts are of different workloads or machines."""
+    facts, *others = [{name: part[name] for name in _FACTS} for part in parts]
     if any(other != facts for other in others):
-        raise ValueError("These run folders are of different workloads or machines.")
+        raise ValueError("These are sweeps of different workloads or machines.")
     return {
         **facts,
         "whole": whole,
         "caps_gib": list(caps) or [facts["machine"]["memory_limit_gib"]],
+        **{name: [row for part in parts for row in part[name]] for name in ("rows", "probes")},
+    }
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """What a file of this program's or a run folder holds."""
+    if path.is_file():
+        return dict(json.loads(path.read_text()))
+    run = read_run(path)
+    return {
+        **_facts(run.space),
         "rows": [
             {name: row[name] for name in _COLUMNS}
-            for run in runs
             for row in rows(_plain_entries(run), run.trial_seconds)
             if row["rung"] in RUNGS_BY_NAME and row["outcome"] in _TRIED
         ],
         "probes": [
             _probe_row(run.space.by_key[key], record)
-            for run in runs
             for key, record in probed(run.records).items()
             if record.measurement
         ],
@@ -146,15 +156,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--micro-batch", dest="micro_batches", type=int, action="append", default=[])
     parser.add_argument("--rung", dest="rungs", action="append", default=[])
     parser.add_argument("--machine")
-    parser.add_argument("--from", dest="folders", type=Path, nargs="+", default=[])
+    parser.add_argument("--from", dest="parts", type=Path, nargs="+", default=[])
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--caps", type=float, nargs="*", default=[])
     asked = vars(parser.parse_args(arguments))
-    out, caps, folders, whole = (asked.pop(name) for name in ("out", "caps", "folders", "whole"))
-    if bool(folders) == bool(asked["model"]):
-        parser.error("give either a model to sweep or --from with run folders")
-    whole = whole or not (folders or asked["rungs"] or asked["micro_batches"])
-    document = as_sweep([read_run(folder) for folder in folders or [sweep(asked)]], caps, whole=whole)
+    out, caps, parts, whole = (asked.pop(name) for name in ("out", "caps", "parts", "whole"))
+    if bool(parts) == bool(asked["model"]):
+        parser.error("give either a model to sweep or --from with what was swept")
+    whole = whole or not (parts or asked["rungs"] or asked["micro_batches"])
+    document = joined([recorded(path) for path in parts or [sweep(asked)]], caps, whole=whole)
     out.write_text(json.dumps(document, indent=1) + os.linesep)
     return 0
 
