@@ -160,8 +160,8 @@ class Candidate:
 
 
 def checkpointing_name(checkpoint_every: int) -> str:
-    """What `Candidate.checkpoint_every` is called: on, off, or the share of the layers."""
-    return next(name for name, every in CHECKPOINTING.items() if every == checkpoint_every)
+    """What `Candidate.checkpoint_every` is called: on, off, or the share of the layers. KeyError for another."""
+    return {every: name for name, every in CHECKPOINTING.items()}[checkpoint_every]
 
 
 def variant_name(checkpoint_every: int, micro_batch: int) -> str:

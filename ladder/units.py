@@ -6,14 +6,16 @@ import re
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-_FACTORS = {"": 1, "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TIB": GIB << 10}
+_FACTORS = {"B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TIB": GIB << 10}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size such as `40GiB`, `700 MiB` or `24GB`. Raises ValueError on anything else."""
+    """Bytes of a size such as `40GiB`, `700 MiB` or `24GB`. Raises ValueError on anything else, a bare number too."""
     match = _SIZE.fullmatch(text)
     unit = match.group(2).upper() if match else ""
+    if match and not unit:
+        raise ValueError(f"{text!r} has no unit; write it like 40GiB or 700MiB")
     if match is None or unit not in _FACTORS:
         raise ValueError(f"{text!r} is not a size; write it like 40GiB or 700MiB")
     size = float(match.group(1)) * _FACTORS[unit]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import Candidate, candidate_of
-from ladder.emit.config import SECTION, load_best_config, original_text
-from ladder.emit.settings import candidate_key_in
+from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
 from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.history import make_private
 from ladder.launch.base import Launcher
@@ -161,8 +160,8 @@ def run_verification(
 def _require_sense(steps: int | None, minutes: float | None, tolerance: float) -> None:
     if steps is not None and minutes is not None:
         raise UsageError("steps and minutes both say how long to train; give one of them.")
-    asked = {"steps": steps, "minutes": minutes, "tolerance": tolerance}
-    checked_values({name: value for name, value in asked.items() if value is not None}, _READERS)
+    given = {name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None}
+    checked_values({**given, "tolerance": tolerance}, _READERS)
 
 
 @contextmanager

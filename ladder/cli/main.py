@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,6 +18,7 @@ from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
 from ladder.cli.literal import LiteralCommand
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
 
+_CLOSED_PIPE = 128 + signal.SIGPIPE
 _UNPRINTED = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
@@ -69,6 +71,11 @@ def main(arguments: list[str] | None = None) -> int:
     except LadderError as error:
         print(f"ladder: {naming_the_file(app, defaults, typed, str(error))}", file=sys.stderr)
         return error.exit_code
+    except SystemExit as ended:  # rich's and click's answer to a closed pipe
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no reader
+        return _CLOSED_PIPE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _UNPRINTED and error.filename is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go

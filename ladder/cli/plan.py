@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ladder.workload import Dtype, OptimizerName, Task, Workload
 
 _NO_LIMIT = 1 << 60
-_DEFAULT_BATCH = 128
 _MOST_GPUS = 1024
 
 
@@ -132,6 +131,7 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
 def _workload(model_name: str, world_size: int, **settings: Any) -> tuple[Workload, int]:
     from ladder.model.shapes import default_seq_len, default_task
     from ladder.model.source import resolve_model
+    from ladder.tuning.problem import default_batch
     from ladder.workload import Workload
 
     model = resolve_model(model_name, task=settings["task"])
@@ -140,18 +140,11 @@ def _workload(model_name: str, world_size: int, **settings: Any) -> tuple[Worklo
     seq_len = settings["seq_len"] or default_seq_len(model)
     if model.max_positions is not None and seq_len > model.max_positions:
         raise UsageError(f"--seq-len {seq_len} is more than the {model.max_positions} positions {model.name} has.")
-    batch = settings["batch"] or -(-_DEFAULT_BATCH // world_size) * world_size
-    if batch % world_size:
-        above = -(-batch // world_size) * world_size
-        raise UsageError(
-            f"A global batch of {batch} sequences does not divide over {world_size} ranks; "
-            f"use --global-batch-size {above}, or other --gpus."
-        )
     workload = Workload(
         model=model,
         task=settings["task"] or default_task(model.model_type, model.config),
         seq_len=seq_len,
-        global_batch_size=batch,
+        global_batch_size=settings["batch"] or default_batch(world_size),
         dtype=settings["dtype"],
         optimizer=settings["optimizer"],
     )
@@ -167,8 +160,9 @@ def _space(
     *,
     liger: bool,
 ) -> Space:
-    from ladder.candidates import RUNGS, Engine, divisors
+    from ladder.candidates import RUNGS, Engine
     from ladder.search.space import Space
+    from ladder.tuning.problem import micro_batches_of
 
     nodes = -(-world_size // simulated.num_gpus) if simulated else 1
     has_nvme = simulated is None or simulated.nvme_space > 0
@@ -179,7 +173,7 @@ def _space(
         memory_limit=gpu_memory or (simulated.gpu_memory if simulated else 0),
         host_memory=host_memory or (simulated.host_memory * nodes if simulated else _NO_LIMIT),
         engines=tuple(Engine(rung, liger=liger) for rung in RUNGS if has_nvme or "nvme" not in rung.devices),
-        micro_batches=tuple(divisors(workload.global_batch_size // world_size)),
+        micro_batches=micro_batches_of(workload, world_size, None),
         gpu_name=simulated.gpu_name if simulated else None,
         num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
         num_nodes=nodes,
@@ -221,7 +215,7 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
 def _remedies(space: Space) -> dict[str, Any]:
     from ladder.search.remedies import remedies
 
-    sizes = ("gpu_memory", "lora", "qlora")
+    sizes = ("gpu_memory", "host_memory", "lora", "qlora")
     found = asdict(remedies(space))
     return {
         f"{key}_gib" if key in sizes else key: gib(value) if key in sizes and value else value

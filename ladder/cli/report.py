@@ -83,8 +83,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
 
 def _config(path: Path, found: Record | None) -> dict[str, Any] | None:
     """The file's content if it is of the answer `found`: a tune that was asked for more may have left another."""
-    from ladder.emit.config import SECTION, load_best_config
-    from ladder.emit.settings import candidate_key_in
+    from ladder.emit.config import SECTION, candidate_key_in, load_best_config
 
     try:
         config = load_best_config(path)

@@ -163,6 +163,7 @@ def tune(
     from ladder.cli.views import watching
     from ladder.launch.lease import InterruptedWaitError
     from ladder.tracking import tracking
+    from ladder.tuning.answering import why_none
     from ladder.tuning.interruption import interruptible
     from ladder.tuning.options import TuneOptions, checked
     from ladder.tuning.run import run_tune
@@ -211,13 +212,13 @@ def tune(
             if as_json:
                 typer.echo(tune_result.error_as_json(error))
             raise
+        failure = why_none(done.result) if done.answer is None and not interruption() else None
         if as_json:
-            typer.echo(tune_result.as_json(done))
+            typer.echo(tune_result.as_json(done, failure))
         else:
             tune_result.print_result(done, quiet=quiet)
         if interruption():
             return interruption.exit_code
-    from ladder.tuning.answering import require_answer
-
-    require_answer(done.result)
+    if failure is not None:
+        raise failure
     return EXIT_FOUND

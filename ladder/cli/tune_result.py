@@ -68,13 +68,14 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
 
 
-def as_json(done: TuneOutput) -> str:
-    """The whole result as one document: the answer's "ladder" section, and the ledger's rows."""
+def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
+    """The whole result as one document: the answer's "ladder" section or why there is none, and the ledger's rows."""
     from ladder.emit.config import SECTION, best_config
 
     best = done.result.best_so_far
     document: dict[str, Any] = {
         "answer": best_config(done.answer)[SECTION] if done.answer else None,
+        **(_failure(failure) if failure else {}),
         "best_so_far": best.candidate_key if best else None,
         "simulated_on": done.simulated,
         "stopped": done.result.stopped,
@@ -89,4 +90,8 @@ def as_json(done: TuneOutput) -> str:
 
 def error_as_json(error: LadderError) -> str:
     """What stands on stdout where there is no result: a reader of JSON always gets a document."""
-    return json.dumps({"error": str(error), "exit_code": error.exit_code}, indent=2)
+    return json.dumps(_failure(error), indent=2)
+
+
+def _failure(error: LadderError) -> dict[str, Any]:
+    return {"error": str(error), "exit_code": error.exit_code}

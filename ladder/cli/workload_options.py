@@ -42,7 +42,11 @@ def size_option(help: str) -> Any:
 Task = Annotated[TaskName | None, typer.Option(help="Default: what the model is made for.")]
 SeqLen = Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; default min(2048, the model's).")]
 GlobalBatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Sequences per optimizer step over all GPUs. [default: 128]")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Sequences per optimizer step over all GPUs. [default: 128, or the next number that divides over them]",
+    ),
 ]
 Dtype = Annotated[DtypeName, typer.Option()]
 Optimizer = Annotated[OptimizerChoice, typer.Option()]

@@ -9,18 +9,21 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from ladder.candidates import candidate_of, variant_name
 from ladder.emit.answer import Answer
 from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.units import gib
-from ladder.workload import ModelShape
+from ladder.workload import Dtype, ModelShape, OptimizerName, Task
 
 SCHEMA_VERSION = 1
 SECTION = "ladder"
 
+_WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
+_WORKLOAD = {*_WORDS, "seq_len", "global_batch_size", "gradient_clipping"}
 _AUTO = re.compile(r"\\*auto")
 
 
@@ -41,6 +44,10 @@ def best_config(answer: Answer) -> dict[str, Any]:
         world_size=answer.world_size,
         nvme_path=nvme_path,
     )
+    if answer.device == "cpu" and candidate.engine.rung.stage == 3:
+        # transformers builds the model in shards before DeepSpeed knows of other ranks there, and DeepSpeed then holds
+        # this one number against a single rank. The other two say the same.
+        del config["train_batch_size"]
     document: dict[str, Any] = {**config, SECTION: _plain(_section(answer))}
     document[SECTION]["digest"] = _digest(document)
     return document
@@ -66,7 +73,7 @@ def to_json(document: Mapping[str, Any]) -> str:
 def load_best_config(path: Path) -> dict[str, Any]:
     """The content of a best_config.json that ladder wrote and nobody changed since.
 
-    UsageError if it is missing, unreadable, not ours, of a newer schema, or edited: its numbers would then describe
+    UsageError if it is missing, unreadable, not ours, of a newer ladder, or edited: its numbers would then describe
     something else. Texts in the "ladder" section are as written; `original_text` undoes the one escape there is.
     """
     where = repr(str(path))
@@ -94,7 +101,21 @@ def load_best_config(path: Path) -> dict[str, Any]:
             f"{where} was changed after ladder wrote it, so its measurements no longer describe it; "
             "training with it works, but for this command run `ladder tune` again or restore the file."
         )
+    if not _is_known(section):
+        raise UsageError(
+            f"{where} was written by a newer ladder, with what this one does not try; upgrade ladder to read it."
+        )
     return dict(document)
+
+
+def checkpoint_every_in(section: Mapping[str, Any]) -> int:
+    """`Candidate.checkpoint_every` of a "ladder" section; older files say only whether every layer is checkpointed."""
+    return int(section.get("checkpoint_every", section["gradient_checkpointing"]))
+
+
+def candidate_key_in(section: Mapping[str, Any]) -> str:
+    """`Candidate.key` of a "ladder" section."""
+    return f"{section['engine']} {variant_name(checkpoint_every_in(section), section['micro_batch'])}"
 
 
 def original_text(text: str) -> str:
@@ -162,6 +183,17 @@ def _section(answer: Answer) -> dict[str, Any]:
         "versions": answer.versions,
         "run_dir": os.path.abspath(answer.run_dir),
     }
+
+
+def _is_known(section: Mapping[str, Any]) -> bool:
+    """Whether this version has a word for all of the engine and of the workload: it would run another one otherwise."""
+    workload = section["workload"]
+    try:
+        candidate = candidate_of(candidate_key_in(section), workload["global_batch_size"])
+        named = [workload[name] in get_args(words) for name, words in _WORDS.items()]
+    except (LookupError, ValueError):
+        return False
+    return candidate.engine.rung.name == section["rung"] and all(named) and workload.keys() <= _WORKLOAD
 
 
 def _plain(value: Any) -> Any:

@@ -17,15 +17,23 @@ from ladder.emit.config import SECTION
 from ladder.emit.files import OutputPaths
 from ladder.emit.settings import YOUR_MODEL, Settings, settings_in
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
+from ladder.errors import UsageError
 from ladder.text import shown
 
+_OF_CAUSAL_LMS = ("axolotl", "llama-factory", "trl")
 _CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
 # All that its plugin can switch on for a Llama-like model, as `use_liger_kernel` does.
 _AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 
 
 def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
-    """The text for `target`, a key of `EXPORTS`, from the content of the best_config.json at `config`."""
+    """The text for `target`, a key of `EXPORTS`, from the content of the best_config.json at `config`.
+
+    UsageError for a program that does not train such a model.
+    """
+    task = document[SECTION]["workload"]["task"]
+    if target in _OF_CAUSAL_LMS and task != "causal-lm":
+        raise UsageError(f"--for {target}: it trains causal-lm models, and this answer is for {task}.")
     return EXPORTS[target](document, config.absolute())
 
 
@@ -58,7 +66,9 @@ def _axolotl(document: Mapping[str, Any], config: Path) -> str:
         "eval_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.accumulation,
         CHECKPOINTING: settings.gradient_checkpointing,
-        settings.dtype: True,
+        # Both: it takes bf16 where it is not told otherwise, and then drops fp16.
+        "bf16": settings.dtype == "bf16",
+        "fp16": settings.dtype == "fp16",
         "max_grad_norm": settings.gradient_clipping,
         "optimizer": arguments["optim"],
         "deepspeed": arguments["deepspeed"],

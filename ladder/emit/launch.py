@@ -14,6 +14,13 @@ from ladder.units import format_bytes
 APPLY_LIGER = "transformers.integrations.liger.apply_liger_kernel(model, None)"
 """What a script calls that is not the Trainer's: for that `use_liger_kernel` does it."""
 
+# Without `fused` the step makes copies of what it updates, up to twice its bytes, which the trials' did not.
+_OPTIMIZERS = {
+    "adamw": "torch.optim.AdamW(…, fused=True)",
+    "adam": "torch.optim.Adam(…, fused=True)",
+    "sgd": "torch.optim.SGD(…)",
+}
+
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
     """A bash script that runs the user's training script, given as its arguments, as the answer was measured."""
@@ -40,14 +47,15 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
     candidate, ranks = answer.candidate, answer.world_size
     arguments = trainer_command_line(trainer_arguments(answer, paths.config))
+    demands = _client_optimizer(answer) + _shards(candidate)
     return f"""\
 Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_name or answer.device}:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
 {format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}
 
-A script that uses accelerate, with a torch optimizer and no DummyOptim:
+A script that uses accelerate, with {_OPTIMIZERS[answer.workload.optimizer]} and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
-Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
+{_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
 so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
@@ -56,7 +64,17 @@ A script that uses the Hugging Face Trainer: the same, with these arguments afte
 
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
 the exports below, then
-  torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{_client_optimizer(answer)}"""
+  torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
+
+
+def _accumulating(candidate: Candidate) -> str:
+    """What else makes every micro-step an optimizer step: accelerate overrules DeepSpeed's count of them."""
+    if candidate.accumulation == 1:
+        return ""
+    return f"""\
+Each of its micro-steps, loss, backward, step and zero_grad, goes inside `with accelerator.accumulate(model):`, so that
+{candidate.accumulation} of them make an optimizer step.
+"""
 
 
 def _warnings(answer: Answer) -> str:
@@ -85,11 +103,19 @@ for the only one and gives all of them the same data."""
 def _client_optimizer(answer: Answer) -> str:
     """What DeepSpeed itself demands of a script's optimizer; the Trainer and accelerate see to it on their own."""
     if answer.candidate.engine.rung.offload_optimizer == "none" or answer.workload.optimizer == "sgd":
-        return ""
+        return f"\nIts optimizer is {_OPTIMIZERS[answer.workload.optimizer]}, as it was measured."
     adamw_mode = answer.workload.optimizer == "adamw"
     return f"""
 With its optimizer offloaded it must be deepspeed.ops.adam.DeepSpeedCPUAdam(…, adamw_mode={adamw_mode}); \
 DeepSpeed refuses a torch optimizer here."""
+
+
+def _shards(candidate: Candidate) -> str:
+    """What HfDeepSpeedConfig needs before `from_pretrained`; the Trainer and accelerate see to it on their own."""
+    if candidate.engine.rung.stage < 3:
+        return ""
+    return """
+Where transformers builds its model in shards (HfDeepSpeedConfig), deepspeed.init_distributed() comes before that."""
 
 
 def _comment(text: str) -> list[str]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ladder.candidates import RUNGS_BY_NAME, variant_name
+from ladder.candidates import RUNGS_BY_NAME
 from ladder.emit.answer import Answer
-from ladder.emit.config import SECTION, launch_environment, model_folder, original_text
+from ladder.emit.config import SECTION, checkpoint_every_in, launch_environment, model_folder, original_text
 from ladder.workload import Dtype, OptimizerName, Source
 
 YOUR_MODEL = "your model"
@@ -66,16 +66,6 @@ def settings_of(source: Answer | Settings) -> Settings:
         environment=launch_environment(source),
         transformers=source.versions.get("transformers", ""),
     )
-
-
-def checkpoint_every_in(section: Mapping[str, Any]) -> int:
-    """`Candidate.checkpoint_every` of a "ladder" section; older files say only whether every layer is checkpointed."""
-    return int(section.get("checkpoint_every", section["gradient_checkpointing"]))
-
-
-def candidate_key_in(section: Mapping[str, Any]) -> str:
-    """`Candidate.key` of a "ladder" section."""
-    return f"{section['engine']} {variant_name(checkpoint_every_in(section), section['micro_batch'])}"
 
 
 def settings_in(document: Mapping[str, Any]) -> Settings:

@@ -53,14 +53,14 @@ def plan(space: Space, gpus_per_node: int | None = None) -> Plan:
 
 def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int | None) -> RungPlan:
     outlooks = [belief.outlook(candidate) for candidate in space.of_engine(engine)]
-    likely = [outlook for outlook in outlooks if outlook.fits >= _LIKELY]
+    sure, likely = ([each for each in outlooks if each.fits >= least] for least in (_SURE, _LIKELY))
     frugal = min(outlooks, key=lambda outlook: outlook.memory.peak)
-    best = max(likely, key=lambda outlook: outlook.speed.tokens_per_second) if likely else frugal
+    best = max(sure or likely or [frugal], key=lambda outlook: outlook.speed.tokens_per_second)
     top = max(outlook.fits for outlook in outlooks)
     return RungPlan(
         rung=engine.rung,
         outlook=best,
-        fits="yes" if top >= _SURE else "perhaps" if top > _SLIM else "no",
+        fits="yes" if sure else "perhaps" if top > _SLIM else "no",
         smallest=smallest_world(space, frugal.candidate, gpus_per_node),
     )
 

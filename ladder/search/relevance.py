@@ -49,11 +49,15 @@ def most_host_bytes(space: Space) -> float:
 
 def _within_host_memory(record: Record, space: Space) -> Record:
     seen: Measurement | None = record.measurement
-    if seen is None or space.device != "cuda" or record.purpose == "probe" or seen.peak_host <= most_host_bytes(space):
+    if seen is None or record.purpose == "probe":
+        return record
+    # As it is predicted for ranks on the CPU, whose processes are not counted (`refusal.host_bytes`).
+    held = seen.peak_host if space.device == "cuda" else seen.peak_device * space.world_size
+    if held <= most_host_bytes(space):
         return record
     sentence = (
-        f"its ranks held {format_bytes(seen.peak_host)} of host memory, and {format_bytes(space.host_memory)} is what "
+        f"its ranks held {format_bytes(held)} of host memory, and {format_bytes(space.host_memory)} is what "
         "they may use (--host-memory)"
     )
-    outcome = Outcome(kind="host_oom", sentence=sentence, bytes_asked=seen.peak_host, bytes_free=space.host_memory)
+    outcome = Outcome(kind="host_oom", sentence=sentence, bytes_asked=held, bytes_free=space.host_memory)
     return replace(record, outcome=outcome, measurement=None, tokens_per_second=None)

@@ -100,8 +100,8 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         liger=needs.fit(engines=on_liger),
         bf16_states=needs.fit(engines=in_bf16),
         nvme=needs.fit(engines=on_disk),
-        lora=lora if lora <= space.memory_limit else None,
-        qlora=qlora if qlora <= space.memory_limit < lora else None,
+        lora=lora if lora <= space.memory_limit and needs.hosts_ranks else None,
+        qlora=qlora if qlora <= space.memory_limit < lora and needs.hosts_ranks else None,
     )
 
 
@@ -148,6 +148,13 @@ class _Needs:
         space = self._space
         enough = min((memory.host for memory in self._unchanged if memory.upper <= space.memory_limit), default=0)
         return enough if enough > space.host_memory else None
+
+    @property
+    def hosts_ranks(self) -> bool:
+        """Whether the host has memory for the processes alone, which whatever is trained needs."""
+        space = self._space
+        plain = self._of(Engine(RUNGS[0]), space.workload, space.world_size, self.micro_batch)
+        return plain.host <= space.host_memory
 
     @cached_property
     def _unchanged(self) -> list[MemoryPrediction]:

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ladder.emit import Answer
-from ladder.errors import ModelNotAccessibleError, NothingFitsError, UsageError
+from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.machine.machine import Machine
 from ladder.outcome import MEMORY_OUTCOMES, Record
 from ladder.search.hardware import mfu
 from ladder.search.remedies import remedies
 from ladder.search.space import Space, warnings_of
 from ladder.tuning.tuner import TuneResult
-from ladder.units import format_bytes
+from ladder.units import counted, format_bytes
 from ladder.workload import Workload
 
 
@@ -56,31 +56,41 @@ def answer_of(
     )
 
 
-def said_to_be_simulated(answer: Answer, machine: str) -> Answer:
-    """`answer` with the name of the paper machine; the files must not be taken for measurements."""
-    warning = f"simulated on the paper machine {machine}: no trial was run, so nothing here is measured or proven"
-    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
+def said_to_be_simulated(answer: Answer, name: str, num_nodes: int) -> Answer:
+    """`answer` with the `name` of the paper machine; the files must not be taken for measurements."""
+    warnings = [f"simulated on the paper machine {name}: no trial was run, so nothing here is measured or proven"]
+    if num_nodes > 1:
+        warnings.append(f"it takes {num_nodes} nodes, and what would launch it here and in exports is for one")
+    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(*warnings, *answer.warnings))
 
 
 def require_answer(result: TuneResult) -> Record:
-    """The winner's proof. NothingFitsError says what came closest and what would fit, UsageError that time ran out."""
-    if result.answer is not None:
-        return result.answer
+    """The winner's proof; raises `why_none` where there is none."""
+    if result.answer is None:
+        raise why_none(result)
+    return result.answer
+
+
+def why_none(result: TuneResult) -> LadderError:
+    """NothingFitsError says what came closest and what would fit, UsageError that time ran out or no rung can work."""
+    if not result.space.engines:
+        reasons = "; ".join(f"{rung.name}: {reason}" for rung, reason in result.unsupported.items())
+        return UsageError(f"No rung that was asked for can work here: {reasons}.")
     limit = format_bytes(result.space.memory_limit)
     if result.out_of_time:
-        raise UsageError(
+        return UsageError(
             f"Nothing that fits in {limit} per GPU was found and proven: {result.stopped}. "
             "Start the same command again with a larger --time-budget; it goes on where it was."
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
     last = f" The last one: {failures[-1].outcome.sentence}." if failures else ""
     if failures and all(record.outcome.moment == "model" and record.outcome.kind == "crash" for record in failures):
-        raise ModelNotAccessibleError(
+        return ModelNotAccessibleError(
             f"The installed transformers cannot build this model: {failures[-1].outcome.sentence}; "
             "mend its configuration, or upgrade transformers."
         )
-    failed = f"Nothing fits in {limit} per GPU: {len(failures)} candidates failed.{last}"
+    failed = f"Nothing fits in {limit} per GPU: {counted(len(failures), 'candidate')} failed.{last}"
     if failures and not any(record.outcome.kind in MEMORY_OUTCOMES for record in failures):
-        raise NothingFitsError(f"{failed} None ran out of memory; the ranks' logs in the run folder say more.")
+        return NothingFitsError(f"{failed} None ran out of memory; the ranks' logs in the run folder say more.")
     remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
-    raise NothingFitsError(f"{failed} {remedy or 'Use more or larger GPUs.'}")
+    return NothingFitsError(f"{failed} {remedy or 'Use more or larger GPUs.'}")

@@ -14,7 +14,7 @@ from ladder.candidates import RUNGS_BY_NAME, engines_of, rung_name
 from ladder.errors import UsageError
 from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.text import shown
-from ladder.units import parse_bytes
+from ladder.units import MIB, parse_bytes
 from ladder.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
@@ -148,7 +148,8 @@ def _switch(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    return parse_bytes(value) if isinstance(value, str) else whole(1)(value)
+    """A number is bytes; less than a MiB of them is a size without its unit."""
+    return parse_bytes(value) if isinstance(value, str) else whole(MIB)(value)
 
 
 def _text(value: Any, wanted: str = "a text") -> str:

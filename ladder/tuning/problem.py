@@ -5,22 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from ladder.candidates import RUNGS, Rung, divisors, engines_of
 from ladder.errors import UsageError
-from ladder.machine.machine import Machine
 from ladder.model.shapes import depth_of
 from ladder.search.space import Space
 from ladder.workload import Workload
 
+if TYPE_CHECKING:
+    from ladder.machine.machine import Machine
+
+DEFAULT_GLOBAL_BATCH = 128
 _PROBE_LAYERS = 4
 _PARTIAL_SINCE = Version("5.18")
 """Of transformers, whose Trainer then takes `every_n_layers`."""
 _DEEP = 12
 """A model with fewer layers starts nearly as fast as a probe of it."""
+
+
+def default_batch(world_size: int) -> int:
+    """128 sequences, or the next number that divides over the ranks."""
+    return -(-DEFAULT_GLOBAL_BATCH // world_size) * world_size
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -35,13 +35,19 @@ from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.kernels import about_liger, tries_liger
 from ladder.tuning.options import BF16_STATES, TuneOptions, checked, num_knob_trials, require_effect, require_text
-from ladder.tuning.problem import knows_partial, make_space, micro_batches_of, run_fingerprint
+from ladder.tuning.problem import (
+    DEFAULT_GLOBAL_BATCH,
+    default_batch,
+    knows_partial,
+    make_space,
+    micro_batches_of,
+    run_fingerprint,
+)
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.tuning.tuner import Tuner, TuneResult, View
 from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Workload
 
-DEFAULT_GLOBAL_BATCH = 128
 # The disk's, not ours; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
@@ -128,7 +134,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
         seconds = history.trial_seconds(result.records)
     answer = answer_of(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
     if answer is not None and paper is not None:
-        answer = said_to_be_simulated(answer, paper.name)
+        answer = said_to_be_simulated(answer, paper.name, machine.num_nodes)
     files = emit_all(answer, output) if answer else []
     reported = ReportedRun(
         folder=run_dir,
@@ -188,7 +194,13 @@ def workload_and_machine(
         raise UsageError(
             f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
         )
-    batch = options.global_batch_size or smoke.get("global_batch_size") or _default_batch(machine.world_size)
+    usual = default_batch(machine.world_size)
+    batch: int = options.global_batch_size or smoke.get("global_batch_size") or usual
+    if options.global_batch_size is None and batch == usual != DEFAULT_GLOBAL_BATCH:
+        view.note(
+            f"The global batch is {usual} sequences, as {DEFAULT_GLOBAL_BATCH} do not divide over "
+            f"{machine.world_size} ranks (--global-batch-size)."
+        )
     workload = Workload(
         model=model,
         task=options.task or default_task(model.model_type, model.config),
@@ -215,11 +227,6 @@ def _this_host(options: TuneOptions, leases: Leases) -> Machine:
         choose=leases.choose,
     )
     return replace(machine, nvme_write_speed=nvme_write_speed)
-
-
-def _default_batch(world_size: int) -> int:
-    """128 sequences, or the next number that divides over the ranks."""
-    return -(-DEFAULT_GLOBAL_BATCH // world_size) * world_size
 
 
 def _introduction(workload: Workload, machine: Machine) -> str:

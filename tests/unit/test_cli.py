@@ -147,7 +147,7 @@ def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: lis
 @pytest.mark.parametrize("document", ["README.md", "docs/outcomes.md"])
 def test_every_exit_status_is_in_the_documents(document: str) -> None:
     statuses = {error.exit_code for error in LadderError.__subclasses__()} | {LadderError.exit_code, EXIT_FOUND}
-    statuses |= {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    statuses |= {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
     table = re.findall(r"^\| ([\d, ]+) \|", (ROOT / document).read_text(), re.MULTILINE)
     assert {int(number) for row in table for number in row.split(",")} == statuses
 
@@ -202,6 +202,24 @@ def test_whoever_asks_for_json_gets_a_document_for_every_error(
     assert printed.err == f"ladder: {document['error']}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--gpu-memory", "1GiB", "--rung", "zero3"], 3, "Nothing fits in 1.00 GiB per GPU: 1 candidate failed"),
+        (["--rung", "zero3+opt-nvme"], 2, "can work here: zero3+opt-nvme: no --nvme-path was given"),
+    ],
+)
+def test_a_document_without_an_answer_says_why_there_is_none(
+    arguments: list[str], status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper = ["--launcher", "simulated", "--machine", "a100-40", "--run-dir", str(tmp_path / "run")]
+    assert main(["tune", "llama-2-7b", *arguments, *paper, "--format", "json"]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert document["answer"] is None
+    assert document["exit_code"] == status
+    assert words in document["error"]
+
+
 def test_no_command_is_left_out_of_these_tests() -> None:
     assert {command.name for command in cli.app.registered_commands} == set(COMMANDS)
 
@@ -220,6 +238,15 @@ def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
         done = subprocess.run([*COMMAND, "schema"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 4
     assert done.stderr == "ladder: stdout cannot be written (No space left on device); free some space there.\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        arguments = [*COMMAND, "plan", "llama-2-7b", "--machine", "a100-40"]
+        done = subprocess.run(arguments, check=False, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_locale_that_lacks_a_character_is_no_bug() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+import ladder.emit.config as config_module
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import (
     Answer,
@@ -276,6 +277,33 @@ def test_a_newer_schema_asks_for_a_newer_ladder(written: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("rung",), "zero9"),
+        (("rung",), "zero1"),
+        (("engine",), "zero3+compile"),
+        (("checkpoint_every",), 4),
+        (("workload", "optimizer"), "muon"),
+        (("workload", "lora_rank"), 8),
+    ],
+    ids=str,
+)
+def test_what_this_version_does_not_try_asks_for_a_newer_ladder(
+    written: Path, where: tuple[str, ...], value: Any
+) -> None:
+    document = json.loads(written.read_text())
+    *folders, name = where
+    section = document["ladder"]
+    for folder in folders:
+        section = section[folder]
+    section[name] = value
+    document["ladder"]["digest"] = config_module._digest(document)
+    written.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="was written by a newer ladder"):
+        load_best_config(written)
+
+
+@pytest.mark.parametrize(
     ("content", "complaint"),
     [
         (b"{", "is not JSON"),
@@ -473,6 +501,26 @@ def test_the_launch_script_names_the_optimizer_an_offload_demands(rung: str, opt
     script = launch_script(answer(rung, workload={"optimizer": optimizer}), OutputPaths.beside(Path("c.json")))
     assert said in script
     assert ("DeepSpeedCPUAdam" in script) == bool(said)
+
+
+def test_the_launch_script_says_what_an_accelerate_script_does_to_accumulate() -> None:
+    paths = OutputPaths.beside(Path("c.json"))
+    said = "with accelerator.accumulate(model):"
+    assert said in launch_script(answer(), paths)
+    at_once = Candidate(Engine(RUNGS_BY_NAME["zero3"]), checkpoint_every=1, micro_batch=8, accumulation=1)
+    assert said not in launch_script(answer(candidate=at_once), paths)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+def test_the_launch_script_names_the_optimizer_whose_step_makes_no_copies(optimizer: str) -> None:
+    script = launch_script(answer(workload={"optimizer": optimizer}), OutputPaths.beside(Path("c.json")))
+    assert script.count("fused=True") == 2, "for accelerate, and for DeepSpeed itself"
+
+
+@pytest.mark.parametrize(("rung", "said"), [("zero3", True), ("zero2", False)])
+def test_the_launch_script_says_what_comes_before_a_model_in_shards(rung: str, said: bool) -> None:
+    script = launch_script(answer(rung), OutputPaths.beside(Path("c.json")))
+    assert ("deepspeed.init_distributed()" in script) is said
 
 
 def test_the_launch_script_repeats_every_warning_as_a_comment() -> None:

@@ -17,6 +17,7 @@ from ladder.cli.export import Target
 from ladder.cli.main import main
 from ladder.emit.config import load_best_config
 from ladder.emit.export import EXPORTS, exported
+from ladder.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,22 @@ def test_checkpointing_is_switched_by_each_program_s_own_name(on: bool, config: 
     assert factory.get("use_reentrant_gc", True) is not on
     assert axolotl["gradient_checkpointing"] is on
     assert ("gradient_checkpointing_kwargs" in axolotl) is on
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_axolotl_is_told_of_both_precisions(dtype: str, config: Path, document: dict[str, Any]) -> None:
+    answer = document["ladder"]
+    changed = {**document, "ladder": {**answer, "workload": {**answer["workload"], "dtype": dtype}}}
+    fragment = yaml.safe_load(exported(changed, config, "axolotl"))
+    assert {name for name in ("bf16", "fp16") if fragment[name]} == {dtype}
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_a_program_gets_no_task_that_it_does_not_train(target: str, config: Path, document: dict[str, Any]) -> None:
+    answer = document["ladder"]
+    other = {**document, "ladder": {**answer, "workload": {**answer["workload"], "task": "masked-lm"}}}
+    with pytest.raises(UsageError, match=f"--for {target}: it trains causal-lm models"):
+        exported(other, config, target)
 
 
 def test_deepspeed_is_named_once_in_what_trl_gets(config: Path, document: dict[str, Any]) -> None:

@@ -42,6 +42,23 @@ def test_what_fits_is_within_the_memory_and_what_does_not_says_how_many_gpus_wou
     assert rung(plan, "zero0")["smallest_gpus"] is None
 
 
+@pytest.mark.parametrize("gpus", ["2", "4", "8"])
+def test_what_is_shown_of_a_rung_that_fits_is_sure_to(gpus: str):
+    rows = planned("llama-2-7b", "--gpus", gpus, "--gpu-memory", "40GiB")["rungs"]
+    upper = [row["upper_gib"] for row in rows if row["fits"] == "yes"]
+    assert 0 < max(upper) <= 40
+
+
+def test_the_default_batch_divides_over_the_gpus():
+    assert planned("llama-2-7b", "--gpus", "3", "--gpu-memory", "40GiB")["global_batch_size"] == 129
+
+
+def test_a_host_too_small_for_the_processes_is_a_host_s_remedy_alone_and_in_gib():
+    found = planned("llama-2-7b", "--gpus", "8", "--gpu-memory", "40GiB", "--host-memory", "1GiB")["remedies"]
+    assert 1 < found["host_memory_gib"] < 100
+    assert found["lora_gib"] is found["qlora_gib"] is None
+
+
 def test_the_smallest_number_of_gpus_shrinks_with_larger_ones():
     few, many = (
         rung(planned("llama-2-13b", "--gpus", "8", "--gpu-memory", size), "zero3")["smallest_gpus"]

@@ -110,6 +110,14 @@ def test_what_held_more_host_memory_than_is_allowed_now_does_not_fit(space: Spac
     assert "held 90.00 GiB of host memory, and 50.00 GiB is what they may use (--host-memory)" in now.outcome.sentence
 
 
+def test_ranks_on_the_cpu_hold_on_the_host_what_they_hold(space: Space) -> None:
+    record = make_record(make_candidate("zero2"), measurement=make_measurement(peak_device=90 * GIB, peak_host=1))
+    on_cpu = replace(space, device="cpu", world_size=2)
+    assert relevant(replace(on_cpu, host_memory=200 * GIB), [record]) == [record]
+    (now,) = relevant(replace(on_cpu, host_memory=100 * GIB), [record])
+    assert now.outcome.kind == "host_oom"
+
+
 @pytest.mark.parametrize("kind", ["disk_full", "pinned_oom"])
 def test_what_the_user_was_asked_to_mend_is_tried_again_by_the_next_start(space: Space, kind: Any) -> None:
     record = make_record(make_candidate("zero2"), kind, trial="0003")

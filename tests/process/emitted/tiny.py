@@ -10,15 +10,16 @@ from typing import Any, NoReturn
 
 import deepspeed
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 SEQ_LEN = 16
 VOCAB = 128
 
 
-def build_model() -> LlamaForCausalLM:
+def build_model() -> PreTrainedModel:
+    """As `from_pretrained` would: at stage 3 in shards, where transformers knows of the DeepSpeed configuration."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
         LlamaConfig(
             vocab_size=VOCAB,
             hidden_size=64,
@@ -29,6 +30,7 @@ def build_model() -> LlamaForCausalLM:
             max_position_embeddings=SEQ_LEN,
         )
     )
+    return model
 
 
 def sequences(count: int) -> list[dict[str, torch.Tensor]]:
