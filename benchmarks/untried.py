@@ -149,7 +149,7 @@ def server(machine: Machine, model: ModelShape, engine: Engine, technique: str, 
         "LADDER_BENCHMARK_TECHNIQUE": technique,
         "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
     }
-    operators = [*operators_of(engine.rung, machine, "adamw"), *(["shm_comm"] if machine.device == "cpu" else [])]
+    operators = [*operators_of(engine.rung, "adamw"), *(["shm_comm"] if machine.device == "cpu" else [])]
     build_operators(operators, environment)
     task = default_task(model.model_type, model.config)
     return LocalLauncher(

@@ -233,7 +233,8 @@ def seconds_of(study: optuna.Study, records: Sequence[Record]) -> dict[str, dict
     attributes = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
     wanted = {record.trial for record in records}
     recorded = {each["record"]["trial"]: each["trial_seconds"] for each in attributes if "record" in each}
-    recorded = {trial: seconds for trial, seconds in recorded.items() if trial in wanted}
+    # None were spent on what was refused, or ruled out by another trial.
+    recorded = {trial: seconds for trial, seconds in recorded.items() if trial in wanted and seconds}
     return dict(sorted((study.user_attrs.get(_SECONDS, {}) | recorded).items()))
 
 

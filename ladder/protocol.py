@@ -27,7 +27,8 @@ UNREPORTED = os.EX_IOERR
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A loss may be infinite or no number; as null it would make the whole event unreadable.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class StepPolicy(_Frozen):

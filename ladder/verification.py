@@ -200,7 +200,7 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOpt
     memory = promise["memory_per_gpu"]
     limit = memory.get("limit_bytes") or int(memory["limit_gib"] * GIB)
     # A limit that is the whole card's is none: another driver may leave a little less of it.
-    smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus()), default=0)
+    smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
     return TuneOptions(
         model=_model(promise["model"]),

@@ -33,6 +33,7 @@ class ModelShape:
     """Transformer blocks, encoder and decoder together."""
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     vocab_size: int
     max_positions: int | None
     """The longest sequence the model's position encoding allows; None where there is no limit."""

@@ -109,7 +109,7 @@ def detect_machine(
     )
 
 
-def unsupported_reason(rung: Rung, machine: Machine) -> str | None:
+def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -> str | None:
     """Why `rung` cannot work on this machine, before anything is built; None if it may."""
     if machine.device == "cpu" and "cpu" in rung.devices:
         return "on the CPU device everything is in host memory already"
@@ -118,7 +118,7 @@ def unsupported_reason(rung: Rung, machine: Machine) -> str | None:
             return "no --nvme-path was given"
         if ctypes.util.find_library("aio") is None:
             return "libaio is missing (Debian and Ubuntu: apt-get install libaio-dev)"
-    if operators_of(rung, machine, "adamw") and shutil.which(compiler()) is None:
+    if operators_of(rung, optimizer) and shutil.which(compiler()) is None:
         return "no C++ compiler to build DeepSpeed's operators (Debian and Ubuntu: apt-get install g++)"
     return None
 
@@ -129,7 +129,7 @@ def compiler() -> str:
     return words[-1] if words else "g++"
 
 
-def operators_of(rung: Rung, machine: Machine, optimizer: OptimizerName) -> tuple[str, ...]:
+def operators_of(rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
     """The DeepSpeed operators `rung` needs built, by our names for them."""
     names = []
     if "nvme" in rung.devices:

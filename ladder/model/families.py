@@ -28,6 +28,7 @@ class Parts:
     intermediate: int
     heads: int
     kv_heads: int
+    head_dim: int
     vocab: int
     max_positions: int | None
     gated: bool
@@ -76,6 +77,7 @@ def _llama_like(config: ConfigReader) -> Parts:
         intermediate=intermediate,
         heads=heads,
         kv_heads=kv_heads,
+        head_dim=head_dim,
         vocab=vocab,
         max_positions=config.size("max_position_embeddings", default=0) or None,
         gated=True,
@@ -99,6 +101,7 @@ def _opt(config: ConfigReader) -> Parts:
         intermediate=ffn,
         heads=heads,
         kv_heads=heads,
+        head_dim=hidden // heads,
         vocab=vocab,
         max_positions=positions,
         gated=False,
@@ -126,6 +129,7 @@ def _t5(config: ConfigReader) -> Parts:
         intermediate=ffn,
         heads=heads,
         kv_heads=heads,
+        head_dim=inner_dim,
         vocab=vocab,
         max_positions=None,
         gated=gated,
@@ -156,6 +160,7 @@ def _bert(config: ConfigReader) -> Parts:
         intermediate=ffn,
         heads=heads,
         kv_heads=heads,
+        head_dim=hidden // heads,
         vocab=vocab,
         max_positions=positions - reserved,
         gated=False,
@@ -180,6 +185,7 @@ def _gpt2(config: ConfigReader) -> Parts:
         intermediate=ffn,
         heads=heads,
         kv_heads=heads,
+        head_dim=hidden // heads,
         vocab=vocab,
         max_positions=positions,
         gated=False,
@@ -201,6 +207,7 @@ def _gpt_neox(config: ConfigReader) -> Parts:
         intermediate=ffn,
         heads=heads,
         kv_heads=heads,
+        head_dim=hidden // heads,
         vocab=vocab,
         max_positions=config.size("max_position_embeddings", default=2048),
         gated=False,
@@ -236,6 +243,7 @@ def _other_decoder(config: ConfigReader) -> Parts:
         intermediate=ffn,
         heads=heads,
         kv_heads=kv_heads,
+        head_dim=head_dim,
         vocab=vocab,
         max_positions=positions,
         gated=gated,

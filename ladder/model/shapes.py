@@ -44,6 +44,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: Source, n
         num_layers=sum(block.count for block in parts.blocks),
         num_heads=parts.heads,
         num_kv_heads=parts.kv_heads,
+        head_dim=parts.head_dim,
         vocab_size=parts.vocab,
         max_positions=parts.max_positions,
         num_parameters=block_matrices + block_others + outside,

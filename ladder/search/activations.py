@@ -46,9 +46,7 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
     model, liger = workload.model, candidate.engine.liger
     tokens = candidate.micro_batch * workload.seq_len
     h, f = model.hidden_size, model.intermediate_size
-    head_dim = model.config.get("head_dim")
-    head_dim = head_dim if isinstance(head_dim, int) and head_dim > 0 else h // max(1, model.num_heads)
-    queries, keys = model.num_heads * head_dim, model.num_kv_heads * head_dim
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = 4 * queries + 4 * keys
     attention += _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
     norms = ((8 if liger else 16) if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12)) * h

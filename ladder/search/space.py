@@ -170,7 +170,12 @@ def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
 
 
 def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut | None:
-    known = [record for record in records if record.purpose != "probe" and record.candidate_key in space.by_key]
+    known = [
+        record
+        for record in records
+        # Losses that are others speak of the steps that were compared, and not of the engine.
+        if record.purpose != "probe" and record.outcome.moment != PARITY and record.candidate_key in space.by_key
+    ]
     own = [record for record in known if space.by_key[record.candidate_key].engine == engine]
     on_liger = [record for record in known if engine.liger and space.by_key[record.candidate_key].engine.liger]
     for what, tried in (("the engine", own), ("Liger's kernels", on_liger)):
@@ -187,11 +192,7 @@ def failed_in_setup(outcome: Outcome) -> bool:
 
 def disproved(records: Sequence[Record]) -> dict[str, Record]:
     """By candidate: the proof that failed."""
-    return {
-        record.candidate_key: record
-        for record in records
-        if record.purpose == "proof" and record.outcome.kind != "fits"
-    }
+    return {key: proof for key, proof in _proofs(records).items() if proof.outcome.kind != "fits"}
 
 
 def ranking(records: Sequence[Record]) -> list[Record]:
@@ -212,8 +213,9 @@ def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
 
 def proven(records: Sequence[Record]) -> dict[str, Record]:
     """The candidates that passed their proof of fit, by key."""
-    return {
-        record.candidate_key: record
-        for record in records
-        if record.purpose == "proof" and record.outcome.kind == "fits"
-    }
+    return {key: proof for key, proof in _proofs(records).items() if proof.outcome.kind == "fits"}
+
+
+def _proofs(records: Sequence[Record]) -> dict[str, Record]:
+    """The last proof of each candidate decides: what has failed since is no answer, whatever was once proven."""
+    return {record.candidate_key: record for record in records if record.purpose == "proof"}

@@ -27,7 +27,7 @@ def with_operators(
 ) -> tuple[Machine, list[str]]:
     """The machine with the reasons for what it does not support, and the operators that are built and load."""
     unsupported = {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
-    needed = {rung: operators_of(rung, machine, workload.optimizer) for rung in rungs if rung.name not in unsupported}
+    needed = {rung: operators_of(rung, workload.optimizer) for rung in rungs if rung.name not in unsupported}
     names = sorted({name for operators in needed.values() for name in operators})
     # DeepSpeed's CPU backend loads this one in every rank as it starts.
     always = ["shm_comm"] if machine.device == "cpu" else []
@@ -36,19 +36,19 @@ def with_operators(
     built = build_operators(always + names, environment, cancelled)
     for name in always:
         if (reason := built[name]) is not None and not cancelled():
-            raise EnvironmentFaultError(
-                f"DeepSpeed's {name} operator cannot be built ({reason}); install a C++ compiler "
-                "(Debian and Ubuntu: apt-get install g++) and try again."
-            )
+            fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
+            if reason.startswith("[Errno "):  # of its folder: ninja's words for a missing compiler are others
+                fix = "set TORCH_EXTENSIONS_DIR to a folder that can be written"
+            raise EnvironmentFaultError(f"DeepSpeed's {name} operator cannot be built ({reason}); {fix} and try again.")
     for rung, operators in needed.items():
         for name in operators:
-            if (reason := built[name]) is not None:
+            if (reason := built[name]) is not None and not cancelled():  # which says nothing of the operator
                 unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
     return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
 
 
 def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
-    reason = unsupported_reason(rung, machine)
+    reason = unsupported_reason(rung, machine, workload.optimizer)
     if reason is None and machine.nvme_path is not None and machine.nvme_write_speed is not None:
         reason = nvme_shortage(rung, workload, machine.nvme_path, machine.nvme_write_speed)
     return reason

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -91,6 +92,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     if paper is None and (sentence := about_liger(asked_liger, workload, machine.device)):
         view.note(sentence)
     output = _writable_output(options.output)
+    if options.save_weights is not None:
+        _require_folder(options.save_weights)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
@@ -249,6 +252,18 @@ def _writable_output(output: Path) -> Path:
     if output.exists() and not os.access(output, os.W_OK):
         raise EnvironmentFaultError(f"--output {shown(output)} exists and is read-only; choose another name.")
     return output
+
+
+def _require_folder(save_weights: Path) -> None:
+    """Made if need be. A proof whose weights cannot be saved would be taken for one that failed."""
+    try:
+        save_weights.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=save_weights):
+            pass
+    except OSError as error:
+        raise EnvironmentFaultError(
+            f"--save-weights {shown(save_weights)} cannot be written ({error.strerror}); choose a folder that is yours."
+        ) from None
 
 
 def package_versions() -> dict[str, str]:

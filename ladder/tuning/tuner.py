@@ -225,7 +225,15 @@ class Tuner:
         return compare(self._losses(own), self._plain_losses[plain.key], candidate.engine, plain.engine)
 
     def _losses(self, candidate: Candidate) -> list[float]:
-        """Of a shallow model. What such a trial measures is no record: it says nothing about the real model."""
+        """Of a shallow model. EnvironmentFaultError if again and again it could not be started."""
+        while True:
+            run, false_start = self._shallow_trial(candidate)
+            self._count_false_starts(false_start)
+            if not false_start or self._cancelled():
+                return losses_of(run)
+
+    def _shallow_trial(self, candidate: Candidate) -> tuple[TrialRun, str]:
+        """The trial, and why it was a false start if it was. What it measures is no record: the model is another."""
         wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
         spec = parity_trial(self._spec(*self._history.next_trial(), wanted, False), self._workload.model)
         self._view.trial_begins(spec, wanted.reason)
@@ -233,8 +241,7 @@ class Tuner:
         self._history.note_seconds(spec.trial, trial_seconds(run))
         self._view.trial_ends(run, [])
         _require_environment(run)
-        self._count_false_starts(_false_start(run, judge(run, self._workload, wanted.candidates)))
-        return losses_of(run)
+        return run, _false_start(run, judge(run, self._workload, wanted.candidates))
 
     def _run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> None:
         candidates = wanted.candidates
@@ -315,5 +322,7 @@ def _false_start(run: TrialRun, records: Sequence[Record]) -> str:
     """Why the trial ended before anything of its engine was read, if it did: that says nothing about the engine."""
     if run.stop is not None and run.stop.kind == "lost_server":
         return "The trial server died"
+    if run.stop is None and not records and not any(run.exits.values()):
+        return "The trial ended without a result"
     endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]
     return next((f"No process group: {each.sentence}" for each in endings if each.moment == "process_group"), "")

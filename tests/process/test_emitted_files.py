@@ -43,6 +43,7 @@ def answer_on(rung: str) -> Answer:
         num_layers=2,
         num_heads=4,
         num_kv_heads=4,
+        head_dim=64 // 4,
         vocab_size=128,
         max_positions=16,
         num_parameters=98_624,

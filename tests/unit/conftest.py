@@ -70,6 +70,7 @@ def llama_like(
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
         vocab_size=vocab,
         max_positions=4096,
         num_parameters=parameters,

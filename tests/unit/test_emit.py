@@ -47,6 +47,7 @@ SHAPE = ModelShape(
     num_layers=32,
     num_heads=32,
     num_kv_heads=32,
+    head_dim=4096 // 32,
     vocab_size=32000,
     max_positions=4096,
     num_parameters=6_738_415_616,

@@ -89,6 +89,13 @@ def test_the_time_of_trials_whose_records_are_not_asked_for_is_left_out(copied: 
         assert list(history.trial_seconds(wanted)) == ["0002", "0003"]
 
 
+def test_what_was_refused_took_no_time_and_is_no_trial(copied: Path) -> None:
+    with opened(copied) as history:
+        refused = make_record(CANDIDATES[2], "host_oom", trial="0009")
+        history.add([refused], BY_KEY, {})
+        assert "0009" not in history.trial_seconds(history.records)
+
+
 def test_the_time_of_trials_that_leave_no_record_is_counted_too(copied: Path) -> None:
     with opened(copied) as history:
         history.note_seconds("0004", {"start": 1.0})

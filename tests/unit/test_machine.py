@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.cli.views import QuietView
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
+from ladder.tuning import preparation
 from ladder.units import GIB
 
 GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
@@ -223,12 +226,16 @@ def well_equipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("well_equipped")
 def test_everything_works_on_a_gpu_machine_with_a_compiler_libaio_and_a_drive() -> None:
-    assert [unsupported_reason(rung, a_machine(nvme_path=Path("/nvme"))) for rung in RUNGS] == [None] * len(RUNGS)
+    assert [unsupported_reason(rung, a_machine(nvme_path=Path("/nvme")), "adamw") for rung in RUNGS] == [None] * len(
+        RUNGS
+    )
 
 
 @pytest.mark.usefixtures("well_equipped")
 def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
-    reasons = {rung.name: unsupported_reason(rung, a_machine("cpu", nvme_path=Path("/nvme"))) for rung in RUNGS}
+    reasons = {
+        rung.name: unsupported_reason(rung, a_machine("cpu", nvme_path=Path("/nvme")), "adamw") for rung in RUNGS
+    }
     assert {name for name, reason in reasons.items() if reason} == {name for name in reasons if "-cpu" in name}
     assert "in host memory already" in (reasons["zero2+opt-cpu"] or "")
 
@@ -236,7 +243,7 @@ def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
 @pytest.mark.usefixtures("well_equipped")
 def test_without_a_path_the_nvme_rungs_are_unsupported() -> None:
     for rung in RUNGS:
-        reason = unsupported_reason(rung, a_machine())
+        reason = unsupported_reason(rung, a_machine(), "adamw")
         assert (reason is not None) == ("nvme" in rung.name)
         assert reason is None or "--nvme-path" in reason
 
@@ -244,7 +251,7 @@ def test_without_a_path_the_nvme_rungs_are_unsupported() -> None:
 @pytest.mark.usefixtures("well_equipped")
 def test_without_libaio_the_nvme_rungs_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    reason = unsupported_reason(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme")))
+    reason = unsupported_reason(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme")), "adamw")
     assert reason is not None
     assert "libaio-dev" in reason
 
@@ -252,9 +259,10 @@ def test_without_libaio_the_nvme_rungs_say_how_to_get_it(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("well_equipped")
 def test_without_a_compiler_only_rungs_that_need_an_operator_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    reasons = {rung.name: unsupported_reason(rung, a_machine()) for rung in RUNGS}
+    reasons = {rung.name: unsupported_reason(rung, a_machine(), "adamw") for rung in RUNGS}
     assert reasons["zero3"] is None
     assert "g++" in (reasons["zero2+opt-cpu"] or "")
+    assert unsupported_reason(RUNGS_BY_NAME["zero2+opt-cpu"], a_machine(), "sgd") is None, "torch's own steps there"
 
 
 def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() -> None:
@@ -264,5 +272,17 @@ def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() 
         ("zero2+opt-cpu", ("cpu_adam",), ()),
         ("zero3+opt-nvme", ("async_io", "cpu_adam"), ("async_io",)),
     ):
-        assert operators_of(RUNGS_BY_NAME[name], a_machine(), "adamw") == adam
-        assert operators_of(RUNGS_BY_NAME[name], a_machine(), "sgd") == sgd
+        assert operators_of(RUNGS_BY_NAME[name], "adamw") == adam
+        assert operators_of(RUNGS_BY_NAME[name], "sgd") == sgd
+
+
+@pytest.mark.usefixtures("well_equipped")
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_build_that_the_user_ended_says_nothing_of_its_operator(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "build_operators", lambda names, *_: dict.fromkeys(names, "its build was ended"))
+    rungs, workload = [RUNGS_BY_NAME["zero2+opt-cpu"]], bundled_workload("tiny-llama")
+    machine, built = preparation.with_operators(a_machine(), rungs, workload, {}, QuietView(), lambda: cancelled)
+    assert ("zero2+opt-cpu" in machine.unsupported) is not cancelled
+    assert built == []

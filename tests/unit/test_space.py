@@ -8,7 +8,7 @@ from helpers import make_candidate, make_record
 from test_auto import make_space, out_of_memory
 
 from ladder.outcome import Outcome
-from ladder.search.space import ruled_out
+from ladder.search.space import PARITY, disproved, proven, ruled_out
 from ladder.units import GIB
 
 SMALL = make_candidate("zero2", micro_batch=2, accumulation=8)
@@ -62,6 +62,20 @@ def test_an_engine_that_crashed_twice_and_never_fitted_is_taken_for_broken():
     assert ruled_out(WHOLE, space, crashes) is not None
     fitting = make_record(make_candidate("zero2", micro_batch=1, accumulation=16))
     assert ruled_out(WHOLE, space, [*crashes, fitting]) is None
+
+
+def test_losses_that_were_others_do_not_make_an_engine_broken():
+    differs = Outcome(kind="crash", moment=PARITY, sentence="its losses are not those of zero1")
+    proofs = [make_record(each, "crash", purpose="proof", outcome=differs) for each in (SMALL, LARGE)]
+    verdict = ruled_out(WHOLE, make_space("zero2"), proofs)
+    assert verdict is None or "failed 2 times" not in verdict.reason
+
+
+def test_the_last_proof_of_a_candidate_decides():
+    passed = make_record(SMALL, purpose="proof")
+    failed = make_record(SMALL, "crash", purpose="proof", outcome=Outcome(kind="crash", moment="gather", sentence="no"))
+    assert (list(proven([passed, failed])), list(disproved([passed, failed]))) == ([], [SMALL.key])
+    assert (list(proven([failed, passed])), list(disproved([failed, passed]))) == ([SMALL.key], [])
 
 
 def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_for_broken():

@@ -12,6 +12,7 @@ from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record
 from tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.cli.main import main
 from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.history import History
@@ -285,6 +286,32 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     assert again.specs == []
 
 
+def test_a_comparison_that_its_server_did_not_survive_is_made_again(tmp_path: Path) -> None:
+    class Losing(Learner):
+        """Its server dies in the first comparison."""
+
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            if [each.parity for each in self.specs].count(True) == 1 and spec.parity:
+                run.events, run.stop = [[], []], Stop(kind="lost_server", sentence="the trial server died")
+            return run
+
+    result = tune(tmp_path / "run", Losing([9.0, 9.0, 9.0]), parity=True)
+    assert result.answer is not None
+    assert result.answer.candidate_key.startswith("zero1"), "zero2 loses its steps, as the second comparison shows"
+
+
+def test_trials_that_end_without_a_result_end_the_tune(tmp_path: Path) -> None:
+    class Silent(Pretender):
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            run.events = [[DoneEvent(t=2)]] * spec.world_size
+            return run
+
+    with pytest.raises(EnvironmentFaultError, match=r"The trial ended without a result \(3 times in a row\)"):
+        tune(tmp_path / "run", Silent(larger_is_faster))
+
+
 def test_a_comparison_after_which_the_machine_is_in_no_state_for_trials_ends_the_tune(tmp_path: Path) -> None:
     class Spoiler(Learner):
         def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
@@ -473,6 +500,17 @@ def test_weights_of_an_answer_that_was_proven_before_are_saved_all_the_same(tmp_
     assert saved.answer is not None
     assert saved.answer.candidate_key == first.answer.candidate_key
     assert [spec.save_folder for spec in again.specs] == [str(tmp_path / "weights")]
+
+
+def test_a_folder_for_the_weights_that_cannot_be_is_refused_before_any_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    folders = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "b.json")]
+    command = ["tune", "tiny-llama", "--gpus", "0", *folders, "--save-weights", str(tmp_path / "file" / "weights")]
+    assert main(command) == 4
+    assert "--save-weights" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 class Unplugged(Pretender):

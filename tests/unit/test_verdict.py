@@ -13,7 +13,7 @@ from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate
 
 from ladder.launch.base import DeviceUse, Stop, TrialRun
 from ladder.outcome import OutcomeKind, Record
-from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, Phase, PhaseEvent, TrialSpec
+from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, Phase, PhaseEvent, TrialSpec, parse_event
 from ladder.units import GIB, MIB
 from ladder.verdict import judge, trial_seconds
 
@@ -269,3 +269,8 @@ def test_a_trials_time_is_told_by_phase_of_the_slowest_rank_and_adds_up() -> Non
     run = TrialRun(spec=spec(), events=[quick, slow], requested=0.0, started=2.0, ended=10.0)
     assert trial_seconds(run) == {"start": 2.0, "model": 2.0, "engine": 2.0, "measure": 4.5, "teardown": 0.5}
     assert trial_seconds(replace(run, events=[[], []])) == {"start": 2.0, "teardown": 0.0}
+
+
+def test_a_loss_that_is_infinite_does_not_make_a_report_unreadable() -> None:
+    event = measured(losses=[float("inf"), 9.0])
+    assert parse_event(event.model_dump_json().encode()) == event
