@@ -55,11 +55,12 @@ class Remedies:
     qlora: int | None = None
     """The same with the weights in 4 bits, where 16 are too many."""
 
-    def sentence(self) -> str:
-        """All of them in words; empty if none is left."""
+    def sentence(self, *, on_cpu: bool = False) -> str:
+        """All of them in words; empty if none is left. Ranks on the CPU have no GPUs that could be larger."""
+        size = -(-(self.gpu_memory or 0) // GIB)
         parts = [
             f"{self.num_gpus} GPUs" if self.num_gpus else "",
-            f"GPUs of {-(-self.gpu_memory // GIB)} GiB" if self.gpu_memory else "",
+            (f"--gpu-memory {size}GiB" if on_cpu else f"GPUs of {size} GiB") if self.gpu_memory else "",
             f"{format_bytes(self.host_memory)} of host memory" if self.host_memory else "",
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
@@ -91,8 +92,10 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         if other.bf16_states
     ]
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
+    on_cpu = space.device == "cpu"
+    adapts = needs.hosts_ranks and not on_cpu
     return Remedies(
-        num_gpus=needs.fewest_gpus(),
+        num_gpus=None if on_cpu else needs.fewest_gpus(),
         gpu_memory=needs.smallest_gpu(),
         host_memory=needs.smallest_host(),
         seq_len=needs.longest_sequence(),
@@ -100,8 +103,8 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         liger=needs.fit(engines=on_liger),
         bf16_states=needs.fit(engines=in_bf16),
         nvme=needs.fit(engines=on_disk),
-        lora=lora if lora <= space.memory_limit and needs.hosts_ranks else None,
-        qlora=qlora if qlora <= space.memory_limit < lora and needs.hosts_ranks else None,
+        lora=lora if lora <= space.memory_limit and adapts else None,
+        qlora=qlora if qlora <= space.memory_limit < lora and adapts else None,
     )
 
 

@@ -92,5 +92,7 @@ def why_none(result: TuneResult) -> LadderError:
     failed = f"Nothing fits in {limit} per GPU: {counted(len(failures), 'candidate')} failed.{last}"
     if failures and not any(record.outcome.kind in MEMORY_OUTCOMES for record in failures):
         return NothingFitsError(f"{failed} None ran out of memory; the ranks' logs in the run folder say more.")
-    remedy = remedies(result.space, result.records, [rung.name for rung in result.unsupported]).sentence()
-    return NothingFitsError(f"{failed} {remedy or 'Use more or larger GPUs.'}")
+    on_cpu = result.space.device == "cpu"
+    otherwise = "Give them more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
+    found = remedies(result.space, result.records, [rung.name for rung in result.unsupported])
+    return NothingFitsError(f"{failed} {found.sentence(on_cpu=on_cpu) or otherwise}")

@@ -50,7 +50,7 @@ from ladder.units import format_bytes, parse_bytes
 from ladder.workload import Workload
 
 # The disk's, not ours; any other OSError in a tune is a bug.
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
 
 
@@ -173,7 +173,7 @@ def _disk_faults(history: History) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        if error.errno not in _DISK_ERRORS and history.folder.is_dir():  # unless somebody removed it
             raise
         raise history.unwritable(error) from error
 

@@ -53,6 +53,16 @@ def test_gpus_of_the_size_that_is_named_fit_and_slightly_smaller_ones_are_not_su
     assert not fits(replace(space, memory_limit=int(0.9 * size)))
 
 
+def test_ranks_on_the_cpu_are_given_more_memory_and_no_gpus() -> None:
+    space = make_space(device="cpu")
+    found = remedies(space)
+    assert found.gpu_memory is not None
+    sentence = found.sentence(on_cpu=True)
+    assert f"--gpu-memory {-(-found.gpu_memory // GIB)}GiB" in sentence
+    assert "GPUs" not in sentence
+    assert found.lora is found.qlora is None
+
+
 def test_the_sequence_that_is_named_fits_and_one_that_is_a_quarter_longer_does_not() -> None:
     space = make_space(
         workload=bundled_workload("llama-3.2-1b", seq_len=65536, global_batch_size=128), memory_limit=24 * GIB

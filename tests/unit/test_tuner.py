@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -543,7 +544,7 @@ def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -
     space, _ = make_space(WORKLOAD, TWO_RANKS, RUNGS[:1], (1,))
     oom = Outcome(kind="gpu_oom", sentence="rank 1 ran out of GPU memory", moment="engine")
     result = TuneResult(
-        space=space,
+        space=replace(space, device="cuda"),
         unsupported={},
         records=[make_record(make_candidate("zero0"), "gpu_oom", outcome=oom)],
         answer=None,
