@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ladder.cli.bars import bar, columns
+from ladder.cli.plain import engine_of
 from ladder.cli.progress import CurrentTrial, Progress
 from ladder.outcome import Record
 from ladder.report.table import RUNG_CELLS
@@ -78,7 +79,7 @@ def now_lines(progress: Progress, width: int) -> list[Text]:
 
 def _key(trial: CurrentTrial) -> str:
     """The candidate that runs, or the engine before it has one."""
-    return trial.candidate or trial.spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+    return trial.candidate or engine_of(trial.spec)
 
 
 def _place(trial: CurrentTrial) -> str:

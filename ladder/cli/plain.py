@@ -15,6 +15,11 @@ from ladder.units import format_bytes
 from ladder.verdict import trial_seconds
 
 
+def engine_of(spec: TrialSpec) -> str:
+    """The engine that all candidates of the trial have in common."""
+    return spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+
+
 class PlainView:
     """One line when a trial begins, one for each candidate it measured."""
 
@@ -30,7 +35,7 @@ class PlainView:
     def trial_begins(self, spec: TrialSpec, reason: str) -> None:
         several = f"{len(spec.candidates)} candidates" if len(spec.candidates) > 1 else "1 candidate"
         what = "proof of" if spec.proof else "probe of" if spec.probe else f"{several} of"
-        engine = spec.candidates[0].key if spec.proof else spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+        engine = spec.candidates[0].key if spec.proof else engine_of(spec)
         self._line(f"trial {spec.trial}: {what} {engine} ({reason})")
 
     def event(self, rank: int, event: Event) -> None:

@@ -11,6 +11,7 @@ from ladder.launch.base import TrialRun
 from ladder.outcome import Record
 from ladder.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
 from ladder.report.rest import Rest, rest, trial_estimate
+from ladder.search.belief import Belief, believe
 from ladder.search.policy import answer
 from ladder.search.space import Space, measured, ranking
 from ladder.verdict import judge, trial_seconds
@@ -49,6 +50,8 @@ class Progress:
         self.peaks: dict[str, tuple[int, ...]] = {}
         """By candidate key: what each rank held at its peak, in bytes, where this process saw it."""
         self.rest: Rest | None = None
+        self._belief: Belief | None = None
+        """What `records` say: fitting them takes most of what the view costs."""
         self._expected = self._taken = 0.0
 
     def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
@@ -56,7 +59,7 @@ class Progress:
         self._estimate()
 
     def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        expected = trial_estimate(self.space, self.records, spec) if self.space is not None else None
+        expected = trial_estimate(self._belief, spec) if self._belief is not None else None
         self.trial = CurrentTrial(spec=spec, reason=reason, began=time.monotonic(), expected=expected)
 
     def event(self, rank: int, event: Event) -> None:
@@ -71,6 +74,8 @@ class Progress:
             trial.steps_by_rank[rank] = trial.steps_by_rank.get(rank, 0) + 1
             trial.num_steps, trial.step_seconds = max(trial.steps_by_rank.values()), event.seconds
         elif isinstance(event, MeasuredEvent):
+            if trial.spec.parity or trial.spec.probe:
+                return  # of a model with a few layers: it says nothing of what the candidate itself takes
             seen = dict(enumerate(self.peaks.get(event.candidate, (0,) * trial.spec.world_size)))
             seen[rank] = event.peak_device
             self.peaks = {**self.peaks, event.candidate: tuple(seen.values())}
@@ -103,7 +108,7 @@ class Progress:
         return answer(self.records) or next(iter(ranking((*self.records, *self.fresh))), None)
 
     def _measured_so_far(self, trial: CurrentTrial) -> tuple[Record, ...]:
-        if self.space is None or trial.spec.parity:
+        if self.space is None:
             return ()
         events: list[list[Event]] = [
             list(trial.measured_by_rank.get(each, ())) for each in range(trial.spec.world_size)
@@ -114,4 +119,5 @@ class Progress:
     def _estimate(self) -> None:
         if self.space is not None:
             pace = self._taken / self._expected if self._expected else 1.0
-            self.rest = rest(self.space, self.records).times(pace)
+            self._belief = believe(self.space, self.records)
+            self.rest = rest(self._belief, self.records).times(pace)

@@ -12,7 +12,17 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ladder.launch.base import Deadlines, Listener, Stop
-from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec, parse_event
+from ladder.protocol import (
+    DoneEvent,
+    Event,
+    FailedEvent,
+    MeasuredEvent,
+    Phase,
+    PhaseEvent,
+    StepEvent,
+    TrialSpec,
+    parse_event,
+)
 from ladder.units import MIB
 
 # After the first rank fails, its peers get this long to report a cause of their own; then they are killed.
@@ -68,6 +78,9 @@ class Watch:
         self.files = [RankFile(Path(spec.folder) / f"rank{rank}.jsonl") for rank in range(spec.world_size)]
         self._logs = [Path(spec.folder) / f"rank{rank}.log" for rank in range(spec.world_size)]
         self._heard = [started] * spec.world_size
+        # By rank and as they come: a soak has many thousand events, and every turn asks.
+        self._phase: list[Phase] = ["process_group"] * spec.world_size
+        self._has_stepped = [False] * spec.world_size
         self._slowest_step = 0.0
         self._failed_at: float | None = None
 
@@ -92,11 +105,18 @@ class Watch:
         for rank, file in enumerate(self.files):
             for event in file.read_new():
                 self._heard[rank] = self.time()
-                if isinstance(event, StepEvent):
-                    self._slowest_step = max(self._slowest_step, event.seconds)
-                if isinstance(event, FailedEvent) and self._failed_at is None:
-                    self._failed_at = self.time()
+                self._take(rank, event)
                 self._listener(rank, event)
+
+    def _take(self, rank: int, event: Event) -> None:
+        if isinstance(event, PhaseEvent):
+            self._phase[rank] = event.phase
+        if isinstance(event, MeasuredEvent | StepEvent):
+            self._has_stepped[rank] = True
+        if isinstance(event, StepEvent):
+            self._slowest_step = max(self._slowest_step, event.seconds)
+        if isinstance(event, FailedEvent) and self._failed_at is None:
+            self._failed_at = self.time()
 
     def note_exit(self, rank: int) -> None:
         """A rank is gone. Without a complete report that is a failure, whatever its exit status."""
@@ -135,15 +155,13 @@ class Watch:
         return Stop(kind="hang", rank=silent[0], sentence=sentence)
 
     def _phase_and_limit(self, rank: int) -> tuple[str, float]:
-        events = self.files[rank].events
-        phase = next((event.phase for event in reversed(events) if isinstance(event, PhaseEvent)), "process_group")
+        phase = self._phase[rank]
         if phase in ("process_group", "model", "engine"):
             return phase, float(getattr(self._deadlines, phase))
         if phase in ("evaluation", "gather", "teardown"):
             return phase, self._deadlines.gather
-        first = not any(isinstance(event, MeasuredEvent | StepEvent) for event in events)
         step = max(self._deadlines.step, 20 * self._slowest_step)
-        return phase, self._deadlines.first_step if first else step
+        return phase, step if self._has_stepped[rank] else self._deadlines.first_step
 
 
 def _cap(log: Path) -> None:

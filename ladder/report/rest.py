@@ -7,14 +7,10 @@ from dataclasses import dataclass
 
 from ladder.outcome import Record
 from ladder.protocol import TrialSpec
-from ladder.search.belief import SLIM, Outlook, believe
-from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
+from ladder.search.belief import SLIM, Belief, Outlook
+from ladder.search.cost import MOST_TRIALS, expected_seconds, usual_seconds
 from ladder.search.policy import Stop, proof
-from ladder.search.space import Space, measured, ranking, ruled_out
-
-_CANDIDATES_OF_A_TRIAL = 3
-_MOST_TRIALS = 5
-"""What the search needs, all but a few times (benchmarks/search.py)."""
+from ladder.search.space import measured, ranking, ruled_out
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,9 @@ class Rest:
         return Rest(self.least * pace, self.most * pace)
 
 
-def rest(space: Space, records: Sequence[Record]) -> Rest:
-    """What is left of the search, and the proof that ends it, in seconds."""
-    belief = believe(space, records)
+def rest(belief: Belief, records: Sequence[Record]) -> Rest:
+    """What is left of the search, and the proof that ends it, in seconds; `belief` is what `records` say."""
+    space = belief.space
     best = next(iter(ranking(records)), None)
     bar = (best.tokens_per_second or 0.0) * (1 + space.tolerance) if best else 0.0
     tried = measured(records)
@@ -47,30 +43,26 @@ def rest(space: Space, records: Sequence[Record]) -> Rest:
             continue
         if key not in rivals or outlook.optimistic > rivals[key].optimistic:
             rivals[key] = outlook
-    seconds = sorted(_trial_seconds(space, outlook, _CANDIDATES_OF_A_TRIAL) for outlook in rivals.values())
-    last = _proof_seconds(space, records, list(rivals.values()))
-    return Rest(sum(seconds[:1]) + last, sum(seconds[:_MOST_TRIALS]) + last)
+    seconds = sorted(usual_seconds(outlook) for outlook in rivals.values())
+    last = _proof_seconds(belief, records, list(rivals.values()))
+    return Rest(sum(seconds[:1]) + last, sum(seconds[:MOST_TRIALS]) + last)
 
 
-def trial_estimate(space: Space, records: Sequence[Record], spec: TrialSpec) -> float | None:
+def trial_estimate(belief: Belief, spec: TrialSpec) -> float | None:
     """Seconds that the trial of `spec` is expected to take; None for what is not in the space."""
-    belief = believe(space, records)
-    candidates = [space.by_key[each.key] for each in spec.candidates if each.key in space.by_key]
+    if spec.parity:  # its model is another, and so is the number of its steps
+        return None
+    by_key = belief.space.by_key
+    candidates = [by_key[each.key] for each in spec.candidates if each.key in by_key]
     outlooks = [belief.outlook(candidate, shallow=spec.probe) for candidate in candidates]
     return expected_seconds(outlooks) if outlooks else None
 
 
-def _proof_seconds(space: Space, records: Sequence[Record], rivals: Sequence[Outlook]) -> float:
+def _proof_seconds(belief: Belief, records: Sequence[Record], rivals: Sequence[Outlook]) -> float:
     """The proof runs one candidate with an evaluation pass on top; none is left once the fastest is proven."""
-    best = next(iter(ranking(records)), None)
+    space, best = belief.space, next(iter(ranking(records)), None)
     if best is not None and best.candidate_key in space.by_key:
         if not rivals and isinstance(proof(space, records), Stop):
             return 0.0
-        return _trial_seconds(space, believe(space, records).outlook(space.by_key[best.candidate_key]), 1)
-    return max((_trial_seconds(space, outlook, 1) for outlook in rivals), default=0.0)
-
-
-def _trial_seconds(space: Space, outlook: Outlook, num_candidates: int) -> float:
-    one = candidate_seconds(outlook.speed, outlook.candidate.accumulation)
-    start = start_seconds(outlook.candidate.engine.rung, space.workload.model.num_parameters)
-    return start + num_candidates * one
+        return usual_seconds(belief.outlook(space.by_key[best.candidate_key]), 1)
+    return max((usual_seconds(outlook, 1) for outlook in rivals), default=0.0)

@@ -145,8 +145,8 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     gain = max(_gain(each, speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
     scouts = [each for each in own if each.fits >= _LIKELY and each.memory.peak <= chosen[0].memory.peak]
-    with_scout = {(scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts)}
-    prices = {order: _price(order, target) for order in with_scout}
+    orders = ((scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts))
+    prices = {order: _price(order, target) for order in dict.fromkeys(orders)}  # no set: of equals, the first is taken
     cheapest = min(prices, key=lambda order: (prices[order], order[0].memory.peak))
     return _Offer(cheapest[0].candidate.engine, cheapest, gain, prices[cheapest])
 

@@ -40,6 +40,8 @@ _NOISE_OF_ONE_STEP = 0.04
 _NOISE_OF_THRASHING = 0.1
 SLIM = 0.03
 """A candidate less likely to fit than this is not tried."""
+LIKELY = 0.5
+"""One at least this likely to fit is said to."""
 _NORMAL = NormalDist()
 QUANTILE_90 = 1.28
 
@@ -96,10 +98,10 @@ class Outlook:
         on_device = _NORMAL.cdf((space.memory_limit - memory.peak) / deviation)
         return on_device * _NORMAL.cdf((space.host_memory / memory.host - 1) / HOST_DEVIATION)
 
-    @cached_property
+    @property
     def deviation(self) -> float:
         """Of the logarithm of its speed."""
-        return self.belief.speed.fit.deviation(self.speed.estimate)
+        return self.speed.deviation
 
     @property
     def optimistic(self) -> float:

@@ -12,9 +12,13 @@ _PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
 _STEPS = 4
 """Optimizer steps of a candidate: one to warm up, and timed ones until the median is known to 1 %."""
-_FEWEST_STEPS = 3
 _STEP_SECONDS = 4.0
-"""After so long no more are timed than the fewest (`protocol.StepPolicy`)."""
+"""After so long no more are timed than have to be (`protocol.StepPolicy`)."""
+_FEWEST_STEPS = 3
+"""One to warm up and two timed. A long step is timed once where the untimed one agrees with it: that is one less."""
+CANDIDATES_OF_A_TRIAL = 3
+MOST_TRIALS = 5
+"""What the search needs, all but a few times (benchmarks/search.py)."""
 
 
 def start_seconds(rung: Rung, num_parameters: int) -> float:
@@ -46,3 +50,9 @@ def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     start = start_seconds(first.candidate.engine.rung, first.workload.model.num_parameters)
     start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it is warmed up for a step more
     return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)
+
+
+def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL) -> float:
+    """Seconds of a trial of an engine of which one candidate is known: so many that take as long as this one."""
+    start = start_seconds(outlook.candidate.engine.rung, outlook.workload.model.num_parameters)
+    return start + num_candidates * candidate_seconds(outlook.speed, outlook.candidate.accumulation)

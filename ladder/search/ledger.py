@@ -8,14 +8,13 @@ from typing import Literal
 
 from ladder.candidates import Rung, checkpointing_name
 from ladder.outcome import Record
-from ladder.search.belief import Outlook, believe
+from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
 from ladder.search.space import Space, disproved, measured, probed, ranking, ruled_out
 from ladder.units import format_bytes
 
 Status = Literal["answer", "measured", "predicted", "pruned", "unsupported"]
-_LIKELY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +85,10 @@ def ledger(
         else:
             predicted = _predicted(belief.outlook(candidate), probes.get(candidate.engine))
             status, why = "predicted", _why_not(predicted, fastest, space)
-        knobs = (
-            ", ".join(f"{name}={value}" for name, value in candidate.engine.knobs) if candidate in with_knobs else ""
-        )
+        knobs = ", ".join(f"{name}={value}" for name, value in candidate.engine.knobs)  # the space's own have none
         entries.append(
             Entry(
-                rung=candidate.engine.name if knobs else candidate.engine.key,
+                rung=candidate.engine.name,
                 candidate_key=candidate.key,
                 checkpoint_every=candidate.checkpoint_every,
                 micro_batch=candidate.micro_batch,
@@ -135,7 +132,7 @@ def _predicted(outlook: Outlook, probe: str | None) -> Predicted:
 
 def _why_not(predicted: Predicted, fastest: Record | None, space: Space) -> str:
     """Why a candidate was not tried, with the numbers that decided it."""
-    if predicted.fits < _LIKELY:
+    if predicted.fits < LIKELY:
         limit = space.memory_limit
         if predicted.peak > limit:
             return f"predicted to need {format_bytes(predicted.peak)} of {format_bytes(limit)}"

@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder.candidates import Candidate, Engine, Rung
-from ladder.search.belief import Belief, Outlook, believe
-from ladder.search.cost import candidate_seconds, start_seconds
+from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
+from ladder.search.cost import MOST_TRIALS, usual_seconds
 from ladder.search.memory import predict_memory
 from ladder.search.space import Space
 
-_LIKELY = 0.5
 _SURE = 0.99
-_SLIM = 0.03
 MOST_GPUS = 1024
-_CANDIDATES_OF_A_TRIAL = 3
-_TRIALS = 5
-"""What the search needs, all but a few times (benchmarks/search.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +43,19 @@ def plan(space: Space, gpus_per_node: int | None = None) -> Plan:
     """What is expected before anything is measured. `gpus_per_node`: host memory counts by node; None: no limit."""
     belief = believe(space, ())
     rows = [_rung_plan(engine, space, belief, gpus_per_node) for engine in space.engines]
-    return Plan(rungs=tuple(rows), **_price(space, rows))
+    return Plan(rungs=tuple(rows), **_price(rows))
 
 
 def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int | None) -> RungPlan:
     outlooks = [belief.outlook(candidate) for candidate in space.of_engine(engine)]
-    sure, likely = ([each for each in outlooks if each.fits >= least] for least in (_SURE, _LIKELY))
+    sure, likely = ([each for each in outlooks if each.fits >= least] for least in (_SURE, LIKELY))
     frugal = min(outlooks, key=lambda outlook: outlook.memory.peak)
     best = max(sure or likely or [frugal], key=lambda outlook: outlook.speed.tokens_per_second)
     top = max(outlook.fits for outlook in outlooks)
     return RungPlan(
         rung=engine.rung,
         outlook=best,
-        fits="yes" if sure else "perhaps" if top > _SLIM else "no",
+        fits="yes" if sure else "perhaps" if top > SLIM else "no",
         smallest=smallest_world(space, frugal.candidate, gpus_per_node),
     )
 
@@ -85,21 +80,16 @@ def num_nodes(world_size: int, gpus_per_node: int | None) -> int:
     return 1 if gpus_per_node is None else -(-world_size // gpus_per_node)
 
 
-def _price(space: Space, rows: Sequence[RungPlan]) -> dict[str, float]:
+def _price(rows: Sequence[RungPlan]) -> dict[str, float]:
     """Seconds of a tune: a trial for each engine that may be the fastest, and the proof."""
     possible = [row for row in rows if row.fits != "no"]
     if not possible:
         return {"least_seconds": 0.0, "most_seconds": 0.0}
-    best = max((row.outlook.speed.tokens_per_second for row in possible), default=0.0)
+    best = max(row.outlook.speed.tokens_per_second for row in possible)
     rivals = sorted(
         (row for row in possible if row.outlook.optimistic >= best),
         key=lambda row: row.outlook.speed.tokens_per_second,
         reverse=True,
-    )[:_TRIALS]
-    seconds = [_trial_seconds(space, row) for row in rivals]
+    )[:MOST_TRIALS]
+    seconds = [usual_seconds(row.outlook) for row in rivals]
     return {"least_seconds": sum(seconds[:2]) + seconds[0], "most_seconds": sum(seconds) + max(seconds)}
-
-
-def _trial_seconds(space: Space, row: RungPlan) -> float:
-    one = candidate_seconds(row.outlook.speed, row.outlook.candidate.accumulation)
-    return start_seconds(row.rung, space.workload.model.num_parameters) + _CANDIDATES_OF_A_TRIAL * one

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from ladder.candidates import Candidate
 from ladder.engine_config import engine_knobs
@@ -44,13 +44,26 @@ class SpeedPrediction:
     """A micro-step without the optimizer."""
     boundary_seconds: float
     """A micro-step with the optimizer."""
-    low: float
-    """Step time is with 90 % between `low` and `high` times what is predicted."""
-    high: float
     tokens_per_second: float
     """Of all ranks together, at the candidate's own accumulation."""
     estimate: Estimate
     """The logarithm of the optimizer step's seconds, to be compared with another candidate's."""
+    fit: Fit = field(repr=False)
+    """What it was predicted with."""
+
+    @cached_property
+    def deviation(self) -> float:
+        """Of `estimate`; worked out when it is first asked for, since it takes the whole covariance."""
+        return self.fit.deviation(self.estimate)
+
+    @property
+    def low(self) -> float:
+        """Step time is with 90 % between `low` and `high` times what is predicted."""
+        return 1 / self.high
+
+    @property
+    def high(self) -> float:
+        return math.exp(_QUANTILE_95 * math.hypot(self.deviation, STEP_NOISE))
 
     def step_seconds(self, accumulation: int) -> float:
         """Seconds of one optimizer step of `accumulation` micro-steps."""
@@ -195,15 +208,13 @@ def predict_speed(
     micro, boundary = steps.seconds(known.values)
     step = (candidate.accumulation - 1) * micro + boundary
     estimate = known.estimate(lambda z: steps.log_seconds(candidate.accumulation, z), steps.names)
-    factor = math.exp(_QUANTILE_95 * math.hypot(known.deviation(estimate), STEP_NOISE))
     tokens = candidate.micro_batch * candidate.accumulation * world_size * workload.seq_len
     return SpeedPrediction(
         accumulate_seconds=micro,
         boundary_seconds=boundary,
-        low=1 / factor,
-        high=factor,
         tokens_per_second=tokens / step,
         estimate=estimate,
+        fit=known,
     )
 
 
@@ -268,13 +279,11 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
         reduce=reduce,
         gather=gather,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
-        update=once + _update_seconds(workload, candidate, share, world_size, machine),
+        update=once + _update_seconds(candidate, share, world_size, machine),
     )
 
 
-def _update_seconds(
-    workload: Workload, candidate: Candidate, share: float, world_size: int, machine: MachineSpeed
-) -> float:
+def _update_seconds(candidate: Candidate, share: float, world_size: int, machine: MachineSpeed) -> float:
     """Seconds of the optimizer, and of moving what it updated to where the parameters live.
 
     On the GPU it reads and writes 60 bytes a parameter (derived: states, master, gradients in both widths, norm), half

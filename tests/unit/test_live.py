@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import tiny_trial
 from rich.console import Console
+from test_auto import fitting, make_space
 
 from ladder.cli.live import LiveView
+from ladder.cli.progress import Progress
 from ladder.cli.views import watching
+from ladder.launch.base import TrialRun
+from ladder.protocol import MeasuredEvent, TrialSpec
+from ladder.search import belief
+from ladder.search.speed import calibrate_speed as calibrate
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.units import GIB
@@ -134,8 +141,6 @@ def test_what_a_trial_says_cannot_paint_the_terminal() -> None:
 
 
 def test_the_rest_shrinks_to_nothing_as_the_tune_ends(tmp_path: Path) -> None:
-    from ladder.cli.progress import Progress
-
     seen: list[float] = []
 
     class Watch(Progress):
@@ -151,6 +156,81 @@ def test_the_rest_shrinks_to_nothing_as_the_tune_ends(tmp_path: Path) -> None:
     assert len(seen) > 3
     assert seen[0] > 60
     assert seen[-1] < 0.2 * seen[0]
+
+
+def measured(spec: TrialSpec, peak_device: int) -> MeasuredEvent:
+    """What a rank says of the trial's first candidate."""
+    return MeasuredEvent(
+        t=2.0,
+        candidate=spec.candidates[0].key,
+        began=1.0,
+        accumulate_seconds=[0.1],
+        boundary_seconds=[0.2],
+        skipped_steps=0,
+        peak_allocated=peak_device,
+        peak_reserved=peak_device,
+        peak_device=peak_device,
+        outside_torch=0,
+        peak_host=GIB,
+        alloc_retries=0,
+        losses=[],
+    )
+
+
+def watch_a_trial(progress: Progress, spec: TrialSpec, peak_device: int, seconds: float) -> None:
+    """All that a view is told of a trial which measures its candidate on every rank; the tune keeps no record of it."""
+    progress.trial_begins(spec, "to be seen")
+    for rank in range(spec.world_size):
+        progress.event(rank, measured(spec, peak_device))
+    progress.trial_ends(TrialRun(spec=spec, events=[], started=seconds), [])
+
+
+@pytest.fixture
+def progress() -> Progress:
+    """Of a tune on two GPUs that has not begun any trial."""
+    progress = Progress()
+    progress.searching(make_space("zero1", "zero2", world_size=2, probe_layers=4), {}, ())
+    return progress
+
+
+@pytest.mark.parametrize("kind", ["parity", "probe"])
+def test_what_a_shallow_model_takes_is_not_shown_as_the_candidate_s(
+    kind: str, progress: Progress, tmp_path: Path
+) -> None:
+    whole = tiny_trial(tmp_path, 1, memory_limit=80 * GIB)
+    watch_a_trial(progress, whole, 30 * GIB, 60.0)
+    shallow = whole.model_copy(update={kind: True})
+    watch_a_trial(progress, shallow, GIB, 5.0)
+    assert progress.peaks == {whole.candidates[0].key: (30 * GIB, 30 * GIB)}
+    progress.trial_begins(shallow, "to be seen")
+    progress.event(0, measured(shallow, GIB))
+    assert progress.best is None
+
+
+def test_how_long_losses_take_to_compare_says_nothing_of_the_pace_of_trials(progress: Progress, tmp_path: Path) -> None:
+    before = progress.rest
+    spec = tiny_trial(tmp_path, 1, parity=True)
+    progress.trial_begins(spec, "to be seen")
+    assert progress.trial is not None
+    assert progress.trial.expected is None
+    watch_a_trial(progress, spec, GIB, 5000.0)
+    assert progress.rest == before
+    watch_a_trial(progress, spec.model_copy(update={"parity": False}), GIB, 5000.0)
+    assert progress.rest != before
+
+
+def test_from_one_trial_to_the_next_the_view_fits_the_history_once(
+    progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, spec, fits = progress.space, tiny_trial(tmp_path, 1), []
+    assert space is not None
+    monkeypatch.setattr(belief, "calibrate_speed", lambda *told, **more: fits.append(told) or calibrate(*told, **more))
+    progress.trial_begins(spec, "to be seen")
+    fits.clear()
+    records = [fitting(space, candidate) for candidate in space.of_engine(space.engines[0])[:2]]
+    progress.trial_ends(TrialRun(spec=spec, events=[]), records)
+    progress.trial_begins(spec, "to be seen")
+    assert len(fits) == 1
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.watch import Watch
-from ladder.protocol import PhaseEvent, StepEvent, TrialSpec
+from ladder.protocol import Event, PhaseEvent, StepEvent, TrialSpec
 from ladder.tuning.trial_request import trial_deadlines
 
 TURN = 0.02
@@ -90,6 +90,31 @@ def test_a_step_that_moves_states_to_a_drive_may_take_long_after_short_ones_that
 
 def test_a_controller_that_is_slow_at_every_turn_still_finds_a_silent_rank(begun: Watch, clock: Clock) -> None:
     assert silent_for(200, begun, clock, turn=2.0)
+
+
+class Unread(list[Event]):
+    """Events that may be added to and asked for the last one, and no more."""
+
+    def __iter__(self) -> Iterator[Event]:
+        raise AssertionError("all events were looked at again")
+
+    __reversed__ = __iter__
+
+
+def test_what_a_rank_has_said_is_looked_at_once_however_often_its_silence_is_judged(
+    begun: Watch, tmp_path: Path, clock: Clock
+) -> None:
+    for file in begun.files:
+        file.events = Unread(file.events)
+    for rank in range(2):
+        events = (PhaseEvent(t=clock(), phase="measure"), StepEvent(t=clock(), candidate="any", seconds=1.0))
+        with (tmp_path / f"rank{rank}.jsonl").open("a") as written:
+            written.writelines(event.model_dump_json() + "\n" for event in events)
+    assert not silent_for(TURN, begun, clock)
+    assert silent_for(HOUR / 4, begun, clock, turn=1.0)
+    stop = begun.overdue()
+    assert stop is not None
+    assert stop.sentence == "rank 0 was silent for 120 s in measure"
 
 
 class Server:
