@@ -89,18 +89,25 @@ def plan_of(
     liger: bool = False,
 ) -> tuple[Plan, Space]:
     """What is expected of each rung, and of which space; sizes in bytes. UsageError where too little is given."""
+    from ladder.model.source import resolve_model
     from ladder.search.plan import plan as make_plan
     from ladder.tuning.kernels import require_liger
+    from ladder.tuning.problem import workload_of
 
     if gpus is not None and not 1 <= gpus <= _MOST_GPUS:
         raise UsageError(f"--gpus {gpus} cannot be planned for; give 1 to {_MOST_GPUS}.")
     simulated = _machine(machine, gpus, gpu_memory)
-    workload, world_size = _workload(
-        model,
-        gpus or (simulated.num_gpus if simulated else 1),
+    world_size = gpus or (simulated.num_gpus if simulated else 1)
+    shape = resolve_model(model, task=task)
+    if shape.note:
+        _note(shape.note)
+    workload = workload_of(
+        shape,
+        world_size,
+        _note,
         task=task,
         seq_len=seq_len,
-        batch=global_batch_size,
+        global_batch_size=global_batch_size,
         dtype=dtype,
         optimizer=optimizer,
     )
@@ -128,27 +135,8 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
     return simulated
 
 
-def _workload(model_name: str, world_size: int, **settings: Any) -> tuple[Workload, int]:
-    from ladder.model.shapes import default_seq_len, default_task
-    from ladder.model.source import resolve_model
-    from ladder.tuning.problem import default_batch
-    from ladder.workload import Workload
-
-    model = resolve_model(model_name, task=settings["task"])
-    if model.note:
-        typer.echo(model.note, err=True)
-    seq_len = settings["seq_len"] or default_seq_len(model)
-    if model.max_positions is not None and seq_len > model.max_positions:
-        raise UsageError(f"--seq-len {seq_len} is more than the {model.max_positions} positions {model.name} has.")
-    workload = Workload(
-        model=model,
-        task=settings["task"] or default_task(model.model_type, model.config),
-        seq_len=seq_len,
-        global_batch_size=settings["batch"] or default_batch(world_size),
-        dtype=settings["dtype"],
-        optimizer=settings["optimizer"],
-    )
-    return workload, world_size
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _space(

@@ -1,24 +1,25 @@
-"""What a tune searches: the micro-batches, the space, and what its history is good for."""
+"""What a tune searches: the workload, the micro-batches, the space, and what its history is good for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
 from ladder.candidates import RUNGS, Rung, divisors, engines_of
 from ladder.errors import UsageError
-from ladder.model.shapes import depth_of
+from ladder.model.shapes import default_seq_len, default_task, depth_of
 from ladder.search.space import Space
-from ladder.workload import Workload
+from ladder.text import shown
+from ladder.workload import ModelShape, Task, Workload
 
 if TYPE_CHECKING:
     from ladder.machine.machine import Machine
 
-DEFAULT_GLOBAL_BATCH = 128
+_DEFAULT_BATCH = 128
 _PROBE_LAYERS = 4
 _PARTIAL_SINCE = Version("5.18")
 """Of transformers, whose Trainer then takes `every_n_layers`."""
@@ -26,9 +27,38 @@ _DEEP = 12
 """A model with fewer layers starts nearly as fast as a probe of it."""
 
 
-def default_batch(world_size: int) -> int:
-    """128 sequences, or the next number that divides over the ranks."""
-    return -(-DEFAULT_GLOBAL_BATCH // world_size) * world_size
+def workload_of(
+    model: ModelShape,
+    world_size: int,
+    note: Callable[[str], None],
+    *,
+    task: Task | None,
+    seq_len: int | None,
+    global_batch_size: int | None,
+    **settings: Any,
+) -> Workload:
+    """What is trained, with our defaults where None is asked for, and the workload's other `settings`.
+
+    UsageError for sequences longer than the model takes. `note` is told of a default that is not the usual one.
+    """
+    seq_len = seq_len or default_seq_len(model)
+    if model.max_positions is not None and seq_len > model.max_positions:
+        raise UsageError(
+            f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
+        )
+    usual = -(-_DEFAULT_BATCH // world_size) * world_size
+    if global_batch_size is None and usual != _DEFAULT_BATCH:
+        note(
+            f"The global batch is {usual} sequences, as {_DEFAULT_BATCH} do not divide over {world_size} ranks "
+            "(--global-batch-size)."
+        )
+    return Workload(
+        model=model,
+        task=task or default_task(model.model_type, model.config),
+        seq_len=seq_len,
+        global_batch_size=global_batch_size or usual,
+        **settings,
+    )
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -17,13 +17,12 @@ from typing import Protocol
 from ladder import __version__
 from ladder.candidates import RUNGS, Rung
 from ladder.emit import Answer, best_config, emit_all
-from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.errors import EnvironmentFaultError
 from ladder.history import History
 from ladder.launch.lease import Leases
 from ladder.launch.simulated_machine import SimulatedMachine
 from ladder.machine.machine import Machine, detect_machine
 from ladder.machine.nvme import check_nvme_path
-from ladder.model.shapes import default_seq_len, default_task
 from ladder.model.source import resolve_model, smoke_defaults
 from ladder.outcome import Record
 from ladder.report.files import write_reports
@@ -37,12 +36,11 @@ from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.kernels import about_liger, tries_liger
 from ladder.tuning.options import BF16_STATES, TuneOptions, checked, num_knob_trials, require_effect, require_text
 from ladder.tuning.problem import (
-    DEFAULT_GLOBAL_BATCH,
-    default_batch,
     knows_partial,
     make_space,
     micro_batches_of,
     run_fingerprint,
+    workload_of,
 )
 from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.tuning.tuner import Tuner, TuneResult, View
@@ -192,23 +190,13 @@ def workload_and_machine(
         view.note(
             f"{shown(model.name)} is the smoke model: each CPU rank is held to {smoke['gpu_memory']} (--gpu-memory)."
         )
-    seq_len = options.seq_len or smoke.get("seq_len") or default_seq_len(model)
-    if model.max_positions is not None and seq_len > model.max_positions:
-        raise UsageError(
-            f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
-        )
-    usual = default_batch(machine.world_size)
-    batch: int = options.global_batch_size or smoke.get("global_batch_size") or usual
-    if options.global_batch_size is None and batch == usual != DEFAULT_GLOBAL_BATCH:
-        view.note(
-            f"The global batch is {usual} sequences, as {DEFAULT_GLOBAL_BATCH} do not divide over "
-            f"{machine.world_size} ranks (--global-batch-size)."
-        )
-    workload = Workload(
-        model=model,
-        task=options.task or default_task(model.model_type, model.config),
-        seq_len=seq_len,
-        global_batch_size=batch,
+    workload = workload_of(
+        model,
+        machine.world_size,
+        view.note,
+        task=options.task,
+        seq_len=options.seq_len or smoke.get("seq_len"),
+        global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
         dtype=options.dtype,
         optimizer=options.optimizer,
         gradient_clipping=options.gradient_clipping,
