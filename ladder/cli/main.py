@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from ladder.cli.literal import LiteralCommand
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
 
 _CLOSED_PIPE = 128 + signal.SIGPIPE
+_INTERRUPTED = 128 + signal.SIGINT
 _UNPRINTED = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
@@ -59,12 +61,18 @@ app.command("schema", cls=LiteralCommand)(schema_command(app))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code, and prints one sentence for every expected error."""
+    """Run the command line; returns the exit code, and prints one sentence for every expected error.
+
+    Without `arguments` it is the process's own command, and puts in order what that process has inherited.
+    """
     typed = sys.argv[1:] if arguments is None else arguments
     defaults: dict[str, dict[str, Any]] = {}
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character prints another for it
     try:
+        if arguments is None:
+            _open_standard_streams()
+            _heed_children()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character prints another for it
         defaults = _defaults(typed)
         result = app(args=typed, standalone_mode=False, default_map=defaults)
         sys.stdout.flush()
@@ -76,6 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no reader
         return _CLOSED_PIPE
+    except KeyboardInterrupt:  # before the command heeds signals in its own way
+        return _INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _UNPRINTED and error.filename is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go
@@ -89,13 +99,33 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"ladder: {refused}", file=sys.stderr)
             return int(error.exit_code)
         if type(error).__name__ == "Abort":
-            return 130
+            return _INTERRUPTED
         import traceback
 
         traceback.print_exc()
         print("ladder: this is a bug in ladder; the lines above say where.", file=sys.stderr)
         return EXIT_BUG
     return result if isinstance(result, int) else EXIT_FOUND
+
+
+def _open_standard_streams() -> None:
+    """What the shell has closed (`>&-`) leads to /dev/null: else the next file that is opened would be our stderr."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # all below it are open, so that this is the number which `open` takes
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # Python has no objects for those that it found closed.
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", errors="backslashreplace", closefd=False)
+
+
+def _heed_children() -> None:
+    """A parent that ignored or blocked SIGCHLD has passed that on, and the end of no child of ours could be seen."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def _defaults(typed: list[str]) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from ladder.doctor.check import Check, fail, ok, warn
+from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operators import build_operators
 from ladder.machine.machine import compiler
 from ladder.text import shown
@@ -84,9 +85,14 @@ def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
 
 def _about_torch() -> dict[str, Any]:
     """What torch says of itself, asked in a process of its own: it takes seconds to import, and CUDA stays there."""
-    command = [sys.executable, "-m", "ladder.trial.about"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_TORCH_SECONDS, stdin=subprocess.DEVNULL, check=False
+        module_command("ladder.trial.about"),
+        env=module_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=_TORCH_SECONDS,
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     if done.returncode != 0:
         raise OSError((done.stderr.strip().splitlines() or ["it ended without a word"])[-1])

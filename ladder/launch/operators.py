@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,9 @@ from contextlib import suppress
 from typing import IO
 
 import psutil
+
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.modules import module_command, module_environment
 
 # async_io takes three minutes on two cores; a compiler that hangs must not hang the tune.
 _BUILD_SECONDS = 900.0
@@ -41,13 +43,13 @@ class _Build:
     """One build, with its compilers in a session of their own: Ctrl-C reaches the controller alone."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
+        self._words = _temporary_file()  # closed by `end`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ladder.trial.operators", name, str(os.getpid())],
+            module_command("ladder.trial.operators", name, str(os.getpid())),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._words,
-            env={**os.environ, **environment},
+            env=module_environment(environment),
             start_new_session=True,
         )
 
@@ -68,6 +70,15 @@ class _Build:
         if status < 0:
             return f"its build was killed by signal {-status}"
         return None if status == 0 else [f"its build ended with status {status}", *lines][-1]
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise EnvironmentFaultError(
+            f"A temporary file cannot be made ({error.strerror}); set TMPDIR to a folder that can be written."
+        ) from error
 
 
 def _kill_session(leader: int) -> None:

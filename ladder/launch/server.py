@@ -6,7 +6,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
+from ladder.launch.modules import module_command, module_environment
 from ladder.protocol import RUN_MARKER
 from ladder.text import shown
 
@@ -35,11 +35,11 @@ class TrialServer:
         self._log = log
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ladder.trial.server"],
+                module_command("ladder.trial.server"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **environment, RUN_MARKER: marker},
+                env=module_environment({**environment, RUN_MARKER: marker}),
                 start_new_session=True,  # a terminal's Ctrl-C is the controller's alone to handle
             )
         assert self._process.stdin is not None

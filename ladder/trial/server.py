@@ -248,6 +248,8 @@ def main() -> int:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no child could be waited for
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # inherited as blocked, no end would be noticed
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up among the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,10 @@ from helpers import TINY_CONFIG
 
 import ladder
 from ladder.cli.main import main
+from ladder.doctor.software import torch_and_driver
+from ladder.launch.operators import build_operators
 from ladder.launch.secrets import blanked_secrets
+from ladder.launch.server import TrialServer
 from ladder.tuning.run import _slug
 
 pytestmark = pytest.mark.timeout(300)
@@ -98,6 +103,47 @@ def test_a_model_that_brings_code_is_refused_before_transformers_sees_it(
 def test_no_option_and_no_file_can_switch_remote_code_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "tiny-llama", "--trust-remote-code"]) == 2
     assert "--trust-remote-code" in capsys.readouterr().err
+
+
+HOSTILE_FILES = ["psutil.py", "torch.py", "types.py"]
+
+
+@pytest.fixture(params=["", os.pathsep], ids=["no PYTHONPATH", "one with an empty entry"])
+def hostile_folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder is a model's, with files that have the names of modules that all our programs import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", request.param + os.environ.get("PYTHONPATH", ""))
+    for name in HOSTILE_FILES:
+        (tmp_path / name).write_text(f"import os; os.mkdir({str(tmp_path / 'pwned')!r})")
+    return tmp_path
+
+
+def test_a_trial_server_runs_no_file_of_the_current_folder(
+    hostile_folder: Path,
+    trial_environment: dict[str, str],
+    trial_job: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    server = TrialServer(marker=marker, job=trial_job, environment=trial_environment, log=log)
+    try:
+        assert server.wait_ready()
+    finally:
+        server.close()
+    assert sorted(os.listdir(hostile_folder)) == HOSTILE_FILES
+
+
+def test_a_build_of_an_operator_runs_no_file_of_the_current_folder(
+    hostile_folder: Path, trial_environment: dict[str, str]
+) -> None:
+    assert build_operators(["shm_comm"], trial_environment) == {"shm_comm": None}
+    assert sorted(os.listdir(hostile_folder)) == HOSTILE_FILES
+
+
+def test_the_doctor_runs_no_file_of_the_current_folder(hostile_folder: Path) -> None:
+    assert [check.name for check in torch_and_driver(None)] == ["torch and CUDA"]
+    assert sorted(os.listdir(hostile_folder)) == HOSTILE_FILES
 
 
 # Names are data

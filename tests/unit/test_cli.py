@@ -121,6 +121,19 @@ def main_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
     return main(["tune", "tiny-llama"])
 
 
+@pytest.mark.parametrize("place", ["read_defaults", "app"])
+def test_ctrl_c_before_a_command_heeds_it_ends_ladder_without_a_word(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, place, interrupted)
+    assert main(["tune", "tiny-llama"]) == 130
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+
+
 def test_what_a_command_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", lambda **arguments: 130)
     assert main([]) == 130

@@ -1,0 +1,112 @@
+"""What a process inherits from whoever starts it must not matter: closed descriptors, signals, unwritable folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import Bench, bundled_workload, tiny_trial
+
+from ladder.cli.views import QuietView
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.modules import module_command
+from ladder.launch.operators import build_operators
+from ladder.machine.machine import detect_machine
+from ladder.tuning.preparation import with_operators
+
+COMMAND = [sys.executable, "-m", "ladder.cli.main"]
+TUNE = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--rung", "zero3"]
+TEARDOWN_SECONDS = 15.0  # a server that sees no rank end is given up after thirty
+
+
+def ladder(*arguments: str, closed: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line with descriptors closed as a shell closes them: `closed` is `>&-` or the like."""
+    command = ["bash", "-c", f'exec "$@" {closed}', "bash", *COMMAND, *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_tune_s_answer_is_written_whichever_descriptors_are_closed(closed: str, tmp_path: Path) -> None:
+    done = ladder(*TUNE, closed=closed, folder=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert ("zero3" in done.stdout) == (" >&-" not in f" {closed}")
+    assert json.loads((tmp_path / "best_config.json").read_bytes())
+
+
+def test_what_is_for_a_closed_stderr_is_not_printed_among_the_answer(tmp_path: Path) -> None:
+    done = ladder("tune", "llama-2-7b", "--rung", "zero9", "--format", "json", closed="2>&-", folder=tmp_path)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_children_are_waited_for_where_their_ends_were_ignored(trial_environment: dict[str, str]) -> None:
+    program = (
+        "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
+        "from ladder.cli import main as cli; from ladder.launch.operators import build_operators;"
+        "cli.app = lambda **_: int(build_operators(['shm_comm'], {}) != {'shm_comm': None});"
+        "sys.exit(cli.main())"
+    )
+    environment = {**os.environ, **trial_environment}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def test_the_command_lets_the_ends_of_its_children_through_where_they_were_blocked() -> None:
+    program = (
+        "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD});"
+        "from ladder.cli import main as cli;"
+        "cli.app = lambda **_: len(signal.pthread_sigmask(signal.SIG_BLOCK, ()));"
+        "sys.exit(cli.main())"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_a_trial_server_sees_its_ranks_end_where_that_signal_was_blocked(
+    local_bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    bench = local_bench()
+    try:
+        assert bench.run(tiny_trial(tmp_path / "0001", 1)).stop is None  # starts the server
+        begin = time.monotonic()
+        assert bench.run(tiny_trial(tmp_path / "0002", 1)).stop is None
+        assert time.monotonic() - begin < TEARDOWN_SECONDS
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        bench.launcher.close()
+
+
+def test_a_module_is_run_with_its_arguments_and_with_no_current_folder_among_its_paths(tmp_path: Path) -> None:
+    (tmp_path / "shows.py").write_text("import json, sys; print(json.dumps([__name__, sys.argv, sys.path]))")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = module_command("shows", "--a", "b c")
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=60)
+    name, arguments, path = json.loads(done.stdout)
+    assert (name, arguments) == ("__main__", [str(tmp_path / "shows.py"), "--a", "b c"])
+    assert str(tmp_path) in path
+    assert "" not in path
+
+
+def test_where_no_operator_can_be_kept_no_compiler_is_asked_for(
+    trial_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/none")
+    machine = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+    with pytest.raises(EnvironmentFaultError, match="set TORCH_EXTENSIONS_DIR to a folder that can be written"):
+        with_operators(machine, [], bundled_workload(), trial_environment, QuietView())
+
+
+def test_where_no_temporary_file_can_be_made_the_sentence_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    with pytest.raises(EnvironmentFaultError, match=r"^A temporary file cannot be made \(.*\); set TMPDIR to "):
+        build_operators(["shm_comm"], {})
