@@ -74,15 +74,18 @@ def joined(parts: Sequence[Mapping[str, Any]], caps: Sequence[float], *, whole: 
     return {
         **facts,
         "whole": whole,
-        "caps_gib": list(caps) or [facts["machine"]["memory_limit_gib"]],
+        "caps_gib": list(caps) or parts[0].get("caps_gib") or [facts["machine"]["memory_limit_gib"]],
         **{name: [row for part in parts for row in part[name]] for name in ("rows", "probes")},
     }
 
 
 def recorded(path: Path) -> dict[str, Any]:
-    """What a file of this program's or a run folder holds."""
+    """What a file of this program's or a run folder holds. ValueError for a file that holds less."""
     if path.is_file():
-        return dict(json.loads(path.read_text()))
+        document = dict(json.loads(path.read_text()))
+        if lacking := [name for name in (*_FACTS, "rows", "probes") if name not in document]:
+            raise ValueError(f"{path} is no sweep that others can be joined to: it has no {', '.join(lacking)}.")
+        return document
     run = read_run(path)
     return {
         **_facts(run.space),

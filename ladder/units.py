@@ -38,4 +38,4 @@ def gib(num_bytes: float | None) -> float | None:
 
 def counted(number: int, noun: str) -> str:
     """`number` with its noun, in the plural where there are several."""
-    return f"{number} {noun}{'s' if number > 1 else ''}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -230,3 +230,13 @@ def trial_seconds(run: TrialRun) -> dict[str, float]:
             seconds[phase] = max(seconds.get(phase, 0.0), value)
     seconds["teardown"] = seconds.get("teardown", 0.0) + max(0.0, run.ended - marks.get("last", run.ended))
     return seconds
+
+
+def false_start(run: TrialRun, records: Sequence[Record]) -> str:
+    """Why the trial ended before anything of its engine was read, if it did: that says nothing about the engine."""
+    if run.stop is not None and run.stop.kind == "lost_server":
+        return "The trial server died"
+    if run.stop is None and not records and not any(run.exits.values()):
+        return "The trial ended without a result"
+    endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]
+    return next((f"No process group: {each.sentence}" for each in endings if each.moment == "process_group"), "")

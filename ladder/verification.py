@@ -27,7 +27,7 @@ from ladder.tuning.run import TuneView, workload_and_machine
 from ladder.tuning.stage import on_this_host
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
 from ladder.units import GIB, format_bytes
-from ladder.verdict import judge, trial_seconds
+from ladder.verdict import false_start, judge, trial_seconds
 from ladder.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
@@ -270,8 +270,10 @@ def _prove(
     view.trial_ends(run, records)
     if run.stop is not None and run.stop.kind == "cancelled":
         raise InterruptedVerificationError("The verification was interrupted.")
-    if run.stop is not None and run.stop.kind in ("environment", "lost_server"):
+    if run.stop is not None and run.stop.kind == "environment":
         raise EnvironmentFaultError(f"The verification could not be ended: {run.stop.sentence}; start it again.")
+    if why := false_start(run, records):
+        raise EnvironmentFaultError(f"The verification said nothing: {why}; start it again.")
     # A proof whose teardown alone failed, or that died between measuring and saving, has a second record.
     failed = [record for record in records if record.outcome.kind != "fits"]
     return (failed or records)[0], sum(trial_seconds(run).values())

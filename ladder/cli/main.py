@@ -65,12 +65,23 @@ def main(arguments: list[str] | None = None) -> int:
 
     Without `arguments` it is the process's own command, and puts in order what that process has inherited.
     """
-    typed = sys.argv[1:] if arguments is None else arguments
-    defaults: dict[str, dict[str, Any]] = {}
     try:
         if arguments is None:
             _open_standard_streams()
             _heed_children()
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except (BrokenPipeError, SystemExit) as ended:  # rich and click answer a closed pipe with the second
+        if not isinstance(ended, BrokenPipeError) and not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no reader
+        return _CLOSED_PIPE
+    except KeyboardInterrupt:  # before the command heeds signals in its own way
+        return _INTERRUPTED
+
+
+def _run(typed: list[str]) -> int:
+    defaults: dict[str, dict[str, Any]] = {}
+    try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character prints another for it
         defaults = _defaults(typed)
@@ -79,13 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
     except LadderError as error:
         print(f"ladder: {naming_the_file(app, defaults, typed, str(error))}", file=sys.stderr)
         return error.exit_code
-    except SystemExit as ended:  # rich's and click's answer to a closed pipe
-        if not isinstance(ended.__context__, BrokenPipeError):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no reader
-        return _CLOSED_PIPE
-    except KeyboardInterrupt:  # before the command heeds signals in its own way
-        return _INTERRUPTED
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _UNPRINTED and error.filename is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go

@@ -187,13 +187,13 @@ def _section(answer: Answer) -> dict[str, Any]:
 
 def _is_known(section: Mapping[str, Any]) -> bool:
     """Whether this version has a word for all of the engine and of the workload: it would run another one otherwise."""
-    workload = section["workload"]
     try:
+        workload = section["workload"]
         candidate = candidate_of(candidate_key_in(section), workload["global_batch_size"])
         named = [workload[name] in get_args(words) for name, words in _WORDS.items()]
-    except (LookupError, ValueError):
+        return candidate.engine.rung.name == section["rung"] and all(named) and workload.keys() <= _WORKLOAD
+    except (AttributeError, LookupError, TypeError, ValueError):
         return False
-    return candidate.engine.rung.name == section["rung"] and all(named) and workload.keys() <= _WORKLOAD
 
 
 def _plain(value: Any) -> Any:

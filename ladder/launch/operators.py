@@ -27,9 +27,11 @@ def build_operators(
 
     Ends the builds as soon as `cancelled`.
     """
-    builds = {name: _Build(name, environment) for name in names}
+    builds: dict[str, _Build] = {}
     deadline = time.monotonic() + _BUILD_SECONDS
     try:
+        for name in names:
+            builds[name] = _Build(name, environment)
         while any(build.is_running() for build in builds.values()):
             if cancelled() or time.monotonic() > deadline:
                 break

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
+from ladder.search.belief import LIKELY
 from ladder.search.ledger import Entry
 from ladder.text import in_short_lines
 from ladder.units import gib
@@ -20,7 +21,6 @@ _FAILED = "red"
 _COUNTS = ("micro_batch", "accumulation", "num_steps")
 _NARROW = 80
 _WIDE = 110
-_LIKELY = 0.5
 RUNG_CELLS = 16
 """For a rung's name on a narrow terminal: the longer ones go on in a second line."""
 
@@ -123,7 +123,7 @@ def _promise(entry: Entry) -> tuple[bool, float]:
     """What speaks for an untried candidate."""
     if entry.predicted is None:
         return True, 0.0
-    fits = entry.predicted.fits >= _LIKELY
+    fits = entry.predicted.fits >= LIKELY
     return fits, entry.predicted.tokens_per_second if fits else -entry.predicted.peak
 
 

@@ -18,7 +18,7 @@ from statistics import NormalDist
 from ladder.candidates import Engine
 from ladder.outcome import Record
 from ladder.search.audit import to_audit
-from ladder.search.belief import SLIM, Belief, Outlook, believe
+from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.probes import probe_first
@@ -26,7 +26,7 @@ from ladder.search.second_chance import second_chance
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import STEP_NOISE
 
-_LIKELY = 0.9
+_SURE_ENOUGH = 0.9
 """A trial begins with a candidate at least this likely to fit, so that it yields something."""
 _MOST = 3
 """Candidates of one request: what they teach decides about the others."""
@@ -144,7 +144,7 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     chosen = _chosen(belief, own)
     gain = max(_gain(each, speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
-    scouts = [each for each in own if each.fits >= _LIKELY and each.memory.peak <= chosen[0].memory.peak]
+    scouts = [each for each in own if each.fits >= _SURE_ENOUGH and each.memory.peak <= chosen[0].memory.peak]
     orders = ((scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts))
     prices = {order: _price(order, target) for order in dict.fromkeys(orders)}  # no set: of equals, the first is taken
     cheapest = min(prices, key=lambda order: (prices[order], order[0].memory.peak))
@@ -166,7 +166,7 @@ def _price(order: Sequence[Outlook], target: float) -> float:
 
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
     """Those that may be the engine's fastest, and one that surely fits, in ascending predicted memory."""
-    champion = max(own, key=lambda each: each.speed.tokens_per_second * (each.fits >= 0.5) + each.fits)
+    champion = max(own, key=lambda each: each.speed.tokens_per_second * (each.fits >= LIKELY) + each.fits)
     promise = {champion.candidate.key: math.inf}
     for each in own:
         mean, deviation = each.ahead_of(champion)
@@ -174,8 +174,8 @@ def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
             promise[each.candidate.key] = (mean + deviation) + math.log(each.fits + 1e-9) / 10
     keys = sorted(promise, key=promise.__getitem__, reverse=True)[:_MOST]
     chosen = [each for each in own if each.candidate.key in keys]
-    if max(each.fits for each in chosen) < _LIKELY:
-        safe = [each for each in own if each.fits >= _LIKELY]
+    if max(each.fits for each in chosen) < _SURE_ENOUGH:
+        safe = [each for each in own if each.fits >= _SURE_ENOUGH]
         chosen += [max(safe, key=lambda each: each.speed.tokens_per_second)] if safe else []
     return tuple(sorted(chosen, key=lambda each: (each.memory.peak, each.candidate.micro_batch)))
 

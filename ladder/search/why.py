@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.outcome import MEMORY_OUTCOMES
+from ladder.search.belief import LIKELY
 from ladder.search.ledger import Entry
 from ladder.search.space import Space
 from ladder.units import format_bytes
@@ -41,7 +42,7 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
     """Nothing of the rung was measured to fit: it failed, was predicted not to fit, or not to be fast enough."""
     failed = [entry for entry in own if entry.record is not None]
     predicted = [entry for entry in own if entry.predicted is not None]
-    likely = [entry for entry in predicted if entry.predicted and entry.predicted.fits >= 0.5]
+    likely = [entry for entry in predicted if entry.predicted and entry.predicted.fits >= LIKELY]
     if failed and not likely:
         first = failed[0]
         trial = first.record.trial if first.record else ""

@@ -243,7 +243,7 @@ def _drain(fd: int) -> None:
 
 
 def main() -> int:
-    """`python -m ladder.trial.server`."""
+    """The server, whose requests come on stdin and whose events go to stdout."""
     # While it imports, a server does not read its stdin: the kernel ends it with the controller.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     adopt_orphans()

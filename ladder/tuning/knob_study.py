@@ -15,14 +15,13 @@ from optuna.trial import FrozenTrial
 
 from ladder.candidates import Candidate
 from ladder.outcome import Record
-from ladder.search.belief import believe
+from ladder.search.belief import LIKELY, believe
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knob_choices, knobs_of, plain, turned, winner, with_knobs
 from ladder.search.space import Space, measured
 
 _STARTUP = 4
 """Settings at random before the sampler builds on what it was told."""
-_LIKELY = 0.5
 """A setting less likely to fit is not tried: the winner fits, and what is sought is a little speed."""
 _MOST_QUESTIONS = 50
 _FEWEST_STEPS = 2
@@ -57,7 +56,7 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
     for _ in range(_MOST_QUESTIONS):
         trial = study.ask(distributions)
         candidate = with_knobs(space.workload, best, trial.params)
-        if candidate.key not in seen and belief.outlook(candidate).fits >= _LIKELY:
+        if candidate.key not in seen and belief.outlook(candidate).fits >= LIKELY:
             reason = f"knobs of the fastest candidate, {len(tried) + 1} of {num_trials}"
             return Measure(candidate.engine, (candidate,), reason, precise=True)
         _tell(study, trial, seen.get(candidate.key))

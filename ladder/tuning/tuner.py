@@ -33,7 +33,7 @@ from ladder.tuning.trial_request import (
     trial_deadlines,
     trial_spec,
 )
-from ladder.verdict import apart, judge, trial_seconds
+from ladder.verdict import apart, false_start, judge, trial_seconds
 from ladder.workload import Workload
 
 _MAX_FALSE_STARTS = 3
@@ -213,8 +213,8 @@ class Tuner:
             self._view.note(f"{candidate.key} is not the answer: {parity.sentence}.")
         elif not self._cancelled():
             warnings = (parity.sentence,) if parity.sentence else ()
-            self._run(Measure(candidate.engine, (candidate,), decision.reason), proving=True, warnings=warnings)
-            self._has_saved = True
+            wanted = Measure(candidate.engine, (candidate,), decision.reason)
+            self._has_saved = self._run(wanted, proving=True, warnings=warnings)
 
     def _compare_losses(self, candidate: Candidate) -> Parity:
         own, plain = as_parity_candidate(candidate), as_plain(candidate)
@@ -227,9 +227,9 @@ class Tuner:
     def _losses(self, candidate: Candidate) -> list[float]:
         """Of a shallow model. EnvironmentFaultError if again and again it could not be started."""
         while True:
-            run, false_start = self._shallow_trial(candidate)
-            self._count_false_starts(false_start)
-            if not false_start or self._cancelled():
+            run, why = self._shallow_trial(candidate)
+            self._count_false_starts(why)
+            if not why or self._cancelled():
                 return losses_of(run)
 
     def _shallow_trial(self, candidate: Candidate) -> tuple[TrialRun, str]:
@@ -241,23 +241,30 @@ class Tuner:
         self._history.note_seconds(spec.trial, trial_seconds(run))
         self._view.trial_ends(run, [])
         _require_environment(run)
-        return run, _false_start(run, judge(run, self._workload, wanted.candidates))
+        return run, false_start(run, judge(run, self._workload, wanted.candidates))
 
-    def _run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> None:
+    def _run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> bool:
+        """Whether it came to an end of its own. EnvironmentFaultError where the machine is in no state for another."""
         candidates = wanted.candidates
         name, folder = self._history.next_trial()
         spec = self._spec(name, folder, wanted, proving)
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         records = self._completed(judge(run, self._workload, candidates), proving, warnings)
-        false_start = _false_start(run, records)
-        if false_start or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
+        why = false_start(run, records)
+        if why or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
             # What was measured stands; the candidate that was cut off has no outcome of its own.
             records = [record for record in records if record.outcome.kind == "fits"]
+        unsaved = _unsaved(spec, records)
+        if unsaved:
+            records = []  # the candidate may well fit, and its earlier proof holds
         self._add(records, trial_seconds(run))
         self._view.trial_ends(run, records)
         _require_environment(run)
-        self._count_false_starts(false_start)
+        if unsaved:
+            raise EnvironmentFaultError(f"The weights were not saved: {unsaved}; choose another --save-weights.")
+        self._count_false_starts(why)
+        return not why and run.stop is None
 
     def _completed(self, records: Sequence[Record], proving: bool, warnings: tuple[str, ...]) -> list[Record]:
         """`records` with what the tune has to say about them."""
@@ -312,17 +319,14 @@ class Tuner:
         )
 
 
+def _unsaved(spec: TrialSpec, records: Sequence[Record]) -> str:
+    """Why a proof could not save its weights, where that is the fault of the folder they were to be saved in."""
+    ends = [record.outcome for record in records] if spec.save_folder else []
+    crashed = (each for each in ends if each.kind == "disk_full" or (each.kind == "crash" and each.moment == "gather"))
+    return next((each.sentence for each in crashed), "")
+
+
 def _require_environment(run: TrialRun) -> None:
     """EnvironmentFaultError if the trial left the machine in no state for another one."""
     if run.stop is not None and run.stop.kind == "environment":
         raise EnvironmentFaultError(run.stop.sentence)
-
-
-def _false_start(run: TrialRun, records: Sequence[Record]) -> str:
-    """Why the trial ended before anything of its engine was read, if it did: that says nothing about the engine."""
-    if run.stop is not None and run.stop.kind == "lost_server":
-        return "The trial server died"
-    if run.stop is None and not records and not any(run.exits.values()):
-        return "The trial ended without a result"
-    endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]
-    return next((f"No process group: {each.sentence}" for each in endings if each.moment == "process_group"), "")

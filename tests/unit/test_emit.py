@@ -286,6 +286,8 @@ def test_a_newer_schema_asks_for_a_newer_ladder(written: Path) -> None:
         (("checkpoint_every",), 4),
         (("workload", "optimizer"), "muon"),
         (("workload", "lora_rank"), 8),
+        (("workload",), "as usual"),
+        (("rung",), None),
     ],
     ids=str,
 )

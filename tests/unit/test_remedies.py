@@ -63,6 +63,14 @@ def test_ranks_on_the_cpu_are_given_more_memory_and_no_gpus() -> None:
     assert found.lora is found.qlora is None
 
 
+def test_a_host_that_is_too_small_for_what_ranks_on_the_cpu_hold_is_named() -> None:
+    small = make_space(device="cpu", memory_limit=200 * GIB, host_memory=8 * GIB)
+    found = remedies(small)
+    assert found.gpu_memory is None
+    assert found.host_memory is not None
+    assert remedies(replace(small, host_memory=found.host_memory)).host_memory is None
+
+
 def test_the_sequence_that_is_named_fits_and_one_that_is_a_quarter_longer_does_not() -> None:
     space = make_space(
         workload=bundled_workload("llama-3.2-1b", seq_len=65536, global_batch_size=128), memory_limit=24 * GIB

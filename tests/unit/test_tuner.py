@@ -514,6 +514,38 @@ def test_a_folder_for_the_weights_that_cannot_be_is_refused_before_any_trial(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("kind", "moment"), [("disk_full", "gather"), ("crash", "gather")])
+def test_weights_that_cannot_be_saved_end_the_tune_and_the_answer_stays(tmp_path: Path, kind: Any, moment: str) -> None:
+    class Unsaved(Pretender):
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            if spec.save_folder:
+                failed = FailedEvent(t=2, candidate=None, outcome=kind, moment=moment, message="OSError: no space left")
+                run.events, run.exits = [[failed]] * spec.world_size, {0: 1, 1: 1}
+            return run
+
+    first = tune(tmp_path / "run", Pretender(larger_is_faster))
+    launcher = Unsaved(larger_is_faster)
+    with pytest.raises(EnvironmentFaultError, match=r"The weights were not saved: .*choose another --save-weights"):
+        tune(tmp_path / "run", launcher, save_folder=tmp_path / "weights")
+    assert len(launcher.specs) == 1
+    assert tune(tmp_path / "run", Pretender(larger_is_faster)).answer == first.answer
+
+
+def test_weights_whose_proof_was_a_false_start_are_saved_by_the_next(tmp_path: Path) -> None:
+    class LostOnce(Pretender):
+        def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+            run = super().run(spec, deadlines, listener)
+            if len(self.specs) == 1:
+                run.events, run.stop = [[], []], Stop(kind="lost_server", sentence="the trial server died")
+            return run
+
+    tune(tmp_path / "run", Pretender(larger_is_faster))
+    launcher = LostOnce(larger_is_faster)
+    tune(tmp_path / "run", launcher, save_folder=tmp_path / "weights")
+    assert [spec.save_folder for spec in launcher.specs] == [str(tmp_path / "weights")] * 2
+
+
 class Unplugged(Pretender):
     """The machine fails under the second candidate of every trial."""
 
