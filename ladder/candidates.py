@@ -74,6 +74,7 @@ HALF = 2
 _KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>on|off|1/2) mb=(?P<size>[1-9]\d*)")
 CHECKPOINTING = {"off": 0, "on": 1, f"1/{HALF}": HALF}
 """By name, `Candidate.checkpoint_every`."""
+_CHECKPOINTING_NAMES = {every: name for name, every in CHECKPOINTING.items()}
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Candidate:
 
 def checkpointing_name(checkpoint_every: int) -> str:
     """What `Candidate.checkpoint_every` is called: on, off, or the share of the layers. KeyError for another."""
-    return {every: name for name, every in CHECKPOINTING.items()}[checkpoint_every]
+    return _CHECKPOINTING_NAMES[checkpoint_every]
 
 
 def variant_name(checkpoint_every: int, micro_batch: int) -> str:

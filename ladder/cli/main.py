@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as ended:  # rich and click answer a closed pipe with the second
         if not isinstance(ended, BrokenPipeError) and not isinstance(ended.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no reader
+        _discard_stdout()
         return _CLOSED_PIPE
     except KeyboardInterrupt:  # before the command heeds signals in its own way
         return _INTERRUPTED
@@ -94,7 +94,7 @@ def _run(typed: list[str]) -> int:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _UNPRINTED and error.filename is None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer has no place to go
+            _discard_stdout()
             print(f"ladder: stdout cannot be written ({error.strerror}); free some space there.", file=sys.stderr)
             return EnvironmentFaultError.exit_code
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, however it is packaged
@@ -112,6 +112,11 @@ def _run(typed: list[str]) -> int:
         print("ladder: this is a bug in ladder; the lines above say where.", file=sys.stderr)
         return EXIT_BUG
     return result if isinstance(result, int) else EXIT_FOUND
+
+
+def _discard_stdout() -> None:
+    """What is left in its buffer has no reader, or no place to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_standard_streams() -> None:

@@ -51,8 +51,7 @@ def _within_host_memory(record: Record, space: Space) -> Record:
     seen: Measurement | None = record.measurement
     if seen is None or record.purpose == "probe":
         return record
-    # As it is predicted for ranks on the CPU, whose processes are not counted (`refusal.host_bytes`).
-    held = seen.peak_host if space.device == "cuda" else seen.peak_device * space.world_size
+    held = space.on_host(seen.peak_host, seen.peak_device)
     if held <= most_host_bytes(space):
         return record
     sentence = (

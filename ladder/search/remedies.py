@@ -133,7 +133,9 @@ class _Needs:
             self._of(engine, workload, world_size, micro_batch or self.micro_batch)
             for engine in (space.engines if engines is None else engines)
         )
-        return any(memory.upper <= space.memory_limit and self._on_host(memory, world_size) <= host for memory in needs)
+        return any(
+            memory.upper <= space.memory_limit and space.on_host(memory.host, memory.upper) <= host for memory in needs
+        )
 
     def fewest_gpus(self) -> int | None:
         divisible = divisors(self._space.workload.global_batch_size // self.micro_batch)
@@ -143,7 +145,7 @@ class _Needs:
     def smallest_gpu(self) -> int | None:
         """Bytes; None where the host is what is too small."""
         space = self._space
-        hosted = [each for each in self._unchanged if self._on_host(each, space.world_size) <= space.host_memory]
+        hosted = [each for each in self._unchanged if space.on_host(each.host, each.upper) <= space.host_memory]
         enough = min((memory.upper for memory in hosted), default=0)
         return enough if enough > space.memory_limit else None
 
@@ -151,12 +153,8 @@ class _Needs:
         """Bytes; None where the GPUs are what is too small."""
         space = self._space
         fitting = [each for each in self._unchanged if each.upper <= space.memory_limit]
-        enough = min((self._on_host(memory, space.world_size) for memory in fitting), default=0)
+        enough = min((space.on_host(each.host, each.upper) for each in fitting), default=0)
         return enough if enough > space.host_memory else None
-
-    def _on_host(self, memory: MemoryPrediction, world_size: int) -> int:
-        """Bytes of host memory of all ranks; those on the CPU hold there what they hold (`refusal.host_bytes`)."""
-        return memory.host if self._space.device == "cuda" else memory.upper * world_size
 
     @property
     def hosts_ranks(self) -> bool:

@@ -23,7 +23,7 @@ _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
 
 @dataclass(frozen=True)
 class Space:
-    """All candidates of a tune. Hashable facts only; everything else is derived."""
+    """All candidates of a tune. Facts only; everything else is derived."""
 
     workload: Workload
     world_size: int
@@ -53,6 +53,13 @@ class Space:
     @property
     def sequences_per_rank(self) -> int:
         return self.workload.global_batch_size // self.world_size
+
+    def on_host(self, host: int, held: int) -> int:
+        """Host memory of all ranks: `host`; on the CPU, what each has `held` in its device's place.
+
+        The processes of ranks on the CPU are not counted.
+        """
+        return host if self.device == "cuda" else held * self.world_size
 
     @cached_property
     def shallow(self) -> Workload:

@@ -40,9 +40,7 @@ def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records:
 def host_bytes(candidate: Candidate, belief: Belief) -> int:
     """Host memory of all ranks together. Ranks on the CPU device hold everything there, up to their limit."""
     outlook, space = belief.outlook(candidate), belief.space
-    if space.device == "cuda":
-        return outlook.host
-    return min(outlook.memory.peak, space.memory_limit) * space.world_size
+    return space.on_host(outlook.host, min(outlook.memory.peak, space.memory_limit))
 
 
 def _refusal(candidate: Candidate, needed: int, trial: str, space: Space) -> Record:
