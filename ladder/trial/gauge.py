@@ -42,7 +42,8 @@ class Gauge(Protocol):
         """Forget the peaks."""
 
     def settle(self) -> bool:
-        """Take in what libraries claimed outside torch since the start; True if that left torch less room than before.
+        """Take in what libraries claimed outside torch since the start; True if the room that leaves torch is less than
+        it took since the last `reset`: steps within the new limit are then still to come.
 
         Raises OverLimitError if that alone is too much.
         """
@@ -71,7 +72,6 @@ class CudaGauge:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
         self._before = self._used()
         self._limit = 0
-        self._room = 0
         self._retries = 0
 
     def _used(self) -> int:
@@ -100,8 +100,7 @@ class CudaGauge:
                 f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}"
             )
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
-        before, self._room = self._room, room
-        return room < before
+        return torch.cuda.max_memory_reserved() > room
 
     def lift(self) -> None:
         """Torch's limit is on its allocator only: reporting needs none of it."""
