@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -114,7 +116,7 @@ def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_pa
     assert table.loc[(f"{rung}+liger", 8), "outcome"] == "fits"
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert section["liger"], "the only one that fits, whose losses were compared with those of zero1 before its proof"
-    assert section["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert section["environment"]["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:True,pinned_")
     assert not any("losses" in warning for warning in section["warnings"])
 
 
@@ -137,3 +139,27 @@ def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memo
         allocated = engine.set_index("checkpointing")["peak_allocated_gib"]
         kinds = ["on", "1/2", "off"] if knows_partial(version("transformers")) else ["on", "off"]
         assert list(allocated.sort_values().index) == kinds
+
+
+def test_what_was_taken_is_taken_again_only_where_a_narrower_limit_has_no_room_for_it() -> None:
+    """In a process of its own, which the limit outlives."""
+    code = """
+import sys, torch
+from ladder.trial.gauge import CudaGauge
+gauge = CudaGauge(sys.argv[1])
+torch.zeros(1, device="cuda")
+gauge.start(6 << 30)
+gauge.reset()
+taken = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+print(gauge.settle())
+gauge.start(4 << 30)
+print(gauge.settle())
+gauge.start(2 << 30)
+print(gauge.settle())
+"""
+    command = [sys.executable, "-c", code, visible_gpus()[0].uuid]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [
+        "False",
+        "False",
+        "True",
+    ]

@@ -15,7 +15,7 @@ from ladder.cli.views import QuietView
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
-from ladder.machine.gpus import Gpu
+from ladder.machine.gpus import Gpu, allocator_settings
 from ladder.machine.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
 from ladder.tuning import preparation
 from ladder.units import GIB
@@ -211,6 +211,25 @@ def test_the_quota_is_read_where_the_kernel_says_that_this_process_is(
         for name, text in texts.items():
             (cgroup.folder / name).write_text(text)
     assert host.usable_cores() == 5
+
+
+@pytest.mark.parametrize("of_torch", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocators_are_told_what_is_best_for_trials_but_where_the_user_told_them_otherwise(of_torch: str) -> None:
+    ours = allocator_settings({"PATH": "/bin", of_torch: ""}, kernel="6.8.0-generic")
+    assert ours == {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,"
+        "pinned_use_cuda_host_register:True,pinned_num_register_threads:8",
+    }
+    theirs = {of_torch: "max_split_size_mb:64"}
+    assert allocator_settings(theirs) == theirs | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    theirs |= {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
+    assert allocator_settings(theirs) == theirs
+
+
+def test_under_wsl_memory_is_pinned_as_torch_does_by_itself() -> None:
+    settings = allocator_settings({}, kernel="5.15.167.4-microsoft-standard-WSL2")
+    assert settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:
