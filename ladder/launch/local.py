@@ -24,7 +24,10 @@ _KILL_SECONDS = 20.0
 
 
 class LocalLauncher(Launcher):
-    """Runs trials one after another. With `cold`, each gets a server of its own, imports and all."""
+    """Runs trials one after another. With `cold`, each gets a server of its own, imports and all.
+
+    A `job` without "operators" lets the server import while they are built: `load` tells which they are.
+    """
 
     def __init__(
         self,
@@ -38,12 +41,19 @@ class LocalLauncher(Launcher):
         cold: bool = False,
         kill_seconds: float = _KILL_SECONDS,
     ) -> None:
-        self._make_server = partial(TrialServer, marker=marker, job=job, environment=environment, log=log)
+        self._job = dict(job)
+        self._make_server = partial(TrialServer, marker=marker, job=self._job, environment=environment, log=log)
         self._server: TrialServer | None = None if cold else self._make_server()
         self._ready = False
         self._cold, self._kill_seconds = cold, kill_seconds
         self._cancelled = cancelled
         self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
+
+    def load(self, operators: Sequence[str]) -> None:
+        """The operators that trials need; before the first of them, and once."""
+        self._job["operators"] = list(operators)  # for servers to come
+        if self._server is not None:
+            self._server.load(operators)
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         folder = Path(spec.folder)

@@ -79,6 +79,10 @@ class TrialServer:
             return False
         raise EnvironmentFaultError(f"The trial server did not start; its last words are in {self._log}.")
 
+    def load(self, operators: Sequence[str]) -> None:
+        """Say which operators to load, to a server that was made without them in its job."""
+        self._send({"operators": list(operators)})
+
     def start(self, trial: str, spec: Path) -> None:
         self._send({"op": "start", "trial": trial, "spec": str(spec)})
 

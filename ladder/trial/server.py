@@ -2,9 +2,11 @@
 
 It reads from stdin and writes events to stdout, one JSON object a line. First it is told what to preload:
 
-    {"model_config": {…}, "task": "causal-lm", "operators": […]}
+    {"model_config": {…}, "task": "causal-lm"}
+    {"operators": […]}
 
-with `preload`, if need be, the names of more modules to import. Then come requests:
+with `preload`, if need be, the names of more modules to import. The operators may come when all else is imported: they
+are built meanwhile. Where they are known already they stand in the first line. Then come requests:
 
     {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
@@ -61,21 +63,26 @@ class UnknownModelError(Exception):
     """The installed transformers makes nothing of the model's configuration."""
 
 
-def preload(model_config: dict[str, Any], task: str, operators: list[str], also: Sequence[str] = ()) -> None:
-    """Import all that a rank needs. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
+def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -> None:
+    """Import all that a rank needs but the operators."""
     for module in (*_PRELOAD, *also):
         importlib.import_module(module)
     for module in _PRELOAD_IF_THERE:
         with suppress(ImportError):
             importlib.import_module(module)
     from ladder.trial.model import model_class
-    from ladder.trial.operators import load
 
     try:
         model_class(model_config, task)
     except Exception as error:
         raise UnknownModelError(f"{type(error).__name__}: {error}") from error
-    for operator in operators:
+
+
+def load_operators(names: Sequence[str]) -> None:
+    """The last of what is imported. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
+    from ladder.trial.operators import load
+
+    for operator in names:
         load(operator)
     if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
         raise RuntimeError(f"CUDA cannot be used in a fork of this process ({reason}); an import must have touched it")
@@ -219,14 +226,6 @@ def _volunteer() -> None:
         return  # a container may forbid it; the kernel then chooses by size
 
 
-def _first_line(fd: int) -> bytes:
-    """Up to the end of the line, or of the file."""
-    line = b""
-    while not line.endswith(b"\n") and (data := os.read(fd, 65536)):
-        line += data  # the controller sends nothing else until we are ready
-    return line
-
-
 def _is_hung_up(fd: int) -> bool:
     """Whether nobody holds the other end of the pipe any more, whatever may still be in it."""
     poll = select.poll()
@@ -253,12 +252,20 @@ def main() -> int:
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up among the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    line = _first_line(requests)
+    lines = os.fdopen(
+        requests, "rb", closefd=False
+    )  # what it has read ahead ends here: requests wait until we are ready
+    line = lines.readline()
     if _is_hung_up(requests):  # it died before the kernel knew that we want to die with it
         return 1
     job = json.loads(line)
     try:
-        preload(job["model_config"], job["task"], job["operators"], job.get("preload", ()))
+        preload(job["model_config"], job["task"], job.get("preload", ()))
+        if "operators" not in job:
+            if not (line := lines.readline()):
+                os._exit(0)  # nobody wants trials any more
+            job |= json.loads(line)
+        load_operators(job["operators"])
     except Exception as error:
         of_model = isinstance(error, UnknownModelError)
         reason = str(error) if of_model else f"{type(error).__name__}: {error}"

@@ -56,10 +56,9 @@ def on_this_host(
         sweep.remember(machine.nvme_path)
     sweep()
     environment = {**rank_environment(machine), RUN_MARKER: marker}  # for what builds operators, too
-    machine, operators = with_operators(machine, rungs, workload, environment, view, cancelled)
     launcher = LocalLauncher(
         marker=marker,
-        job={"model_config": dict(workload.model.config), "task": workload.task, "operators": operators},
+        job={"model_config": dict(workload.model.config), "task": workload.task},
         environment=environment,
         log=run_dir / "server.log",
         gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
@@ -68,6 +67,8 @@ def on_this_host(
     )
     try:
         with closing(launcher):
+            machine, operators = with_operators(machine, rungs, workload, environment, view, cancelled)
+            launcher.load(operators)
             yield Stage(machine=machine, launcher=launcher, swap_prefix=marker)
     finally:
         sweep()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
-from ladder.errors import ModelNotAccessibleError
+from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
 from ladder.launch.server import TrialServer, kill_marked
 from ladder.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy
 
@@ -108,3 +108,40 @@ def test_a_model_whose_configuration_is_longer_than_an_argument_may_be_is_preloa
         assert server.wait_ready()
     finally:
         server.close()
+
+
+def test_a_server_imports_while_operators_are_built_and_is_ready_once_it_has_those(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    job = {key: value for key, value in trial_job.items() if key != "operators"}
+    marker, log = f"ladder-test-{secrets.token_hex(8)}", tmp_path / "server.log"
+    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=log)
+    try:
+        imported = psutil.Process(server.pid).memory_maps
+        wait_until(lambda: any("libtorch" in module.path for module in imported()))
+        server.load(trial_job["operators"])
+        assert server.wait_ready()
+    finally:
+        server.close()
+
+
+def test_an_operator_that_does_not_load_is_named(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    marker, job = f"ladder-test-{secrets.token_hex(8)}", trial_job | {"operators": ["no-such-operator"]}
+    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
+    with pytest.raises(EnvironmentFaultError, match="no-such-operator"):
+        server.wait_ready()
+    assert processes_with(RUN_MARKER, marker) == []
+
+
+def test_a_server_of_a_tune_that_ends_before_its_operators_are_built_ends_with_it(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    job = {key: value for key, value in trial_job.items() if key != "operators"}
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
+    assert server._process.stdin is not None
+    server._process.stdin.close()
+    assert server._process.wait(timeout=60) in (0, 1)
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
