@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -34,6 +35,7 @@ _GROWING = "expandable_segments:True"
 # and given back in 0.6 instead of 4.7, and neither copies nor the optimizer are slower or faster on them.
 _PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _OF_TORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -56,13 +58,25 @@ class Obstacle:
     """It does not go away while the tune waits."""
 
 
-def allocator_settings(environment: Mapping[str, str], kernel: str = platform.release()) -> dict[str, str]:
+def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The user's own settings of the allocators in `environment`; what it says nothing of, as is best for trials."""
     own = allocator_in(environment)
-    # Under WSL the GPU knows registered memory by another address, which torch does not expect.
-    of_torch = _GROWING if "microsoft" in kernel.lower() else f"{_GROWING},{_PINNING}"
+    of_torch = f"{_GROWING},{_PINNING}" if may_register() else _GROWING
     told = own.keys() & set(_OF_TORCH)
     return {**_HUGE_PAGES, **({} if told else {"PYTORCH_CUDA_ALLOC_CONF": of_torch}), **own}
+
+
+def may_register() -> bool:
+    """Whether torch can pin memory that the C library gave it, as on most hosts.
+
+    Under WSL the GPU knows such memory by another address. Where the kernel promises no more memory than it has, it may
+    refuse some, and torch does not look whether it did.
+    """
+    try:
+        is_strict = _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:
+        is_strict = False
+    return not is_strict and "microsoft" not in platform.release().lower()
 
 
 def allocator_in(environment: Mapping[str, str]) -> dict[str, str]:
