@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ladder.tuning.run import TuneView
 
 TrackerName = Literal["trackio", "wandb", "mlflow"]
+_PACKAGES = {"mlflow": "mlflow-skinny sqlparse"}
+"""Where they are not called like the tracker."""
 _PROJECT = "ladder"
 
 
@@ -170,7 +172,8 @@ def _open(name: str, asked: TuneOptions) -> Tracker:
         library: Any = importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"Logging to {name} needs a package that is missing ({shown(error)}); `pip install 'ladder[{name}]'`."
+            f"Logging to {name} needs a package that is missing ({shown(error)}); "
+            f"`pip install {_PACKAGES.get(name, name)}`."
         ) from None
     trackers: dict[str, Callable[[Any, str, Mapping[str, Any]], Tracker]] = {
         "trackio": _Trackio,

@@ -139,10 +139,8 @@ def _takes_several(parameter: Parameter) -> bool:
 
 def _property(parameter: Parameter) -> dict[str, Any]:
     kind = get_args(_kind(parameter))[0] if _takes_several(parameter) else _kind(parameter)
-    if parameter.info.metavar == "SIZE":
+    if parameter.info.parser is not None:  # a size or a duration, which need their units
         found: dict[str, Any] = {"type": "string"}
-    elif parameter.info.parser is not None:  # a duration, which may have a unit
-        found = {"type": ["string", "number"]}
     elif isinstance(kind, type) and issubclass(kind, Enum):
         found = {"enum": [member.value for member in kind]}
     else:

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 
 class LiteralCommand(TyperCommand):
-    """A command in whose help `[default: 128]` and `pip install 'ladder[wandb]'` stay as they are."""
+    """A command in whose help `[default: 128]` and `pip install 'package[extra]'` stay as they are."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from rich.markup import escape  # here: only help needs it

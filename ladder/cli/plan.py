@@ -46,7 +46,9 @@ def plan(
 ) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.
 
-    Needs no GPU. Predictions before any trial: within about 10 % for memory, a third for speed.
+    Needs no GPU. Memory is what has to be held; where there is room, the allocator keeps up to 40 % more. Speed is a
+    first guess: steps of small models and small micro-batches, which wait for their host, may take twice as long.
+    Without --machine or --host-memory, the host's memory is taken to be enough, and an NVMe drive to be there.
 
     Examples:
 

@@ -36,13 +36,12 @@ class StrategyName(str, Enum):
     bisect = "bisect"
 
 
-def _minutes(text: str) -> float:
-    """Seconds of `90`, `90s`, `15m` or `2h`; a bare number is minutes."""
+def _duration(text: str) -> float:
+    """Seconds of `90s`, `15m` or `2h`. A bare number could be minutes or seconds, and is refused."""
     factors = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    number, factor = (text[:-1], factors[text[-1]]) if text[-1:] in factors else (text, 60.0)
     try:
-        seconds = float(number) * factor
-    except ValueError:
+        seconds = float(text[:-1]) * factors[text[-1:]]
+    except (ValueError, KeyError):
         raise typer.BadParameter(f"{text!r} is not a duration; write it like 15m, 90s or 2h") from None
     if not seconds > 0:
         raise typer.BadParameter("a duration must be above zero")
@@ -67,7 +66,7 @@ def tune(
     ] = None,
     time_budget: Annotated[
         float | None,
-        typer.Option(parser=_minutes, metavar="TIME", help="Search no longer, e.g. 15m; the proof comes on top."),
+        typer.Option(parser=_duration, metavar="TIME", help="Search no longer, e.g. 15m; the proof comes on top."),
     ] = None,
     strategy: Annotated[StrategyName, typer.Option(help="How to search.")] = StrategyName.auto,
     tolerance: Annotated[
@@ -136,7 +135,7 @@ def tune(
         str | None, typer.Option(metavar="NAME|FILE", help="For --launcher simulated: a100-80, h100-80, … or a file.")
     ] = None,
     log_to: Annotated[
-        TrackerChoice | None, typer.Option(help="Log each candidate to a tracker: `pip install 'ladder[wandb]'`.")
+        TrackerChoice | None, typer.Option(help="Log each candidate to a tracker: `pip install wandb`.")
     ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress; only the answer.", show_default=False)

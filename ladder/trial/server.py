@@ -252,9 +252,7 @@ def main() -> int:
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up among the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    lines = os.fdopen(
-        requests, "rb", closefd=False
-    )  # what it has read ahead ends here: requests wait until we are ready
+    lines = os.fdopen(requests, "rb", closefd=False)  # reads ahead, but requests come only once we are ready
     line = lines.readline()
     if _is_hung_up(requests):  # it died before the kernel knew that we want to die with it
         return 1

@@ -27,7 +27,7 @@ def about_liger(asked: bool | None, workload: Workload, device: str) -> str:
         return ""
     return (
         f"With {workload.model.vocab_size:,} tokens, rungs on Liger's kernels, which keep no logits, may be far "
-        "faster: `pip install 'ladder[liger]'`, and they are tried."
+        "faster: `pip install liger-kernel`, and they are tried."
     )
 
 
@@ -42,7 +42,7 @@ def require_liger(workload: Workload, device: str, *, on_paper: bool = False) ->
     if device == "cpu":
         raise UsageError("Liger's kernels need a GPU; leave --liger out.")
     if not on_paper and not _installed():
-        raise EnvironmentFaultError("liger-kernel is not installed; `pip install 'ladder[liger]'`.")
+        raise EnvironmentFaultError("liger-kernel is not installed; `pip install liger-kernel`.")
 
 
 def _installed() -> bool:

@@ -58,12 +58,15 @@ def test_the_run_folder_is_closed_to_everybody_else(tuned: HardTune) -> None:
 def test_secrets_are_known_by_their_names_and_settings_are_not_taken_for_any() -> None:
     hidden = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_APIKEY", "AWS_SECRET_ACCESS_KEY"]
     hidden += ["GITHUB_TOKEN", "db_password", "GOOGLE_APPLICATION_CREDENTIALS", "SSH_PRIVATE_KEY", "TOKEN"]
+    hidden += ["PGPASSWORD", "SSHPASS", "CLIENT_SECRETS", "OPENAI_KEY", "GITHUB_PAT"]
     kept = [
         "TOKENIZERS_PARALLELISM",
         "PATH",
         "CUDA_HOME",
         "NCCL_DEBUG",
         "KEYBOARD",
+        "COMPASS",
+        "NUM_PATHS",
         "HF_HOME",
         "SECRETARY",
         "LD_PRELOAD",

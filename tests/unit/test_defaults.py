@@ -35,7 +35,7 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
 def test_lists_and_switches_are_defaults_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "tune: {rung: [zero2], micro-batch: [1, 2], launcher: simulated, machine: a100-40, quiet: true, "
-        "time-budget: 5, liger: false, documented: true}"
+        "time-budget: 5m, liger: false, documented: true}"
     )
     (folder / "ladder.yaml").write_text(text)
     assert main(["tune", "llama-2-7b", "--format", "json", "--run-dir", "run"]) == 0

@@ -120,7 +120,7 @@ def test_its_speed_is_expected_to_be_much_the_same_and_in_doubt() -> None:
         (bundled_workload("opt-1.3b"), "cuda", UsageError, "not with opt for causal-lm"),
         (bundled_workload("roberta-base", task="masked-lm"), "cuda", UsageError, "not with roberta for masked-lm"),
         (LARGE_VOCABULARY, "cpu", UsageError, "need a GPU"),
-        (LARGE_VOCABULARY, "cuda", EnvironmentFaultError, r"pip install 'ladder\[liger\]'"),
+        (LARGE_VOCABULARY, "cuda", EnvironmentFaultError, r"pip install liger-kernel"),
     ],
 )
 def test_where_it_cannot_be_one_sentence_says_why(
@@ -138,7 +138,7 @@ def test_where_it_cannot_be_one_sentence_says_why(
         (True, False, LARGE_VOCABULARY, "cuda", False, ""),
         (True, None, LARGE_VOCABULARY, "cpu", False, ""),
         (True, None, bundled_workload("roberta-base", task="masked-lm"), "cuda", False, ""),
-        (False, None, LARGE_VOCABULARY, "cuda", False, "pip install 'ladder[liger]'"),
+        (False, None, LARGE_VOCABULARY, "cuda", False, "pip install liger-kernel"),
         (False, None, bundled_workload("llama-2-7b"), "cuda", False, ""),
     ],
 )

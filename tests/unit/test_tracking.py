@@ -98,15 +98,17 @@ def test_a_tracker_that_fails_is_left_alone_and_the_tune_goes_on(tmp_path: Path)
     assert warnings == [r"Warning: nothing more is logged to notebook: the server\nis gone"]
 
 
-@pytest.mark.parametrize("name", ["trackio", "wandb", "mlflow"])
+@pytest.mark.parametrize(
+    ("name", "packages"), [("trackio", "trackio"), ("wandb", "wandb"), ("mlflow", "mlflow-skinny sqlparse")]
+)
 def test_a_missing_package_is_said_before_any_trial_with_what_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, packages: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, name, None)
     assert main([*TUNE, "--log-to", name]) == 2
     error = capsys.readouterr().err
-    assert f"pip install 'ladder[{name}]'" in error
+    assert f"`pip install {packages}`" in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
