@@ -81,3 +81,5 @@ class Record:
     tokens_per_second: float | None = None
     """Of all ranks together; None for what does not fit, and for a probe."""
     warnings: tuple[str, ...] = field(default=())
+    nvme_path: str | None = None
+    """The folder that its engine swapped to; None without NVMe."""

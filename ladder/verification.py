@@ -126,8 +126,7 @@ def run_verification(
             raise UsageError(f"{str(path)!r} is for {promise['world_size']} ranks, and here are {machine.world_size}.")
         if machine.gpu_name != promise["gpu"]:
             view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
-        # As it was measured: an older file says nothing of the allocator, and then nothing is told.
-        machine = replace(machine, allocator=allocator_in(promise["environment"]))
+        machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
         if candidate.engine.liger:
             require_liger(workload, machine.device)
@@ -155,6 +154,15 @@ def run_verification(
         tolerance=tolerance,
         seconds=seconds,
     )
+
+
+def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Machine:
+    """`machine` with the allocator and the threads of a rank that the file's environment says.
+
+    An older file says nothing of the allocator, and then nothing is told.
+    """
+    threads = int(environment.get("OMP_NUM_THREADS", machine.host_threads))
+    return replace(machine, allocator=allocator_in(environment), num_cores=threads * machine.world_size)
 
 
 def _require_sense(steps: int | None, minutes: float | None, tolerance: float) -> None:

@@ -20,7 +20,7 @@ def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[R
 
     A refusal falls with the limit of host memory that it was for, and what ran out of host memory is as good as not
     tried when there is more of it now; so is what failed in a trial before `since` for something that the user is asked
-    to mend. What was measured over a limit set since does not fit.
+    to mend, and what swapped to another drive. What was measured over a limit set since does not fit.
     """
     return [
         _within_host_memory(record, space)
@@ -28,6 +28,7 @@ def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[R
         if _is_of(space, record.candidate_key)
         and not _is_lifted(record, space)
         and not (record.trial < since and record.outcome.kind in _TO_BE_MENDED)
+        and record.nvme_path in (None, space.nvme_path)
     ]
 
 

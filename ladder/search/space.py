@@ -41,6 +41,8 @@ class Space:
     num_cores: int = 16
     """CPU cores of all nodes: CPU Adam's speed depends on them."""
     num_nodes: int = 1
+    nvme_path: str | None = None
+    """The folder of the NVMe rungs: what was measured in another one says nothing of this drive."""
     tolerance: float = 0.02
     """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
     probe_layers: int = 0

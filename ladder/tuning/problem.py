@@ -112,6 +112,7 @@ def make_space(
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,
         num_nodes=machine.num_nodes,
+        nvme_path=str(machine.nvme_path.absolute()) if machine.nvme_path is not None else None,
         tolerance=tolerance,
         probe_layers=_PROBE_LAYERS if depth_of(workload.model) >= _DEEP else 0,
         audit=audit,
@@ -141,6 +142,7 @@ def run_fingerprint(
         "device": machine.device,
         "GPU": machine.gpu_name,
         "world size": machine.world_size,
+        "threads of a rank": machine.host_threads,
         "memory limit": machine.memory_limit,
         "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
     }

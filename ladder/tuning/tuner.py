@@ -275,7 +275,15 @@ class Tuner:
             outcome = record.outcome
             if outcome.kind == "host_oom":
                 outcome = replace(outcome, host_memory=self._space.host_memory)
-            complete.append(replace(record, outcome=outcome, warnings=tuple(filter(None, said))))
+            swaps = "nvme" in self._space.by_key[record.candidate_key].engine.rung.devices
+            complete.append(
+                replace(
+                    record,
+                    outcome=outcome,
+                    warnings=tuple(filter(None, said)),
+                    nvme_path=self._space.nvme_path if swaps else None,
+                )
+            )
         return complete
 
     def _add(self, records: Sequence[Record], seconds: dict[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import ladder
 from ladder.cli.main import main
 from ladder.emit.config import _digest
 from ladder.errors import NothingFitsError, SlowerThanPromisedError, UsageError
+from ladder.machine.machine import Machine
 from ladder.outcome import Record
+from ladder.tuning.preparation import rank_environment
 from ladder.units import GIB
-from ladder.verification import Verification, _model
+from ladder.verification import Verification, _model, as_it_was_measured
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,17 @@ def test_what_runs_out_of_memory_no_longer_fits_however_fast_it_was() -> None:
     assert (seen.fits, seen.holds) == (False, False)
     with pytest.raises(NothingFitsError, match="no longer fits here: ended in gpu_oom"):
         seen.require()
+
+
+def test_it_runs_with_the_threads_and_the_allocator_that_it_was_measured_with() -> None:
+    here = Machine(device="cuda", world_size=4, memory_limit=1, host_memory=1, num_cores=64)
+    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    seen = rank_environment(as_it_was_measured(here, {"OMP_NUM_THREADS": "3", **growing}))
+    assert seen["OMP_NUM_THREADS"] == "3"
+    assert seen["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    old = rank_environment(as_it_was_measured(here, {}))
+    assert old["OMP_NUM_THREADS"] == "16"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in old.keys() - os.environ.keys()
 
 
 def test_a_model_folder_is_found_again_from_any_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

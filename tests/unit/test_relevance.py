@@ -62,6 +62,21 @@ def test_without_the_drive_of_an_earlier_start_its_answer_is_none(tmp_path: Path
     assert answer_of(on_paper(tmp_path / "used", **little)) == "nothing fits"
 
 
+def test_on_another_drive_what_swaps_is_measured_and_proven_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"gpus": 1, "global_batch_size": 2, "host_memory": "60GiB"}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    first, again, other = (
+        on_paper(tmp_path / "used", nvme_path=tmp_path / name, **options) for name in ("one", "one", "other")
+    )
+    trials = [tuned.trials.query("status == 'answer'")["trial"].item() for tuned in (first, again, other)]
+    assert trials[0] == trials[1] < trials[2]
+    swaps = [
+        tuned.deepspeed_config()["zero_optimization"]["offload_optimizer"]["nvme_path"] for tuned in (first, other)
+    ]
+    assert swaps == [str(tmp_path / "one"), str(tmp_path / "other")]
+
+
 @pytest.fixture
 def space(llama_like: Callable[..., Workload]) -> Space:
     return Space(

@@ -83,6 +83,7 @@ def test_the_space_has_the_supported_rungs_in_the_documented_order_and_the_other
     [
         {"memory_limit": 2 * GIB},
         {"world_size": 4},
+        {"num_cores": 64},
         {"device": "cuda", "gpus": (Gpu("GPU-a", "NVIDIA H200", GIB),)},
     ],
 )
