@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from ladder.emit.settings import YOUR_MODEL, Settings, settings_in
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
 from ladder.errors import UsageError
 from ladder.text import shown
+from ladder.units import GIB, format_bytes
 
 _OF_CAUSAL_LMS = ("axolotl", "llama-factory", "trl")
 _CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
 # All that its plugin can switch on for a Llama-like model, as `use_liger_kernel` does.
 _AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+_LOADERS_OF_A_RANK = 4 * GIB
+"""For a rank's data loaders, which the trials had none of."""
 
 
 def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
@@ -49,7 +52,8 @@ def _trainer(document: Mapping[str, Any], config: Path) -> str:
 
 
 def _accelerate(document: Mapping[str, Any], config: Path) -> str:
-    return to_yaml(accelerate_config(settings_in(document), config))
+    settings = settings_in(document)
+    return _lines(_warnings(settings)) + to_yaml(accelerate_config(settings, config))
 
 
 def _deepspeed(document: Mapping[str, Any], config: Path) -> str:
@@ -123,7 +127,14 @@ def _trl(document: Mapping[str, Any], config: Path) -> str:
 
 def _torchrun(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
-    return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *_exports(settings), _launch(settings, config), ""])
+    lines = [
+        "#!/usr/bin/env bash",
+        *_warnings(settings),
+        "set -euo pipefail",
+        *_exports(settings),
+        _launch(settings, config),
+    ]
+    return _lines(lines)
 
 
 def _sbatch(document: Mapping[str, Any], config: Path) -> str:
@@ -131,16 +142,34 @@ def _sbatch(document: Mapping[str, Any], config: Path) -> str:
     cores = int(settings.environment["OMP_NUM_THREADS"]) * settings.world_size
     lines = [
         "#!/usr/bin/env bash",
+        *_warnings(settings),
         "#SBATCH --nodes=1",
         "#SBATCH --ntasks-per-node=1",  # torchrun starts the ranks
         *([f"#SBATCH --gpus-per-node={settings.world_size}"] if settings.device == "cuda" else []),
         f"#SBATCH --cpus-per-task={cores}",
+        *_host_memory(settings),
         "set -euo pipefail",
         *_exports(settings),
         f"srun --cpus-per-task={cores} {_launch(settings, config)}",  # which srun takes from nowhere else since 22.05
-        "",
     ]
-    return "\n".join(lines)
+    return _lines(lines)
+
+
+def _host_memory(settings: Settings) -> list[str]:
+    """What the job asks for: it otherwise gets its partition's default, and its cgroup kills an offload.
+
+    Nothing where the file does not say what was held: a guess could be less than that default.
+    """
+    held = settings.host_memory
+    if held is None:
+        return []
+    asked = held + held // 10 + _LOADERS_OF_A_RANK * settings.world_size
+    return [
+        f"# Host memory: the ranks held {format_bytes(held)} when this was measured; asked for are a tenth more and",
+        f"# {format_bytes(_LOADERS_OF_A_RANK)} a rank. Data loaders, and weights as they are loaded, may need more:",
+        "# a --mem on the command line of sbatch wins over this one.",
+        f"#SBATCH --mem={-(-asked // GIB)}G",
+    ]
 
 
 def _launch(settings: Settings, config: Path) -> str:
@@ -159,7 +188,17 @@ def _with_comment(settings: Settings, run: str) -> str:
         yours = (
             f"# Put the name of yours for `{YOUR_MODEL}`: {shown(settings.shape)} is a shape, with nothing to load.\n"
         )
-    return f"# Written by ladder. Add your data and learning rate, then:\n#   {environment} {run}\n{yours}"
+    said = _lines(_warnings(settings))
+    return f"# Written by ladder. Add your data and learning rate, then:\n#   {environment} {run}\n{said}{yours}"
+
+
+def _warnings(settings: Settings) -> list[str]:
+    """What the measurement does not hold for, as comments of a script or of YAML; that it was none, where simulated."""
+    return [f"# Warning: {shown(warning)}." for warning in settings.warnings]
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 EXPORTS: Mapping[str, Callable[[Mapping[str, Any], Path], str]] = {

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, checkpoint_every_in, launch_environment, model_folder, original_text
+from ladder.units import GIB
 from ladder.workload import Dtype, OptimizerName, Source
 
 YOUR_MODEL = "your model"
@@ -17,7 +18,7 @@ YOUR_MODEL = "your model"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The answer without its measurements."""
+    """The answer without its measurements, but for the memory that a job has to ask for."""
 
     model: str
     """What a training program loads: a Hub id, an absolute folder, or `YOUR_MODEL`."""
@@ -38,6 +39,10 @@ class Settings:
     environment: Mapping[str, str]
     transformers: str
     """The version that was measured with; empty where it is not known."""
+    host_memory: int | None
+    """Bytes on the host that all ranks together were seen to hold; None where the file does not say."""
+    warnings: tuple[str, ...]
+    """Sentences without their full stop, which may hold anything."""
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -65,6 +70,8 @@ def settings_of(source: Answer | Settings) -> Settings:
         stage=candidate.engine.rung.stage,
         environment=launch_environment(source),
         transformers=source.versions.get("transformers", ""),
+        host_memory=source.measurement.peak_host,
+        warnings=source.warnings,
     )
 
 
@@ -73,6 +80,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
     section = document[SECTION]
     workload, model = section["workload"], section["model"]
     name = original_text(model["name"])
+    host_gib, warnings = section.get("host_memory_gib"), tuple(section.get("warnings", ()))
     return Settings(
         model=_loadable(name, model["source"], model.get("folder")),
         shape=name,
@@ -89,6 +97,8 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         stage=RUNGS_BY_NAME[section["rung"]].stage,
         environment=section["environment"],
         transformers=section["versions"].get("transformers", ""),
+        host_memory=None if host_gib is None else int(host_gib * GIB),
+        warnings=warnings,
     )
 
 

@@ -30,6 +30,19 @@ def document(config: Path) -> dict[str, Any]:
     return load_best_config(config)
 
 
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def _with(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The same answer with other figures in ladder's section."""
+    return {**document, "ladder": {**document["ladder"], **changes}}
+
+
+def _asked_of_slurm(text: str) -> dict[str, str]:
+    return dict(line.removeprefix("#SBATCH --").split("=") for line in text.splitlines() if line.startswith("#SBATCH"))
+
+
 def test_the_command_knows_every_export() -> None:
     assert {target.value for target in Target} == set(EXPORTS)
 
@@ -38,7 +51,8 @@ def test_the_trainer_and_accelerate_get_what_the_tune_wrote_beside_the_answer(
     config: Path, document: dict[str, Any]
 ) -> None:
     assert exported(document, config, "trainer") == config.with_name("best_config.trainer.json").read_text()
-    assert exported(document, config, "accelerate") == config.with_name("best_config.accelerate.yaml").read_text()
+    accelerate = "".join(line for line in _lines(exported(document, config, "accelerate")) if line[0] != "#")
+    assert accelerate == config.with_name("best_config.accelerate.yaml").read_text()
 
 
 def test_deepspeed_gets_its_own_keys_alone(config: Path, document: dict[str, Any]) -> None:
@@ -222,10 +236,89 @@ def test_the_scripts_are_bash_and_run_the_script_they_are_given(
 
 def test_sbatch_asks_for_the_gpus_and_cores_that_were_measured(config: Path, document: dict[str, Any]) -> None:
     text = exported(document, config, "sbatch")
-    asked = dict(line.removeprefix("#SBATCH --").split("=") for line in text.splitlines() if line.startswith("#SBATCH"))
+    asked = _asked_of_slurm(text)
     assert asked["gpus-per-node"] == "8"
     assert int(asked["cpus-per-task"]) == 8 * int(document["ladder"]["environment"]["OMP_NUM_THREADS"])
     assert shlex.split(text.splitlines()[-1])[:2] == ["srun", f"--cpus-per-task={asked['cpus-per-task']}"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "held", "asked"),
+    [
+        (8, 400.0, "472G"),  # 400 + 40 + 8 × 4
+        (8, 14.93, "49G"),  # 16.4 + 32, rounded up
+        (1, 0.5, "5G"),
+    ],
+)
+def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loaders(
+    ranks: int, held: float, asked: str, config: Path, document: dict[str, Any]
+) -> None:
+    text = exported(_with(document, world_size=ranks, host_memory_gib=held), config, "sbatch")
+    assert _asked_of_slurm(text)["mem"] == asked
+    # sbatch reads no further than the first line that is no comment.
+    before, _, after = text.partition("#SBATCH --mem")
+    assert all(line.startswith("#") for line in before.splitlines())
+    assert f"the ranks held {held:.2f} GiB when this was measured" in before
+    assert "Data loaders, and weights as they are loaded, may need more" in before
+    assert after.splitlines()[1] == "set -euo pipefail"
+
+
+def test_sbatch_asks_for_no_host_memory_where_the_file_does_not_say_what_was_held(
+    config: Path, document: dict[str, Any]
+) -> None:
+    assert "mem" in _asked_of_slurm(exported(document, config, "sbatch"))
+    older = {key: value for key, value in document["ladder"].items() if key != "host_memory_gib"}
+    for answer in ({**document, "ladder": older}, _with(document, host_memory_gib=None)):
+        text = exported(answer, config, "sbatch")
+        assert "mem" not in _asked_of_slurm(text)
+        assert "Host memory" not in text
+
+
+WITH_COMMENTS = ["accelerate", "axolotl", "llama-factory", "trl", "torchrun", "sbatch"]
+
+
+@pytest.mark.parametrize("target", WITH_COMMENTS)
+def test_an_export_says_what_the_answer_warns_of(target: str, config: Path, document: dict[str, Any]) -> None:
+    said = ["its states are bf16", "thin headroom: 1.0% of memory left at the peak"]
+    lines = exported(_with(document, warnings=said), config, target).splitlines()
+    assert [line for line in lines if "Warning" in line] == [f"# Warning: {warning}." for warning in said]
+    assert "Warning" not in exported(_with(document, warnings=[]), config, target)
+
+
+def test_an_export_of_a_simulated_answer_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in WITH_COMMENTS:
+        assert main(["export", str(config), "--for", target]) == 0
+        assert "\n# Warning: simulated on the paper machine a100-40: " in "\n" + capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", WITH_COMMENTS)
+def test_no_warning_breaks_out_of_its_comment(target: str, config: Path, document: dict[str, Any]) -> None:
+    breaks = "\n\r\x0b\x0c\x1c\x85\u2028\u2029\x00\x1b"
+    warnings = [f"paper machine {each}#SBATCH --mem=1G\nmicro_batch_size: 7\ntouch it" for each in breaks]
+    text = exported(_with(document, warnings=warnings), config, target)
+    harmless = exported(_with(document, warnings=[]), config, target)
+    assert text.count("# Warning: paper machine ") == len(breaks)
+    kept = [line for line in text.splitlines() if not line.startswith("# Warning: ")]
+    assert kept == harmless.splitlines()
+    assert text.isprintable() or set(filter(lambda each: not each.isprintable(), text)) == {"\n"}
+
+
+def test_all_but_json_holds_the_warnings(config: Path, document: dict[str, Any]) -> None:
+    answer = _with(document, warnings=["its states are bf16"])
+    silent = {target for target in EXPORTS if "its states are bf16" not in exported(answer, config, target)}
+    assert silent == {"trainer", "deepspeed"}
+    for target in silent:
+        json.loads(exported(answer, config, target))
+
+
+def test_an_answer_for_several_nodes_says_so_in_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = tmp_path / "best_config.json"
+    paper = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "16"]  # which has 8 in a node
+    files = ["--output", str(answer), "--run-dir", str(tmp_path / "run")]
+    assert main(["tune", "llama-2-7b", "--quiet", *paper, *files]) == 0
+    capsys.readouterr()
+    assert main(["export", str(answer), "--for", "sbatch"]) == 0
+    assert "# Warning: it takes 2 nodes, " in capsys.readouterr().out
 
 
 def test_a_file_that_was_edited_is_not_exported(
