@@ -27,7 +27,7 @@ __all__ = [
 
 
 def emit_all(answer: Answer, output: Path) -> list[Path]:
-    """Write `output` (best_config.json), and beside it .trainer.json, .accelerate.yaml and .launch.sh of its stem.
+    """Write `output` (best_config.json), and beside it .trainer.json, .accelerate.yaml and .launch.sh of its name.
 
     Returns their absolute paths. Everything is composed before anything is written; the configuration itself goes
     first, so that trouble with a companion cannot lose it. UsageError for an `output` that cannot name a file,

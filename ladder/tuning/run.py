@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
-import os
 import platform
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from typing import Protocol
 from ladder import __version__
 from ladder.candidates import RUNGS, Rung
 from ladder.emit import Answer, best_config, emit_all
-from ladder.errors import EnvironmentFaultError
 from ladder.history import History
 from ladder.launch.lease import Leases
 from ladder.launch.simulated_machine import SimulatedMachine
@@ -35,6 +32,7 @@ from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.kernels import about_liger, tries_liger
 from ladder.tuning.options import BF16_STATES, TuneOptions, checked, num_knob_trials, require_effect, require_text
+from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
     knows_partial,
     make_space,
@@ -89,9 +87,9 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     liger = tries_liger(asked_liger, workload, machine.device, on_paper=paper is not None)
     if paper is None and (sentence := about_liger(asked_liger, workload, machine.device)):
         view.note(sentence)
-    output = _writable_output(options.output)
+    output = writable_output(options.output, read_files(options, workload.model))
     if options.save_weights is not None:
-        _require_folder(options.save_weights)
+        require_folder(options.save_weights)
     versions = package_versions()
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
@@ -228,30 +226,6 @@ def _introduction(workload: Workload, machine: Machine) -> str:
         f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )
-
-
-def _writable_output(output: Path) -> Path:
-    """Found before any trial: hours of trials must not end at a file that cannot be written."""
-    folder = output.parent
-    if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise EnvironmentFaultError(
-            f"--output {shown(output)} cannot be written; choose a file in a folder that exists and is yours."
-        )
-    if output.exists() and not os.access(output, os.W_OK):
-        raise EnvironmentFaultError(f"--output {shown(output)} exists and is read-only; choose another name.")
-    return output
-
-
-def _require_folder(save_weights: Path) -> None:
-    """Made if need be. A proof whose weights cannot be saved would be taken for one that failed."""
-    try:
-        save_weights.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=save_weights):
-            pass
-    except OSError as error:
-        raise EnvironmentFaultError(
-            f"--save-weights {shown(save_weights)} cannot be written ({error.strerror}); choose a folder that is yours."
-        ) from None
 
 
 def package_versions() -> dict[str, str]:

@@ -30,6 +30,7 @@ from ladder.emit import (
     trainer_arguments,
     trainer_command_line,
 )
+from ladder.emit.files import write_atomically
 from ladder.engine_config import deepspeed_config
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
@@ -550,6 +551,16 @@ def test_all_files_stand_beside_the_configuration_under_its_stem(tmp_path: Path)
     assert not os.access(paths[0], os.X_OK)
 
 
+def test_names_that_differ_behind_a_dot_have_companions_of_their_own(tmp_path: Path) -> None:
+    small, large = (emit_all(answer(), tmp_path / name) for name in ("llama-2.7b", "llama-2.13b.json"))
+    assert [path.name for path in small[1:]] == [
+        "llama-2.7b.trainer.json",
+        "llama-2.7b.accelerate.yaml",
+        "llama-2.7b.launch.sh",
+    ]
+    assert set(small).isdisjoint(large)
+
+
 def test_the_files_refer_to_each_other_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config, trainer, accelerate, _ = emit_all(answer(), Path(AWKWARD) / ".." / AWKWARD / "best_config.json")
@@ -577,6 +588,27 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_behind(
     with pytest.raises(EnvironmentFaultError, match=r"best_config\.json': No space left on device"):
         emit_all(answer("zero2"), config)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_write_through_a_link_that_fails_keeps_the_old_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "page.html").write_text("old")
+    (tmp_path / "page.html").symlink_to("kept/page.html")
+    write_atomically(tmp_path / "page.html", "new")
+    assert (tmp_path / "kept" / "page.html").read_text() == "new"
+
+    def no_renaming(old: Path, new: Path) -> None:
+        assert Path(old).parent == Path(new).parent == tmp_path / "kept"  # within one file system
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", no_renaming)
+    with pytest.raises(EnvironmentFaultError, match="Cannot write"):
+        write_atomically(tmp_path / "page.html", "newer")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["page.html"]
+    assert (tmp_path / "kept" / "page.html").read_text() == "new"
+    assert (tmp_path / "page.html").is_symlink()
 
 
 def test_an_output_that_cannot_name_a_file_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""What `--output` may name: links, FIFOs, our own stdout, and files that a tune must not cost the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers import TINY_CONFIG
+
+from ladder.cli.defaults import FILE as DEFAULTS
+from ladder.cli.main import main
+from ladder.launch.simulated_machine import machine_files
+
+COMPANIONS = ("best_config.trainer.json", "best_config.accelerate.yaml", "best_config.launch.sh")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is started: a model, a machine on paper and defaults lie there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    (tmp_path / "machine.accelerate.yaml").write_text(machine_files()["a100-40"].read_text())
+    DEFAULTS.write_text("tune: {launcher: simulated, rung: [zero2], quiet: true}\n")
+    return tmp_path
+
+
+def tune(output: str | Path, model: str = ".", machine: str = "a100-40") -> int:
+    workload = ["--gpus", "2", "--seq-len", "64", "--global-batch-size", "8"]
+    return main(["tune", model, *workload, "--machine", machine, "--output", str(output)])
+
+
+def files_in(folder: Path) -> dict[str, bytes | None]:
+    return {path.name: path.read_bytes() if path.is_file() else None for path in folder.iterdir()}
+
+
+def refused(capsys: pytest.CaptureFixture[str], output: str | Path, *arguments: str) -> str:
+    """The one sentence with which a tune is refused as a wrong request, before any trial and with no file changed."""
+    before = files_in(Path())
+    assert tune(output, *arguments) == 2
+    assert files_in(Path()) == before
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"ladder: --output {output}")
+    return sentence
+
+
+# Links
+
+
+def test_a_link_stays_and_the_answer_is_written_where_it_leads(folder: Path) -> None:
+    (folder / "kept").mkdir()
+    for name in ("best_config.json", *COMPANIONS):
+        (folder / name).symlink_to(Path("kept") / name)  # which is not there yet
+    for _ in range(2):
+        assert tune("best_config.json") == 0
+        for name in ("best_config.json", *COMPANIONS):
+            assert (folder / name).is_symlink()
+            assert (folder / "kept" / name).stat().st_size
+    assert len(files_in(folder / "kept")) == 4
+    assert os.access(folder / "kept" / "best_config.launch.sh", os.X_OK)
+
+
+def test_a_link_into_a_missing_folder_is_found_before_any_trial(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "best_config.json").symlink_to("missing/best_config.json")
+    assert tune("best_config.json") == 4
+    assert "cannot be written" in capsys.readouterr().err
+    assert not (folder / "ladder-runs").exists()
+
+
+def test_links_in_a_circle_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "one.json").symlink_to("other.json")
+    (folder / "other.json").symlink_to("one.json")
+    assert tune("one.json") == 4
+    assert capsys.readouterr().err.startswith("ladder: --output one.json cannot be written (")
+    assert (folder / "one.json").is_symlink()
+
+
+# What cannot be replaced
+
+
+def read_from(fifo: Path, command: Sequence[str]) -> str:
+    """What comes out of a new FIFO while `command` runs, which has to leave it in its place."""
+    os.mkfifo(fifo)
+    descriptor = os.open(fifo, os.O_RDWR)  # the command finds a reader, and no end that waits for a writer
+    seen: list[bytes] = []
+    try:
+        reader = threading.Thread(target=lambda: seen.append(os.read(descriptor, 1 << 20)), daemon=True)
+        reader.start()
+        assert main(command) == 0
+        assert fifo.is_fifo()
+        reader.join(10)
+    finally:
+        os.close(descriptor)
+    return seen[0].decode()
+
+
+@pytest.mark.parametrize("command", ["export", "report"])
+def test_a_fifo_takes_the_text_and_stays(
+    command: str, simulated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {
+        "export": ["export", str(simulated_run.parent / "best_config.json"), "--for", "torchrun"],
+        "report": ["report", str(simulated_run), "--format", "markdown"],
+    }[command]
+    assert main(asked) == 0
+    plain = capsys.readouterr().out
+    assert read_from(tmp_path / "fifo", [*asked, "--output", str(tmp_path / "fifo")]) == plain
+
+
+def test_what_is_in_the_file_that_stdout_goes_to_stays(simulated_run: Path, tmp_path: Path) -> None:
+    """As `--output /dev/stdout >> log` asks, by a link of our own: a failure would replace the machine's."""
+    stdout, log = tmp_path / "stdout", tmp_path / "log"
+    stdout.symlink_to("/proc/self/fd/1")
+    log.write_text("what a job said before\n")
+    export = ["export", str(simulated_run.parent / "best_config.json"), "--for", "torchrun", "--output", str(stdout)]
+    with log.open("a") as stream:
+        subprocess.run([sys.executable, "-m", "ladder.cli.main", *export], stdout=stream, check=True)
+    lines = log.read_text().splitlines()
+    assert lines[:2] == ["what a job said before", "#!/usr/bin/env bash"]
+    assert lines[-1] == f"Wrote {stdout}"
+    assert stdout.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["best_config.json", *COMPANIONS])
+def test_a_tune_refuses_what_is_no_regular_file(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(folder / name)
+    sentence = refused(capsys, "best_config.json")
+    assert "is no regular file" in sentence
+    assert name in sentence
+    assert (folder / name).is_fifo()
+
+
+# What must not be lost
+
+
+@pytest.mark.parametrize("model", [".", "config.json"])
+@pytest.mark.parametrize("output", ["config.json", "link.json"])
+def test_a_tune_keeps_the_configuration_of_its_model(
+    output: str, model: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "link.json").symlink_to("config.json")
+    assert "would replace config.json, which ladder reads" in refused(capsys, output, model)
+
+
+@pytest.mark.parametrize(
+    ("output", "model", "machine", "kept"),
+    [
+        ("mine.json", "mine.trainer.json", "a100-40", "mine.trainer.json"),
+        ("machine.json", ".", "machine.accelerate.yaml", "machine.accelerate.yaml"),
+        ("machine.accelerate.yaml", ".", "machine.accelerate.yaml", "machine.accelerate.yaml"),
+        (str(DEFAULTS), ".", "a100-40", str(DEFAULTS)),
+    ],
+)
+def test_neither_the_answer_nor_a_companion_replaces_what_the_tune_is_started_from(
+    output: str, model: str, machine: str, kept: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.trainer.json").write_text(json.dumps(TINY_CONFIG))
+    assert f"would replace {kept}, which ladder reads" in refused(capsys, output, model, machine)
+
+
+def test_no_answer_is_written_where_defaults_would_be_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--launcher", "simulated", "--machine", "a100-40", "--quiet", "--output", str(DEFAULTS)]
+    assert main(["tune", "tiny-llama", *arguments]) == 2
+    assert "which ladder reads" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"train_batch_size": 8}', b"learning_rate: 1", b"[" * 5000, b"[1]", b"\xff", b'{"ladder": 1}'],
+    ids=lambda content: repr(content[:12]),
+)
+def test_a_tune_keeps_a_file_that_ladder_did_not_write(
+    content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "ds_config.json").write_bytes(content)
+    assert "is no answer that ladder wrote" in refused(capsys, "ds_config.json")
+
+
+def test_an_earlier_answer_even_edited_and_an_empty_file_are_replaced(folder: Path) -> None:
+    answer = folder / "best_config.json"
+    answer.touch()
+    assert tune(answer.name) == 0
+    written = answer.read_text()
+    answer.write_text(json.dumps({**json.loads(written), "steps_per_print": 7}))
+    assert tune(answer.name) == 0
+    assert answer.read_text() == written
