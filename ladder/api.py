@@ -123,7 +123,7 @@ def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, 
     asked = TuneOptions(**checked_values({"model": model, **options}))
     with _cancellation() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
         done = run_tune(asked, tracked.before(view), cancelled)
-        tracked.answer(done.answer)
+        tracked.answer(done.answer, interrupted=done.result.cancelled)
     return Tuned(done)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Literal
 
 Device = Literal["none", "cpu", "nvme"]
@@ -172,7 +173,9 @@ def variant_name(checkpoint_every: int, micro_batch: int) -> str:
 
 def divisors(number: int) -> list[int]:
     """All divisors of `number`, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    # Each has a partner above the root: to count up to `number` itself takes hours for a large batch.
+    return sorted({*small, *(number // d for d in small)})
 
 
 def candidate_of(key: str, sequences_per_rank: int) -> Candidate:

@@ -18,6 +18,7 @@ from ladder.candidates import Rung
 from ladder.emit import Answer
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.launch.base import TrialRun
+from ladder.launch.lease import InterruptedWaitError
 from ladder.outcome import Record
 from ladder.protocol import Event, TrialSpec
 from ladder.search.space import Space
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ladder.tuning.run import TuneView
 
 TrackerName = Literal["trackio", "wandb", "mlflow"]
+Ending = Literal["succeeded", "failed", "interrupted"]
+"""Of a tune: one that was interrupted may be gone on with, and says nothing of what fits."""
 _PACKAGES = {"mlflow": "mlflow-skinny sqlparse"}
 """Where they are not called like the tracker."""
 _PROJECT = "ladder"
@@ -40,7 +43,7 @@ class Tracker(Protocol):
 
     def candidate(self, name: str, figures: Mapping[str, Any]) -> None: ...
     def answer(self, figures: Mapping[str, Any]) -> None: ...
-    def close(self, succeeded: bool) -> None: ...
+    def close(self, ending: Ending) -> None: ...
 
 
 class Tracking:
@@ -49,6 +52,7 @@ class Tracking:
     def __init__(self, tracker: Tracker | None, name: str) -> None:
         self._tracker = tracker
         self._name = name
+        self._interrupted = False
         self._view: TuneView | None = None
         self._space: Space | None = None
 
@@ -64,8 +68,11 @@ class Tracking:
     def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
         self._log(records, sum(trial_seconds(run).values()))
 
-    def answer(self, answer: Answer | None) -> None:
-        """The last word of a tune that ended; None where nothing is proven."""
+    def answer(self, answer: Answer | None, *, interrupted: bool) -> None:
+        """The last word of a tune; None where nothing is proven. One that was `interrupted` has no last word."""
+        if interrupted:
+            self._interrupted = True
+            return
         if answer is None:
             figures: dict[str, Any] = {"answer": "none"}
         else:
@@ -81,8 +88,10 @@ class Tracking:
             }
         self._safely(lambda tracker: tracker.answer(figures))
 
-    def close(self, succeeded: bool) -> None:
-        self._safely(lambda tracker: tracker.close(succeeded))
+    def close(self, ending: Ending) -> None:
+        """What only looks like a success is closed as what it is: a tune that was interrupted ends in good order."""
+        real: Ending = "interrupted" if self._interrupted else ending
+        self._safely(lambda tracker: tracker.close(real))
 
     def _log(self, records: Sequence[Record], seconds: float | None) -> None:
         for record in records:
@@ -157,12 +166,15 @@ def tracking(name: str | None, asked: TuneOptions) -> Iterator[Tracking]:
     """
     tracker = _open(name, asked) if name is not None else None
     opened = Tracking(tracker, name or "")
-    succeeded = False
+    ending: Ending = "failed"
     try:
         yield opened
-        succeeded = True
+        ending = "succeeded"
+    except (InterruptedWaitError, KeyboardInterrupt):
+        ending = "interrupted"
+        raise
     finally:
-        opened.close(succeeded)
+        opened.close(ending)
 
 
 def _open(name: str, asked: TuneOptions) -> Tracker:
@@ -212,7 +224,7 @@ class _Trackio:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self._run.log(dict(figures))
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, ending: Ending) -> None:
         self._trackio.finish()  # the run's own would be called again at exit, and speak on stdout
 
 
@@ -230,8 +242,8 @@ class _Wandb:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(figures))
 
-    def close(self, succeeded: bool) -> None:
-        self._run.finish(exit_code=0 if succeeded else 1)
+    def close(self, ending: Ending) -> None:
+        self._run.finish(exit_code=0 if ending == "succeeded" else 1)
 
 
 class _Mlflow:
@@ -253,8 +265,9 @@ class _Mlflow:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self._put(self._run, figures)
 
-    def close(self, succeeded: bool) -> None:
-        self._client.set_terminated(self._run, "FINISHED" if succeeded else "FAILED")
+    def close(self, ending: Ending) -> None:
+        status = {"succeeded": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[ending]
+        self._client.set_terminated(self._run, status)
 
     def _create(self, name: str, tags: dict[str, str]) -> str:
         return str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)

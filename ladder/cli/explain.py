@@ -37,7 +37,7 @@ def explain(
     """
     from ladder.cli.stored_run import read_run
     from ladder.report.run_data import is_simulated
-    from ladder.report.summary import SIMULATED
+    from ladder.report.summary import SIMULATED, and_knobs, tried
     from ladder.search.ledger import ledger
     from ladder.search.why import why_not
     from ladder.tuning.options import check_rungs
@@ -60,20 +60,27 @@ def explain(
     console = stdout_console()
     for part in [_table(entries)] if console.width >= _NARROW else map(_lines, entries):
         console.print(part)
-    counts = {name: sum(_status(entry) == name for entry in entries) for name in ("measured", "predicted", "pruned")}
-    counts["measured"] += sum(entry.status == "answer" for entry in entries)
-    typer.echo(", ".join(f"{number} {name}" for name, number in counts.items()))
+    num_tried, num_knobs = tried(stored.space, stored.records)
+    counts = {name: sum(_status(entry) == name for entry in entries) for name in ("predicted", "pruned", "refused")}
+    untried = [f"{number} {name}" for name, number in counts.items() if number or name != "refused"]
+    typer.echo(", ".join([f"{num_tried} measured{and_knobs(num_knobs)}", *untried]))
     if on_paper:
         typer.echo(SIMULATED)
     return EXIT_FOUND
 
 
 def newest_run() -> Path:
-    """The run under ./ladder-runs that was written last. UsageError where there is none."""
+    """The run under ./ladder-runs that was tuned last. UsageError where there is none."""
     folders = [path.parent for path in _RUNS.glob("*/journal.log")]
     if not folders:
         raise UsageError(f"There is no run under ./{_RUNS}; name the run folder, or start `ladder tune` first.")
-    return max(folders, key=lambda folder: (folder / "journal.log").stat().st_mtime)
+    return max(folders, key=_last_tuned)
+
+
+def _last_tuned(folder: Path) -> float:
+    """When a tune last began there or added to it: one that finds everything in its history writes only its lock."""
+    files = (folder / "journal.log", folder / "lock")
+    return max(file.stat().st_mtime for file in files if file.exists())
 
 
 def _table(entries: list[Entry]) -> Table:
@@ -120,6 +127,10 @@ def _style(entry: Entry) -> str:
 
 
 def _status(entry: Entry) -> str:
+    from ladder.search.space import REFUSED
+
+    if entry.record is not None and entry.record.outcome.moment == REFUSED:
+        return "refused"
     return "predicted" if entry.predicted is not None else entry.status
 
 

@@ -45,8 +45,9 @@ def report(
       ladder report ladder-runs/one ladder-runs/other --output compared.html
     """
     from ladder.cli.explain import newest_run
+    from ladder.report.run_data import named_apart
 
-    reported = [read_reported_run(folder) for folder in runs or [newest_run()]]
+    reported = named_apart([read_reported_run(folder) for folder in runs or [newest_run()]])
     text = _text(reported, output_format)
     if output is None and output_format is ReportFormat.html:
         output = reported[0].folder / "report.html" if len(reported) == 1 else Path("report.html")

@@ -204,7 +204,7 @@ def tune(
             tracker = log_to.value if log_to else None
             with tracking(tracker, options) as tracked, watching(quiet=quiet) as view:
                 done = run_tune(options, tracked.before(view), interruption)
-                tracked.answer(done.answer)
+                tracked.answer(done.answer, interrupted=done.result.cancelled)
         except InterruptedWaitError:
             return interruption.exit_code
         except LadderError as error:

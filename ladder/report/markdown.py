@@ -24,10 +24,10 @@ def _compared(runs: Sequence[ReportedRun]) -> str:
 
 def _run(run: ReportedRun) -> str:
     words = introduction(run)
-    answer = f"**{_cell(run.best.candidate_key)}** — {answer_sentence(run)}" if run.best else "Nothing fits so far."
+    answer = f"**{_escaped(run.best.candidate_key)}** — {answer_sentence(run)}" if run.best else "Nothing fits so far."
     warnings = warnings_of(run.best, run.space) if run.best else ()
     said = [*answer_figures(run), *(("Warning", warning) for warning in warnings)]
-    figures = "\n".join(f"- {name}: {value}" for name, value in said)
+    figures = "\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in said)
     header = ["rung", "ckpt", "micro-batch", "outcome", "tokens/s", "GiB per GPU", "trial", "why"]
     tried = sorted(
         (row for row in rows(run.entries, run.trial_seconds) if row["trial"]),
@@ -46,16 +46,17 @@ def _run(run: ReportedRun) -> str:
         ]
         for row in tried
     ]
-    parts = [f"## {words['model']} on {words['where']}", words["about"], answer, figures, _table(header, body)]
+    heading = f"## {_escaped(words['model'])} on {_escaped(words['where'])}"
+    parts = [heading, _escaped(words["about"]), answer, figures, _table(header, body)]
     return "\n\n".join([part for part in parts if part] + [total_line(run.trial_seconds, on_paper=run.simulated)])
 
 
 def _table(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
     lines = [header, ["---"] * len(header), *body]
-    return "\n".join(f"| {' | '.join(_cell(each) for each in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_escaped(each) for each in line)} |" for line in lines)
 
 
-def _cell(value: object) -> str:
-    """`value` on one line, unable to end its cell or to begin markup."""
+def _escaped(value: object) -> str:
+    """`value` on one line, unable to end its cell or heading or to begin markup."""
     text = " ".join(str(value).split())
     return "".join(f"\\{letter}" if letter in "|`*_<>[]\\" else letter for letter in text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,12 @@ class ReportedRun:
     """What the history says it is good for: model, GPU, versions, …"""
     config: Mapping[str, Any] | None
     """The proven answer as best_config.json has it."""
+    own_name: str = ""
+    """What it is called beside other runs, where its folder's name does not tell it from them."""
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return self.own_name or self.folder.name
 
     @property
     def simulated(self) -> bool:
@@ -60,3 +64,34 @@ class ReportedRun:
     def best(self) -> Record | None:
         """The answer, or without one the fastest that fits so far."""
         return self.answer or next(iter(ranking(self.records)), None)
+
+
+def named_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """`runs`, each with a name of its own: figures add up, and tables confuse, what is called alike."""
+    names = _names_apart([run.folder for run in runs])
+    return [replace(run, own_name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def _names_apart(folders: Sequence[Path]) -> list[str]:
+    """A name for each of `folders`: as little of the end of its path as no other one has; one named twice is numbered.
+
+    Links are not followed: who gives two names wants to see both.
+    """
+    paths = [Path(os.path.abspath(folder)) for folder in folders]
+    ends = {path: _own_end(path, set(paths) - {path}) for path in paths}
+    names: list[str] = []
+    for path in paths:
+        name, taken = ends[path], {*ends.values(), *names}
+        if paths.count(path) > 1:
+            name = next(each for number in count(1) if (each := f"{ends[path]} ({number})") not in taken)
+        names.append(name)
+    return names
+
+
+def _own_end(path: Path, others: set[Path]) -> str:
+    """The shortest end of `path` that none of `others` has."""
+    for length in range(1, len(path.parts)):
+        end = path.parts[-length:]
+        if all(other.parts[-length:] != end for other in others):
+            return str(Path(*end))
+    return str(path)

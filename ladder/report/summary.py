@@ -10,9 +10,11 @@ from typing import Any
 from ladder.emit.export import making_accelerate
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import APPLY_LIGER
+from ladder.outcome import Record
 from ladder.report.run_data import ReportedRun
 from ladder.search.hardware import mfu
-from ladder.search.space import measured
+from ladder.search.knobs import turned
+from ladder.search.space import REFUSED, Space
 from ladder.units import counted, format_bytes
 
 _NONE = "–"
@@ -23,17 +25,33 @@ def introduction(run: ReportedRun) -> dict[str, str]:
     """Model, place and workload, for a heading and the line below it."""
     space, workload = run.space, run.space.workload
     gpus = f"{space.world_size} × {space.gpu_name}" if space.gpu_name else f"{space.world_size} CPU ranks"
-    tried = f"{len(measured(run.records))} of {len(space.candidates)} candidates"
-    tried += f" {'tried on paper' if run.simulated else 'measured'} in {len(run.trial_seconds)} trials"
+    num_tried, num_knobs = tried(space, run.records)
+    progress = f"{num_tried} of {len(space.candidates)} candidates{and_knobs(num_knobs)}"
+    progress += f" {'tried on paper' if run.simulated else 'measured'} in {counted(len(run.trial_seconds), 'trial')}"
     return {
         "model": workload.model.name,
         "where": f"{gpus}, {format_bytes(space.memory_limit)} each{', simulated' if run.simulated else ''}",
         "about": (
             f"{workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}, {workload.dtype}, "
             f"{workload.optimizer}, sequence length {workload.seq_len}, global batch {workload.global_batch_size} "
-            f"sequences. {tried}. {run.folder}"
+            f"sequences. {progress}. {run.folder}"
         ),
     }
+
+
+def tried(space: Space, records: Sequence[Record]) -> tuple[int, int]:
+    """How many of the space's candidates a trial tried, and how many settings of knobs, which are none of them.
+
+    What was refused has a record as well, but no process was started for it.
+    """
+    seen = [record for record in records if record.purpose == "measure" and record.outcome.moment != REFUSED]
+    knobs = turned(space, seen).keys()
+    return len({record.candidate_key for record in seen} - knobs), len(knobs)
+
+
+def and_knobs(number: int) -> str:
+    """`number` settings of knobs at the end of a count; empty without any."""
+    return f" and {counted(number, 'setting')} of knobs" if number else ""
 
 
 def answer_sentence(run: ReportedRun) -> str:

@@ -213,6 +213,13 @@ def test_divisors_are_all_of_them_ascending(number: int, expected: list[int]) ->
     assert divisors(number) == expected
 
 
+@pytest.mark.timeout(30)
+def test_the_divisors_of_a_huge_number_are_found_at_once() -> None:
+    found = divisors(10**12)
+    assert len(found) == 13 * 13
+    assert found == sorted(2**i * 5**j for i in range(13) for j in range(13))
+
+
 def test_an_unknown_rung_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"zero4 is unknown.*zero2\+opt-cpu"):
         check_rungs(["zero2", "zero4"])

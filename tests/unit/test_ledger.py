@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from typer.testing import CliRunner
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.cli import console
-from ladder.cli.explain import explain
+from ladder.cli.explain import explain, newest_run
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.history import History
+from ladder.outcome import Outcome
 from ladder.search.ledger import Entry, ledger
 from ladder.search.snapshot import space_from_dict, space_to_dict
+from ladder.search.space import REFUSED
 from ladder.search.why import why_not
 from ladder.units import GIB
 
@@ -232,6 +235,39 @@ def test_explain_takes_the_newest_run(run_folder: Path, monkeypatch: pytest.Monk
     (tmp_path / "ladder-runs").mkdir()
     (tmp_path / "ladder-runs-one").rename(tmp_path / "ladder-runs" / "one")
     assert CliRunner().invoke(app, ["--why", "zero2"], catch_exceptions=False).exit_code == 0
+
+
+def test_the_newest_run_is_the_one_tuned_last_even_if_all_came_from_its_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    for age, name in ((2000, "again"), (1000, "between")):
+        folder = tmp_path / "ladder-runs" / name
+        with History(folder, "fingerprint", {}):
+            pass
+        for file in ("journal.log", "lock"):
+            written = (folder / file).stat().st_mtime - age
+            os.utime(folder / file, (written, written))
+    assert newest_run().name == "between"
+    with History(tmp_path / "ladder-runs" / "again", "fingerprint", {}):
+        pass
+    assert newest_run().name == "again"
+    (tmp_path / "ladder-runs" / "again" / "lock").unlink()  # a copy may come without it
+    assert newest_run().name == "between"
+
+
+def test_explain_counts_what_was_tried_and_names_refusals_and_knobs_apart(run_folder: Path):
+    with History(run_folder, "fingerprint", {}) as history:
+        space = make_space("zero2", "zero3")
+        refused = make_candidate("zero3", checkpointing=False, micro_batch=1, accumulation=16)
+        outcome = Outcome(kind="host_oom", moment=REFUSED, sentence="refused", bytes_asked=1 << 50, bytes_free=1 << 40)
+        refusal = replace(make_record(refused, trial="0003", outcome=outcome), tokens_per_second=None)
+        turned = make_candidate("zero3", micro_batch=4, accumulation=4)
+        turned = replace(turned, engine=replace(turned.engine, knobs=(("overlap_comm", True),)))
+        history.add([refusal, fitting(space, turned, trial="0004")], space.by_key, {})
+    said = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()[-1]
+    assert said.startswith("2 measured and 1 setting of knobs, ")
+    assert said.endswith(" pruned, 1 refused")
 
 
 @pytest.mark.parametrize(("why", "message"), [("zero9", "is unknown"), ("zero1", "not part of this tune")])

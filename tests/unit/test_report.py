@@ -21,10 +21,12 @@ from ladder.cli.report import read_reported_run
 from ladder.errors import EnvironmentFaultError
 from ladder.journal import Journal, ReadOnlyJournal
 from ladder.report import page
-from ladder.report.figures import memory_by_part, speed_against_memory, step_time, time_by_trial
+from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
 from ladder.report.files import page_of, write_reports
-from ladder.report.run_data import ReportedRun
-from ladder.report.summary import usage
+from ladder.report.markdown import markdown
+from ladder.report.run_data import ReportedRun, named_apart
+from ladder.report.summary import introduction, usage
+from ladder.search.space import REFUSED
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,54 @@ def test_several_runs_are_told_apart_in_csv_and_markdown(
     assert capsys.readouterr().out.startswith("|  | run | other |")
 
 
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["A/run", "B/run"], ["A/run", "B/run"]),
+        (["x/A/run", "y/A/run", "B/run", "other"], ["x/A/run", "y/A/run", "B/run", "other"]),
+        (["A/run", "A/run", "B/run"], ["A/run (1)", "A/run (2)", "B/run"]),
+        (["run", "B/../run", "run (1)"], ["run (2)", "run (3)", "run (1)"]),
+        (["/run", "/A/run"], ["/run", "A/run"]),
+    ],
+)
+def test_no_two_runs_of_a_report_are_called_alike(
+    folders: list[str], names: list[str], run: ReportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = named_apart([replace(run, folder=Path(folder)) for folder in folders])
+    assert [each.name for each in runs] == names
+    figure = answers_compared(runs)
+    assert figure is not None
+    assert len(set(figure["data"][0]["y"])) == len(folders)
+
+
+def test_folders_of_the_same_name_are_told_apart_in_every_format(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(tmp_path / parent / "run") for parent in "AB"]
+    for each in runs:
+        shutil.copytree(folder, each)
+    assert main(["report", *runs, "--format", "csv"]) == 0
+    assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["run"]) == {"A/run", "B/run"}
+    assert main(["report", *runs, "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("|  | A/run | B/run |")
+    assert main(["report", *runs, "--output", str(tmp_path / "both.html")]) == 0
+    assert "<th>A/run</th><th>B/run</th>" in (tmp_path / "both.html").read_text()
+
+
+def test_only_the_candidates_that_were_tried_are_counted_and_knobs_apart(run: ReportedRun) -> None:
+    key, other = (candidate.key for candidate in run.space.candidates[:2])
+    record = next(record for record in run.records if record.purpose == "measure")
+    with_knobs = key.replace(" ", "[overlap_comm=True] ", 1)
+    refused = replace(record.outcome, kind="host_oom", moment=REFUSED)
+    records = [replace(record, candidate_key=each) for each in (key, key, with_knobs)]
+    refusal = replace(record, candidate_key=other, outcome=refused)
+    about = introduction(replace(run, records=[*records, refusal]))["about"]
+    assert f" 1 of {len(run.space.candidates)} candidates and 1 setting of knobs tried on paper in " in about
+    about = introduction(replace(run, records=[*records[:1], refusal]))["about"]
+    assert f" 1 of {len(run.space.candidates)} candidates tried on paper in " in about
+
+
 def test_markdown_says_the_answer_and_what_was_measured(
     folder: Path, run: ReportedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,9 +230,23 @@ def test_markdown_says_the_answer_and_what_was_measured(
 
 
 def test_a_cell_of_markdown_cannot_end_itself() -> None:
-    from ladder.report.markdown import _cell
+    from ladder.report.markdown import _escaped
 
-    assert _cell("a|b\nc `d` *e*") == "a\\|b c \\`d\\` \\*e\\*"
+    assert _escaped("a|b\nc `d` *e*") == "a\\|b c \\`d\\` \\*e\\*"
+
+
+def test_no_name_that_others_chose_is_markup_anywhere_in_markdown(run: ReportedRun) -> None:
+    workload = run.space.workload
+    model = replace(workload.model, name="a\n# *model*")
+    space = replace(run.space, workload=replace(workload, model=model), gpu_name="GPU\n<b>")
+    assert run.best is not None
+    warned = replace(run.best, warnings=("one\n- `two`",))
+    records = [warned if record is run.best else record for record in run.records]
+    text = markdown([replace(run, space=space, records=records, folder=Path("my_run_*of*_`today`"))])
+    lines = text.splitlines()
+    assert lines[0].startswith(r"## a # \*model\* on 8 × GPU \<b\>, ")
+    assert lines[2].endswith(r" my\_run\_\*of\*\_\`today\`")
+    assert r"- Warning: one - \`two\`" in lines
 
 
 def test_the_limit_is_in_the_figures_and_the_bars_add_up_to_what_was_measured(run: ReportedRun) -> None:

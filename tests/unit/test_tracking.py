@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from ladder import tracking
+from ladder import api, tracking
 from ladder.cli.main import main
 from ladder.cli.views import QuietView
+from ladder.launch.lease import InterruptedWaitError
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneOutput, run_tune
 
@@ -29,7 +33,7 @@ class Notebook:
         self.rows: list[Mapping[str, Any]] = []
         self.said: Mapping[str, Any] = {}
         self.patience = patience
-        self.closed: bool | None = None
+        self.closed: tracking.Ending | None = None
 
     def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
         if len(self.rows) >= self.patience:
@@ -39,8 +43,8 @@ class Notebook:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self.said = figures
 
-    def close(self, succeeded: bool) -> None:
-        self.closed = succeeded
+    def close(self, ending: tracking.Ending) -> None:
+        self.closed = ending
 
 
 class Notes(QuietView):
@@ -62,7 +66,7 @@ def tune(tracker: Notebook, folder: Path, view: QuietView) -> TuneOutput:
     )
     tracked = tracking.Tracking(tracker, "notebook")
     done = run_tune(options, tracked.before(view))
-    tracked.answer(done.answer)
+    tracked.answer(done.answer, interrupted=done.result.cancelled)
     return done
 
 
@@ -96,6 +100,79 @@ def test_a_tracker_that_fails_is_left_alone_and_the_tune_goes_on(tmp_path: Path)
     assert len(notebook.rows) == 2
     warnings = [note for note in view.notes if note.startswith("Warning")]
     assert warnings == [r"Warning: nothing more is logged to notebook: the server\nis gone"]
+
+
+@pytest.mark.parametrize("through", ["command", "function"])
+def test_an_interrupted_tune_logs_no_answer_and_is_closed_as_interrupted(
+    through: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Interrupting(Notebook):
+        def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
+            super().candidate(name, figures)
+            if len(self.rows) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    notebook = Interrupting()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "_open", lambda name, asked: notebook)
+    if through == "command":
+        assert main([*TUNE, "--quiet", "--log-to", "mlflow"]) == 130
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            api.tune("llama-3.2-1b", launcher="simulated", machine="a100-40", gpus=1, quiet=True, log_to="mlflow")
+    assert notebook.rows
+    assert notebook.said == {}
+    assert notebook.closed == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (None, "succeeded"),
+        (RuntimeError(), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (InterruptedWaitError("no GPU came free"), "interrupted"),
+    ],
+)
+def test_a_trackers_run_is_closed_as_the_tune_ended(
+    error: BaseException | None, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = Notebook()
+    monkeypatch.setattr(tracking, "_open", lambda name, asked: notebook)
+    expected = (RuntimeError, KeyboardInterrupt, InterruptedWaitError)
+    with suppress(*expected), tracking.tracking("mlflow", TuneOptions(model="tiny-llama")):
+        if error is not None:
+            raise error
+    assert notebook.closed == ending
+
+
+class _MlflowClient:
+    """What MLflow's would be told of the tune's own run."""
+
+    statuses: list[str]
+
+    def get_experiment_by_name(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(experiment_id="1")
+
+    def create_run(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(info=SimpleNamespace(run_id="2"))
+
+    def log_batch(self, *_: object, **__: object) -> None:
+        pass
+
+    def set_terminated(self, run: str, status: str) -> None:
+        self.statuses.append(status)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [("succeeded", "FINISHED"), ("failed", "FAILED"), ("interrupted", "KILLED")]
+)
+def test_mlflow_tells_an_interrupted_tune_from_one_that_ended(ending: tracking.Ending, status: str) -> None:
+    client = _MlflowClient()
+    client.statuses = []
+    library = SimpleNamespace(MlflowClient=lambda: client, entities=SimpleNamespace())
+    tracking._Mlflow(library, "tiny-llama", {}).close(ending)
+    assert client.statuses == [status]
 
 
 @pytest.mark.parametrize(
