@@ -6,6 +6,7 @@ The variable LADDER_BENCHMARK_TECHNIQUE says which; a technique that has no entr
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -14,6 +15,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
+from ladder.trial import model as trial_model
 from ladder.trial import rank, steps
 
 
@@ -77,11 +79,36 @@ def share_sequences() -> None:
     steps.make_batch = part
 
 
+def keep_moments_in_8_bits() -> None:
+    """Adam's moments from now on are bitsandbytes' of 8 bits; master weights stay as they are."""
+    from bitsandbytes.optim import AdamW8bit
+
+    groups = trial_model._parameter_groups
+    rank.make_optimizer = lambda spec, model: AdamW8bit(groups(model.parameters()), lr=1e-5)  # type: ignore[assignment]
+
+
+def keep_moments_in_torchaos_8_bits() -> None:
+    """Adam's moments from now on are torchao's of 8 bits; master weights stay as they are."""
+    sys.modules.pop("torchao", None)  # hidden from all that a trial server imports
+    from torchao.optim import AdamW8bit
+
+    groups = trial_model._parameter_groups
+    rank.make_optimizer = lambda spec, model: AdamW8bit(groups(model.parameters()), lr=1e-5)  # type: ignore[assignment]
+
+
+def leave_the_optimizer_to_deepspeed() -> None:
+    """Engines from now on make the optimizer that their configuration names."""
+    rank.make_optimizer = lambda spec, model: None  # type: ignore[assignment, return-value]
+
+
 _IN_RANKS: dict[str, Callable[[], None]] = {
     "compile": compile_engines,
     "deepcompile": compile_engines,
     "activations-on-host": keep_activations_on_the_host,
     "ulysses": share_sequences,
+    "adam-8bit": keep_moments_in_8_bits,
+    "adam-8bit-torchao": keep_moments_in_torchaos_8_bits,
+    "zenflow": leave_the_optimizer_to_deepspeed,
 }
 
 if (technique := os.environ["LADDER_BENCHMARK_TECHNIQUE"]) in _IN_RANKS:

@@ -46,6 +46,17 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "deepcompile": {"compile": {"deepcompile": True}},
     "activations-on-host": {},
     "ulysses": {},
+    "adam-8bit": {"zero_allow_untested_optimizer": True},
+    "adam-8bit-torchao": {"zero_allow_untested_optimizer": True},
+    "zenflow": {
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+        "zero_optimization": {
+            "zenflow": {"select_strategy": "step", "select_interval": 16, "update_interval": 4, "overlap_step": True}
+        },
+    },
+    "quantized-communication": {
+        "zero_optimization": {"zero_quantized_weights": True, "zero_quantized_gradients": True}
+    },
 }
 """By technique, what it adds to DeepSpeed's configuration; what it does in the ranks is said in techniques.py."""
 

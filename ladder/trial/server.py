@@ -22,14 +22,12 @@ and re-import the caller's main module in each rank.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,78 +35,11 @@ from typing import Any, NoReturn
 import psutil
 
 from ladder.trial.descendants import adopt_orphans, end_descendants, kill_descendants
+from ladder.trial.preload import UnknownModelError, load_operators, preload
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _END_SECONDS = 3.0
-
-# Imported lazily by the first trial otherwise, in every rank again.
-_PRELOAD = (
-    "deepspeed.ops.adam",
-    "deepspeed.runtime.engine",
-    "deepspeed.runtime.zero.stage3",
-    "deepspeed.runtime.zero.stage_1_and_2",
-    "transformers.integrations.deepspeed",
-    "transformers.integrations.sdpa_attention",
-    "transformers.loss.loss_utils",
-    "accelerate",
-    "ladder.trial.rank",
-)
-# Likewise, but an engine does without it: DeepSpeed looks there for one more optimizer that ZeRO supports, and its
-# decorators import all of torch's inductor, which took every engine 1 to 3 s.
-_PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
-
-
-class UnknownModelError(Exception):
-    """The installed transformers makes nothing of the model's configuration."""
-
-
-def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -> None:
-    """Import all that a rank needs but the operators."""
-    for module in (*_PRELOAD, *also):
-        importlib.import_module(module)
-    for module in _PRELOAD_IF_THERE:
-        with suppress(ImportError):
-            importlib.import_module(module)
-    from ladder.trial.model import model_class
-
-    try:
-        model_class(model_config, task)
-    except Exception as error:
-        raise UnknownModelError(f"{type(error).__name__}: {error}") from error
-
-
-def load_operators(names: Sequence[str]) -> None:
-    """The last of what is imported. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
-    from ladder.trial.operators import load
-
-    for operator in names:
-        load(operator)
-    if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
-        raise RuntimeError(f"CUDA cannot be used in a fork of this process ({reason}); an import must have touched it")
-
-
-def _cuda_in_a_fork() -> str | None:
-    """Try what every rank will do: a fork that uses CUDA. None if it can, else the reason."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return "torch has initialised it"
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        reason = ""
-        try:
-            torch.zeros(1, device="cuda")
-        except Exception as error:
-            reason = str(error).splitlines()[0]
-        os.write(write, reason.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        reason = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    return reason or (None if status == 0 else f"the fork ended with status {status}")
 
 
 class Server:

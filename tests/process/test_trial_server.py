@@ -145,3 +145,38 @@ def test_a_server_of_a_tune_that_ends_before_its_operators_are_built_ends_with_i
     server._process.stdin.close()
     assert server._process.wait(timeout=60) in (0, 1)
     assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+def test_torchao_which_touches_the_gpu_when_imported_is_no_part_of_a_server(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    (tmp_path / "torchao").mkdir()
+    (tmp_path / "torchao" / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    (tmp_path / "torchao-0.18.0.dist-info").mkdir()
+    (tmp_path / "torchao-0.18.0.dist-info" / "METADATA").write_text("Name: torchao\nVersion: 0.18.0\n")
+    found_first = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    environment = trial_environment | {"PYTHONPATH": found_first}
+    server = TrialServer(marker=marker, job=trial_job, environment=environment, log=tmp_path / "server.log")
+    try:
+        assert server.wait_ready()
+    finally:
+        server.close()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_who_touches_the_gpu_while_a_server_imports_is_named(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    (tmp_path / "curious.py").write_text(
+        "import torch\nfrom contextlib import suppress\nwith suppress(Exception):\n    torch.cuda.current_device()\n"
+    )
+    found = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    # Where there is no GPU, the fork that tries to use it cannot either.
+    environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
+    job = trial_job | {"preload": ["curious"], "operators": []}
+    server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
+    with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 touches CUDA"):
+        server.wait_ready()
+    assert processes_with(RUN_MARKER, marker) == []

@@ -1,0 +1,112 @@
+"""What the trial server imports before it forks ranks, and that CUDA is untouched by all of it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+# Imported lazily by the first trial otherwise, in every rank again.
+_PRELOAD = (
+    "deepspeed.ops.adam",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "transformers.integrations.deepspeed",
+    "transformers.integrations.sdpa_attention",
+    "transformers.loss.loss_utils",
+    "accelerate",
+    "ladder.trial.rank",
+)
+# Likewise, but an engine does without it: DeepSpeed looks there for one more optimizer that ZeRO supports, and its
+# decorators import all of torch's inductor, which took every engine 1 to 3 s.
+_PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
+# transformers imports it where it is installed, and it initialises CUDA. Trials quantise nothing.
+_HIDDEN = ("torchao",)
+
+
+class UnknownModelError(Exception):
+    """The installed transformers makes nothing of the model's configuration."""
+
+
+def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -> None:
+    """Import all that a rank needs but the operators."""
+    for module in _HIDDEN:
+        sys.modules[module] = None  # type: ignore[assignment]  # how Python is told that there is none
+    _note_who_touches_cuda()
+    for module in (*_PRELOAD, *also):
+        importlib.import_module(module)
+    for module in _PRELOAD_IF_THERE:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    from ladder.trial.model import model_class
+
+    try:
+        model_class(model_config, task)
+    except Exception as error:
+        raise UnknownModelError(f"{type(error).__name__}: {error}") from error
+
+
+def load_operators(names: Sequence[str]) -> None:
+    """The last of what is imported. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
+    from ladder.trial.operators import load
+
+    for operator in names:
+        load(operator)
+    if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
+        culprit = next(iter(_touched_by), "an import")
+        raise RuntimeError(f"{culprit} touches CUDA, and ranks could not ({reason}); use an environment without it")
+
+
+_touched_by: list[str] = []
+
+
+def _note_who_touches_cuda() -> None:
+    """Lines of Python that have torch initialise CUDA from now on are kept in `_touched_by`."""
+    import torch
+
+    initialize = torch.cuda._lazy_init
+
+    def noted() -> None:
+        if not torch.cuda.is_initialized():
+            _touched_by.append(_caller_outside(os.path.dirname(torch.__file__)))
+        initialize()
+
+    torch.cuda._lazy_init = noted
+
+
+def _caller_outside(folder: str) -> str:
+    """The innermost line on the stack that is neither here nor below `folder`: `/…/package/module.py:12`."""
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_stack()
+        if frame.filename != __file__ and not frame.filename.startswith((folder + os.sep, "<"))
+    ]
+    return lines[-1] if lines else ""
+
+
+def _cuda_in_a_fork() -> str | None:
+    """Try what every rank will do: a fork that uses CUDA. None if it can, else the reason."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return "torch has initialised it"
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        reason = ""
+        try:
+            torch.zeros(1, device="cuda")
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+        os.write(write, reason.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        reason = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return reason or (None if status == 0 else f"the fork ended with status {status}")
