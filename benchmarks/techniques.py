@@ -81,19 +81,26 @@ def share_sequences() -> None:
 
 def keep_moments_in_8_bits() -> None:
     """Adam's moments from now on are bitsandbytes' of 8 bits; master weights stay as they are."""
-    from bitsandbytes.optim import AdamW8bit
 
-    groups = trial_model._parameter_groups
-    rank.make_optimizer = lambda spec, model: AdamW8bit(groups(model.parameters()), lr=1e-5)  # type: ignore[assignment]
+    def made(spec: Any, model: Any) -> Any:
+        sys.modules.pop("bitsandbytes", None)  # hidden from all that a trial server imports, for it touches CUDA
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit(trial_model._parameter_groups(model.parameters()), lr=1e-5)
+
+    rank.make_optimizer = made
 
 
 def keep_moments_in_torchaos_8_bits() -> None:
     """Adam's moments from now on are torchao's of 8 bits; master weights stay as they are."""
-    sys.modules.pop("torchao", None)  # hidden from all that a trial server imports
-    from torchao.optim import AdamW8bit
 
-    groups = trial_model._parameter_groups
-    rank.make_optimizer = lambda spec, model: AdamW8bit(groups(model.parameters()), lr=1e-5)  # type: ignore[assignment]
+    def made(spec: Any, model: Any) -> Any:
+        sys.modules.pop("torchao", None)  # hidden from all that a trial server imports, for it touches CUDA
+        from torchao.optim import AdamW8bit
+
+        return AdamW8bit(trial_model._parameter_groups(model.parameters()), lr=1e-5)
+
+    rank.make_optimizer = made
 
 
 def leave_the_optimizer_to_deepspeed() -> None:

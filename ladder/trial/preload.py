@@ -26,7 +26,7 @@ _PRELOAD = (
 # decorators import all of torch's inductor, which took every engine 1 to 3 s.
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 # transformers imports it where it is installed, and it initialises CUDA. Trials quantise nothing.
-_HIDDEN = ("torchao",)
+_HIDDEN = ("bitsandbytes", "torchao")
 
 
 class UnknownModelError(Exception):
