@@ -6,7 +6,6 @@ The variable LADDER_BENCHMARK_TECHNIQUE says which; a technique that has no entr
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from ladder.trial import model as trial_model
 from ladder.trial import rank, steps
+from ladder.trial.preload import unhide
 
 
 def compile_engines() -> None:
@@ -79,23 +79,11 @@ def share_sequences() -> None:
     steps.make_batch = part
 
 
-def keep_moments_in_8_bits() -> None:
-    """Adam's moments from now on are bitsandbytes' of 8 bits; master weights stay as they are."""
-
-    def made(spec: Any, model: Any) -> Any:
-        sys.modules.pop("bitsandbytes", None)  # hidden from all that a trial server imports, for it touches CUDA
-        from bitsandbytes.optim import AdamW8bit
-
-        return AdamW8bit(trial_model._parameter_groups(model.parameters()), lr=1e-5)
-
-    rank.make_optimizer = made
-
-
 def keep_moments_in_torchaos_8_bits() -> None:
     """Adam's moments from now on are torchao's of 8 bits; master weights stay as they are."""
 
     def made(spec: Any, model: Any) -> Any:
-        sys.modules.pop("torchao", None)  # hidden from all that a trial server imports, for it touches CUDA
+        unhide("torchao")
         from torchao.optim import AdamW8bit
 
         return AdamW8bit(trial_model._parameter_groups(model.parameters()), lr=1e-5)
@@ -113,7 +101,6 @@ _IN_RANKS: dict[str, Callable[[], None]] = {
     "deepcompile": compile_engines,
     "activations-on-host": keep_activations_on_the_host,
     "ulysses": share_sequences,
-    "adam-8bit": keep_moments_in_8_bits,
     "adam-8bit-torchao": keep_moments_in_torchaos_8_bits,
     "zenflow": leave_the_optimizer_to_deepspeed,
 }

@@ -41,6 +41,7 @@ def make_spec(name: str, folder: Path, machine: Machine, workload: Workload) -> 
         folder / name,
         workload,
         machine,
+        candidate.engine,
         engine_config(workload, [candidate], machine.world_size, None),
         [candidate_spec(candidate)],
         steps=StepPolicy(minimum=2, maximum=2),

@@ -46,7 +46,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "deepcompile": {"compile": {"deepcompile": True}},
     "activations-on-host": {},
     "ulysses": {},
-    "adam-8bit": {"zero_allow_untested_optimizer": True},
     "adam-8bit-torchao": {"zero_allow_untested_optimizer": True},
     "zenflow": {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
@@ -136,10 +135,10 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
                 Path(scratch) / f"{size:04d}",
                 workload,
                 machine,
+                engine,
                 merged(config, settings_of(technique)),
                 [candidate_spec(candidate)],
                 steps=StepPolicy(minimum=3, seconds=10.0),
-                liger=engine.liger,
             )
             run = trials.run(spec, Deadlines(), lambda rank, event: None)
             shared = machine.world_size if technique == "ulysses" else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Literal
@@ -68,8 +68,14 @@ RUNGS: tuple[Rung, ...] = (
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
 LIGER = "+liger"
 """In the name of an engine whose model runs on Liger's kernels."""
-BF16_STATES = "+bf16-states"
-"""At the end of the name of an engine whose master weights and optimizer states are kept in bf16."""
+BF16_STATES, ADAM_8BIT = "bf16-states", "adam-8bit"
+NUMERICS = (BF16_STATES, ADAM_8BIT)
+"""What trains otherwise than the plain rung and is tried where it is allowed: the end of such an engine's name."""
+_CAUTIONS = {
+    BF16_STATES: "master weights and optimizer states are kept in bf16, as --allow bf16-states permits: small updates "
+    "are rounded away",
+    ADAM_8BIT: "Adam's moments are kept in 8 bits, as --allow adam-8bit permits: steps are a little longer or shorter",
+}
 HALF = 2
 """Partial checkpointing: every second layer is computed again."""
 _KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>on|off|1/2) mb=(?P<size>[1-9]\d*)")
@@ -86,13 +92,13 @@ class Engine:
     knobs: tuple[Knob, ...] = ()
     liger: bool = False
     """The model runs on Liger's kernels: no logits are kept, and less of each block."""
-    bf16_states: bool = False
-    """Master weights and Adam's moments in bf16: half the memory, and other numerics."""
+    numerics: str = ""
+    """One of NUMERICS: master weights and Adam's moments in bf16, or Adam's moments in 8 bits. Empty for neither."""
 
     @property
     def name(self) -> str:
         """The key without knobs."""
-        return self.rung.name + (LIGER if self.liger else "") + (BF16_STATES if self.bf16_states else "")
+        return self.rung.name + (LIGER if self.liger else "") + (f"+{self.numerics}" if self.numerics else "")
 
     @property
     def key(self) -> str:
@@ -101,14 +107,11 @@ class Engine:
         return f"{self.name}[{','.join(f'{name}={value}' for name, value in sorted(self.knobs))}]"
 
     @property
-    def numerics(self) -> str:
+    def caution(self) -> str:
         """What the user has to know of it where it trains otherwise than the plain rung; else nothing."""
-        if not self.bf16_states:
+        if not self.numerics:
             return ""
-        return (
-            "master weights and optimizer states are kept in bf16, as --allow bf16-states permits: small updates are "
-            "rounded away, so hold the loss against that of an ordinary run before a long one"
-        )
+        return f"{_CAUTIONS[self.numerics]}, so hold the loss against that of an ordinary run before a long one"
 
     @property
     def states(self) -> str:
@@ -191,24 +194,30 @@ def candidate_of(key: str, sequences_per_rank: int) -> Candidate:
 
 def rung_name(engine_name: str) -> str:
     """The name of the rung of an engine of this name."""
-    return engine_name.removesuffix(BF16_STATES).removesuffix(LIGER)
+    return engine_name.removesuffix(f"+{_numerics_in(engine_name)}").removesuffix(LIGER)
 
 
 def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:
     """The engine of this `name`. KeyError for none."""
-    liger = name.removesuffix(BF16_STATES).endswith(LIGER)
-    return Engine(RUNGS_BY_NAME[rung_name(name)], knobs, liger=liger, bf16_states=name.endswith(BF16_STATES))
+    numerics = _numerics_in(name)
+    liger = name.removesuffix(f"+{numerics}").endswith(LIGER)
+    return Engine(RUNGS_BY_NAME[rung_name(name)], knobs, liger=liger, numerics=numerics)
 
 
-def engines_of(rung: Rung, *, liger: bool = False, bf16_states: bool = False) -> list[Engine]:
-    """The engine of `rung`; with `liger`, that on Liger's kernels too; with `bf16_states`, each so where it can be.
+def _numerics_in(engine_name: str) -> str:
+    return next((each for each in NUMERICS if engine_name.endswith(f"+{each}")), "")
+
+
+def engines_of(rung: Rung, *, liger: bool = False, allowed: Collection[str] = ()) -> list[Engine]:
+    """The engine of `rung`; with `liger`, that on Liger's kernels too; each with all of NUMERICS that are `allowed`.
 
     DeepSpeed takes optimizer states in bf16 from stage 1 on. On the host it would want them of an optimizer that
-    neither the Trainer nor accelerate makes.
+    neither the Trainer nor accelerate makes; moments of 8 bits are for GPUs.
     """
-    can = bf16_states and rung.stage > 0 and rung.offload_optimizer == "none"
-    kernels, states = (False, True) if liger else (False,), (False, True) if can else (False,)
-    return [Engine(rung, liger=on_liger, bf16_states=in_bf16) for on_liger in kernels for in_bf16 in states]
+    can = rung.stage > 0 and rung.offload_optimizer == "none"
+    kernels = (False, True) if liger else (False,)
+    numerics = ("", *(each for each in NUMERICS if can and each in allowed))
+    return [Engine(rung, liger=on_liger, numerics=each) for on_liger in kernels for each in numerics]
 
 
 def candidates_of(

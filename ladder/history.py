@@ -18,7 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
-from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate
+from ladder.candidates import CHECKPOINTING, NUMERICS, RUNGS_BY_NAME, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.journal import DamagedJournalError, Journal, keep_copy, open_storage
 from ladder.outcome import Record
@@ -242,7 +242,7 @@ def _distributions() -> dict[str, BaseDistribution]:
     return {
         "rung": CategoricalDistribution(list(RUNGS_BY_NAME)),
         "liger": CategoricalDistribution([False, True]),
-        "bf16_states": CategoricalDistribution([False, True]),
+        "numerics": CategoricalDistribution(["", *NUMERICS]),
         "checkpointing": CategoricalDistribution(list(CHECKPOINTING)),
         "micro_batch": IntDistribution(1, 1 << 40),
     }
@@ -256,7 +256,7 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
         params={
             "rung": candidate.engine.rung.name,
             "liger": candidate.engine.liger,
-            "bf16_states": candidate.engine.bf16_states,
+            "numerics": candidate.engine.numerics,
             "checkpointing": candidate.checkpointing,
             "micro_batch": candidate.micro_batch,
         },

@@ -125,6 +125,8 @@ class TrialSpec(_Frozen):
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
     liger: bool = False
     """The model runs on Liger's kernels."""
+    adam_8bit: bool = False
+    """Adam's moments are bitsandbytes' of 8 bits."""
     candidates: tuple[CandidateSpec, ...]
     memory_limit: int
     """Bytes each rank may hold in all: the device's own size, or less."""

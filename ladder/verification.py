@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Candidate, candidate_of
+from ladder.candidates import ADAM_8BIT, Candidate, candidate_of
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
 from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.history import make_private
@@ -21,7 +21,7 @@ from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.machine import Machine
 from ladder.outcome import Record
 from ladder.protocol import StepPolicy, TrialSpec
-from ladder.tuning.kernels import require_liger
+from ladder.tuning.kernels import require_bitsandbytes, require_liger
 from ladder.tuning.options import TuneOptions, checked_values, number, whole
 from ladder.tuning.run import TuneView, workload_and_machine
 from ladder.tuning.stage import on_this_host
@@ -130,6 +130,8 @@ def run_verification(
         candidate = _candidate(promise, workload, machine)
         if candidate.engine.liger:
             require_liger(workload, machine.device)
+        if candidate.engine.numerics == ADAM_8BIT:
+            require_bitsandbytes()
         run_dir = Path("ladder-runs") / f"verify-{promise['digest']}"
         make_private(run_dir)
         leases.name_run(run_dir)
@@ -256,10 +258,10 @@ def _spec(
         run_dir / "trials" / _TRIAL,
         workload,
         machine,
+        candidate.engine,
         config,
         [candidate_spec(candidate)],
         steps=steps,
-        liger=candidate.engine.liger,
         proof=True,
     )
 

@@ -106,7 +106,9 @@ def tune(
     ] = False,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Try what trains with other numerics too: bf16-states; may be repeated."),
+        typer.Option(
+            metavar="NAME", help="Try what trains with other numerics too: bf16-states, adam-8bit; may be repeated."
+        ),
     ] = None,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,
     micro_batch: Annotated[

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from ladder.candidates import candidate_of, variant_name
+from ladder.candidates import ADAM_8BIT, BF16_STATES, candidate_of, variant_name
 from ladder.emit.answer import Answer
 from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
@@ -141,7 +141,8 @@ def _section(answer: Answer) -> dict[str, Any]:
         "rung": candidate.engine.rung.name,
         "engine": candidate.engine.key,
         "liger": candidate.engine.liger,
-        "bf16_states": candidate.engine.bf16_states,
+        "bf16_states": candidate.engine.numerics == BF16_STATES,
+        "adam_8bit": candidate.engine.numerics == ADAM_8BIT,
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "checkpoint_every": candidate.checkpoint_every,
         "micro_batch": candidate.micro_batch,

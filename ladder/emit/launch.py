@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from ladder.candidates import Candidate
+from ladder.candidates import ADAM_8BIT, Candidate
 from ladder.emit.answer import Answer
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
@@ -20,6 +20,9 @@ _OPTIMIZERS = {
     "adam": "torch.optim.Adam(…, fused=True)",
     "sgd": "torch.optim.SGD(…)",
 }
+
+
+_IN_8_BITS = {"adamw": "bitsandbytes.optim.AdamW8bit(…)", "adam": "bitsandbytes.optim.Adam8bit(…)"}
 
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
@@ -53,7 +56,7 @@ Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_nam
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
 {format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}
 
-A script that uses accelerate, with {_OPTIMIZERS[answer.workload.optimizer]} and no DummyOptim:
+A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
 so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
@@ -100,10 +103,15 @@ On a CPU it must call accelerate.PartialState(cpu=True) before Accelerator(): ac
 for the only one and gives all of them the same data."""
 
 
+def _optimizer(answer: Answer) -> str:
+    names = _IN_8_BITS if answer.candidate.engine.numerics == ADAM_8BIT else _OPTIMIZERS
+    return names[answer.workload.optimizer]
+
+
 def _client_optimizer(answer: Answer) -> str:
     """What DeepSpeed itself demands of a script's optimizer; the Trainer and accelerate see to it on their own."""
     if answer.candidate.engine.rung.offload_optimizer == "none" or answer.workload.optimizer == "sgd":
-        return f"\nIts optimizer is {_OPTIMIZERS[answer.workload.optimizer]}, as it was measured."
+        return f"\nIts optimizer is {_optimizer(answer)}, as it was measured."
     adamw_mode = answer.workload.optimizer == "adamw"
     return f"""
 With its optimizer offloaded it must be deepspeed.ops.adam.DeepSpeedCPUAdam(…, adamw_mode={adamw_mode}); \

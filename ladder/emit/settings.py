@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.candidates import ADAM_8BIT, RUNGS_BY_NAME
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, checkpoint_every_in, launch_environment, model_folder, original_text
 from ladder.units import GIB
@@ -33,6 +33,7 @@ class Settings:
     checkpoint_every: int
     """Layers of which one is checkpointed; 0 for none."""
     liger: bool
+    adam_8bit: bool
     world_size: int
     device: Literal["cuda", "cpu"]
     stage: int
@@ -65,6 +66,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         accumulation=candidate.accumulation,
         checkpoint_every=candidate.checkpoint_every,
         liger=candidate.engine.liger,
+        adam_8bit=candidate.engine.numerics == ADAM_8BIT,
         world_size=source.world_size,
         device=source.device,
         stage=candidate.engine.rung.stage,
@@ -92,6 +94,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         accumulation=section["accumulation"],
         checkpoint_every=checkpoint_every_in(section),
         liger=section.get("liger", False),  # files written before there was a choice have none
+        adam_8bit=section.get("adam_8bit", False),
         world_size=section["world_size"],
         device=section["device"],
         stage=RUNGS_BY_NAME[section["rung"]].stage,

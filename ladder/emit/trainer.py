@@ -69,7 +69,7 @@ def _optimizer(settings: Settings) -> dict[str, Any]:
     """The Trainer's name for the optimizer that was measured."""
     if settings.optimizer == "sgd":
         return {"optim": "sgd"}
-    # With an optimizer offload accelerate replaces either form by DeepSpeedCPUAdam.
-    adamw = {"optim": "adamw_torch_fused"}
+    # With an optimizer offload accelerate replaces either form of torch's by DeepSpeedCPUAdam.
+    adamw = {"optim": "adamw_bnb_8bit" if settings.adam_8bit else "adamw_torch_fused"}
     # The Trainer has no plain Adam; AdamW without decay takes the same steps.
     return adamw | {"weight_decay": 0.0} if settings.optimizer == "adam" else adamw

@@ -78,7 +78,7 @@ class _Trial:
         self._deadlines, self._listener, self._t = deadlines, listener, clock
         self._dice = random.Random(f"{machine.seed} {machine.name} {spec.trial}")
         self._vocab_size = int(spec.model_config_json.get("vocab_size") or 32000)
-        self._engine = physics.engine_of(spec.deepspeed, spec.liger)
+        self._engine = physics.engine_of(spec.deepspeed, spec.liger, spec.adam_8bit)
         self.run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=clock)
 
     def play(self, cancelled: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ladder.candidates import RUNGS, Candidate, Engine
+from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine
 from ladder.engine_config import engine_knobs
 from ladder.launch.simulated_machine import SimulatedMachine
 from ladder.search.hardware import flops_per_token
@@ -103,19 +103,20 @@ class Physics:
             self._known[candidate] = self._truth(candidate)
         return self._known[candidate]
 
-    def engine_of(self, config: Mapping[str, Any], liger: bool) -> Engine:
+    def engine_of(self, config: Mapping[str, Any], liger: bool, adam_8bit: bool) -> Engine:
         """The engine that a DeepSpeed configuration stands for, with the knobs that differ from our defaults."""
         in_bf16 = config.get("bf16", {}).get("bf16_optimizer_states", False)
+        numerics = ADAM_8BIT if adam_8bit else BF16_STATES if in_bf16 else ""
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
         knobs = {name: value for name, value in zero.items() if name != "stage" and not isinstance(value, dict)}
         rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in rungs:
             if engine_knobs(self._workload, Engine(rung)) == knobs:
-                return Engine(rung, liger=liger, bf16_states=in_bf16)
+                return Engine(rung, liger=liger, numerics=numerics)
         usual = engine_knobs(self._workload, Engine(rungs[0]))
         turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
-        return Engine(rungs[0], turned, liger, in_bf16)
+        return Engine(rungs[0], turned, liger, numerics)
 
     def _truth(self, candidate: Candidate) -> Truth:
         fullest, allocated, at_start = self._memory(candidate)
@@ -259,7 +260,7 @@ class Physics:
         p, share = self._workload.model.num_parameters, self._workload.model.num_parameters / n
         if rung.offload_optimizer == "none":
             owned = share if rung.stage else p
-            width = 30 if candidate.engine.bf16_states else 60
+            width = {BF16_STATES: 30, ADAM_8BIT: 48}.get(candidate.engine.numerics, 60)
             seconds = width * owned / machine.device_bytes * self._stray("memory_traffic") + 0.004
             return seconds + (80 * share / pcie if rung.offload_param == "cpu" else 0.0)
         if rung.offload_optimizer == "cpu":

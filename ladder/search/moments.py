@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ladder.candidates import Candidate
+from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
 from ladder.engine_config import engine_knobs
 from ladder.search.activations import Activations, activations_of
 from ladder.units import MIB
@@ -23,6 +23,7 @@ from ladder.workload import ModelShape, Workload
 
 Device = Literal["cuda", "cpu"]
 
+_MOMENT_8BIT = 1 + 4 / 256  # bytes: bitsandbytes keeps a scale in fp32 for each 256 elements
 _WORKSPACE = 64 * MIB  # cuBLAS's, seen in every measurement as 0.065 GiB beyond the model states
 _NORM_PIECE = 250_000_000  # elements; stage3._constant_buffered_norm2
 _UNFUSED_BUCKET = 500_000_000  # engine.MEMORY_OPT_ALLREDUCE_SIZE, elements of stage 0's all-reduce
@@ -138,7 +139,7 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
 
 def _fp32_gradient(candidate: Candidate) -> float:
     """Bytes a parameter of the gradient that the optimizer takes; for states in bf16 it needs no copy in fp32."""
-    return 0.0 if candidate.engine.bf16_states else 4.0
+    return 0.0 if candidate.engine.numerics == BF16_STATES else 4.0
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
@@ -219,9 +220,11 @@ def _backward(base: Moment, acts: Activations, *, first: float, at_reduction: Mo
 
 
 def _optimizer_bytes(workload: Workload, candidate: Candidate) -> float:
-    """Bytes a parameter: the master weight, and Adam's two moments; in fp32, or in bf16 where that is allowed."""
-    each = 2.0 if candidate.engine.bf16_states else 4.0
-    return each if workload.optimizer == "sgd" else 3 * each
+    """Bytes a parameter: the master weight, and Adam's two moments; in fp32, or smaller where that is allowed."""
+    numerics = candidate.engine.numerics
+    master = 2.0 if numerics == BF16_STATES else 4.0
+    moment = _MOMENT_8BIT if numerics == ADAM_8BIT else master
+    return master if workload.optimizer == "sgd" else master + 2 * moment
 
 
 def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:

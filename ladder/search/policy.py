@@ -35,7 +35,7 @@ def documented_steps(space: Space) -> list[Candidate]:
     """The ladder as it is written down: micro-batch 1, gradient checkpointing first, then rung after rung."""
     smallest = space.micro_batches[0]
     engines = [
-        engine for engine in space.engines if engine.rung.documented and not engine.liger and not engine.bf16_states
+        engine for engine in space.engines if engine.rung.documented and not engine.liger and not engine.numerics
     ]
     steps = []
     for index, engine in enumerate(engines):

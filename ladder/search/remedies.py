@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.candidates import RUNGS, Candidate, Engine, divisors, engines_of
+from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine, divisors, engines_of
 from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.memory import MemoryPrediction, predict_memory
@@ -46,8 +46,8 @@ class Remedies:
     """Where only larger ones were asked for."""
     liger: bool = False
     """Liger's kernels."""
-    bf16_states: bool = False
-    """Master weights and optimizer states in bf16."""
+    numerics: tuple[str, ...] = ()
+    """What would have to be allowed, one of them."""
     nvme: bool = False
     """The NVMe rungs, unsupported here so far."""
     lora: int | None = None
@@ -65,7 +65,7 @@ class Remedies:
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
             "--liger" if self.liger else "",
-            "--allow bf16-states" if self.bf16_states else "",
+            *(f"--allow {name}" for name in self.numerics),
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
             f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
             f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
@@ -85,12 +85,15 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
     has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
     on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
-    in_bf16 = [
-        other
-        for engine in space.engines
-        for other in engines_of(engine.rung, liger=engine.liger, bf16_states=workload.dtype == "bf16")
-        if other.bf16_states
-    ]
+    not_allowed = {
+        name: [
+            replace(engine, numerics=name)
+            for engine in space.engines
+            if not engine.numerics and len(engines_of(engine.rung, allowed=[name])) > 1
+        ]
+        for name, has_effect in ((BF16_STATES, workload.dtype == "bf16"), (ADAM_8BIT, workload.optimizer != "sgd"))
+        if has_effect
+    }
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
     adapts = needs.hosts_ranks and not on_cpu
@@ -101,7 +104,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
         liger=needs.fit(engines=on_liger),
-        bf16_states=needs.fit(engines=in_bf16),
+        numerics=tuple(name for name, engines in not_allowed.items() if needs.fit(engines=engines)),
         nvme=needs.fit(engines=on_disk),
         lora=lora if lora <= space.memory_limit and adapts else None,
         qlora=qlora if qlora <= space.memory_limit < lora and adapts else None,

@@ -217,7 +217,7 @@ def ranking(records: Sequence[Record]) -> list[Record]:
 
 def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
     """What the figures of `record` do not hold for, and how its candidate trains otherwise than usual."""
-    return tuple(filter(None, (space.by_key[record.candidate_key].engine.numerics, *record.warnings)))
+    return tuple(filter(None, (space.by_key[record.candidate_key].engine.caution, *record.warnings)))
 
 
 def proven(records: Sequence[Record]) -> dict[str, Record]:

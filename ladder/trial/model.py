@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.protocol import TrialSpec
+from ladder.trial.preload import unhide
 
 _AUTO_CLASSES = {
     "causal-lm": AutoModelForCausalLM,
@@ -128,8 +130,21 @@ def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optim
 
         optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=rate, adamw_mode=spec.optimizer == "adamw")
         return optimizer
+    if spec.adam_8bit:
+        from bitsandbytes.optim.adam import Adam8bit
+        from bitsandbytes.optim.adamw import AdamW8bit
+
+        of_8_bits: torch.optim.Optimizer = (AdamW8bit if spec.optimizer == "adamw" else Adam8bit)(groups, lr=rate)
+        return of_8_bits
     cls = torch.optim.AdamW if spec.optimizer == "adamw" else torch.optim.Adam
     return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without it the step makes whole copies
+
+
+def import_optimizer(spec: TrialSpec) -> None:
+    """What `make_optimizer` needs and no server may import. It touches CUDA, and takes memory that is no tensor's."""
+    if spec.adam_8bit:
+        unhide("bitsandbytes")
+        importlib.import_module("bitsandbytes.optim")
 
 
 def forget_steps(optimizer: Any) -> None:

@@ -51,6 +51,11 @@ def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -
         raise UnknownModelError(f"{type(error).__name__}: {error}") from error
 
 
+def unhide(module: str) -> None:
+    """Let a rank import what no server may."""
+    sys.modules.pop(module, None)
+
+
 def load_operators(names: Sequence[str]) -> None:
     """The last of what is imported. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
     from ladder.trial.operators import load

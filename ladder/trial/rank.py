@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ladder.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
-from ladder.trial.model import build_model, forget_steps, make_optimizer, set_checkpointing
+from ladder.trial.model import build_model, forget_steps, import_optimizer, make_optimizer, set_checkpointing
 from ladder.trial.report import Reporter, now
 from ladder.trial.steps import Stepper
 
@@ -81,6 +81,8 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     clock.lap("init_distributed")
     _claim_buffers(spec)
     clock.lap("first collectives")
+    import_optimizer(spec)
+    clock.lap("optimizer")
 
 
 def _claim_buffers(spec: TrialSpec) -> None:

@@ -1,4 +1,7 @@
-"""Liger's kernels: whether this model can run on them here. https://github.com/linkedin/Liger-Kernel"""
+"""Libraries that a tune can do without: whether they are here, and can train this model.
+
+https://github.com/linkedin/Liger-Kernel, https://github.com/bitsandbytes-foundation/bitsandbytes
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,12 @@ def require_liger(workload: Workload, device: str, *, on_paper: bool = False) ->
         raise UsageError("Liger's kernels need a GPU; leave --liger out.")
     if not on_paper and not _installed():
         raise EnvironmentFaultError("liger-kernel is not installed; `pip install liger-kernel`.")
+
+
+def require_bitsandbytes() -> None:
+    """EnvironmentFaultError where Adam's moments of 8 bits lack."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise EnvironmentFaultError("bitsandbytes is not installed; `pip install bitsandbytes`.")
 
 
 def _installed() -> bool:

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ladder.candidates import RUNGS_BY_NAME, engines_of, rung_name
+from ladder.candidates import ADAM_8BIT, BF16_STATES, NUMERICS, RUNGS_BY_NAME, engines_of, rung_name
 from ladder.errors import UsageError
 from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.text import shown
@@ -21,8 +21,6 @@ LauncherName = Literal["local", "simulated"]
 Reader = Callable[[Any], Any]
 """Of one value, in its own type; ValueError, with what is wanted, for one that cannot be."""
 _KNOB_TRIALS = 12
-BF16_STATES = "bf16-states"
-NUMERICS = (BF16_STATES,)
 """What `--allow` may name: these train otherwise than the plain rung does."""
 
 
@@ -243,11 +241,13 @@ def require_effect(options: TuneOptions) -> None:
             raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(NUMERICS)}.")
     if BF16_STATES in options.allow and options.dtype != "bf16":
         raise UsageError(f"--allow {BF16_STATES} needs --dtype bf16, not {options.dtype}.")
-    able = [rung for rung in options.rungs if len(engines_of(RUNGS_BY_NAME[rung], bf16_states=True)) > 1]
-    if BF16_STATES in options.allow and options.rungs and not able:
+    if ADAM_8BIT in options.allow and options.optimizer == "sgd":
+        raise UsageError(f"--allow {ADAM_8BIT} has no effect with --optimizer sgd, which has no moments of Adam's.")
+    able = [rung for rung in options.rungs if len(engines_of(RUNGS_BY_NAME[rung], allowed=NUMERICS)) > 1]
+    if options.allow and options.rungs and not able:
         raise UsageError(
-            f"--allow {BF16_STATES} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with the "
-            "optimizer on the GPU, so leave one of them out."
+            f"--allow {options.allow[0]} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with "
+            "the optimizer on the GPU, so leave one of them out."
         )
     beyond = ["--liger"] if options.liger else []
     beyond += [f"--allow {name}" for name in options.allow]

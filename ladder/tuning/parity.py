@@ -44,8 +44,8 @@ def as_parity_candidate(candidate: Candidate) -> Candidate:
 
 
 def as_plain(candidate: Candidate) -> Candidate:
-    """What `candidate` is held against: the plain rung, with states in bf16 where the candidate has them so."""
-    plain = replace(PLAIN, bf16_states=candidate.engine.bf16_states)
+    """What `candidate` is held against: the plain rung, with the candidate's numerics where those are other ones."""
+    plain = replace(PLAIN, numerics=candidate.engine.numerics)
     return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -93,7 +93,7 @@ def make_space(
     tolerance: float = 0.02,
     audit: float = 0.0,
     liger: bool = False,
-    bf16_states: bool = False,
+    allowed: Collection[str] = (),
     partial: bool = False,
 ) -> tuple[Space, dict[Rung, str]]:
     """The space of the supported rungs among `rungs`, and the others with the reason."""
@@ -105,9 +105,7 @@ def make_space(
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(
-            engine for rung in supported for engine in engines_of(rung, liger=liger, bf16_states=bf16_states)
-        ),
+        engines=tuple(engine for rung in supported for engine in engines_of(rung, liger=liger, allowed=allowed)),
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,

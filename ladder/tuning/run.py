@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ladder import __version__
-from ladder.candidates import RUNGS, Rung
+from ladder.candidates import ADAM_8BIT, RUNGS, Rung
 from ladder.emit import Answer, best_config, emit_all
 from ladder.history import History
 from ladder.launch.lease import Leases
@@ -30,8 +30,8 @@ from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
-from ladder.tuning.kernels import about_liger, tries_liger
-from ladder.tuning.options import BF16_STATES, TuneOptions, checked, num_knob_trials, require_effect, require_text
+from ladder.tuning.kernels import about_liger, require_bitsandbytes, tries_liger
+from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
     knows_partial,
@@ -85,6 +85,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     asked_liger = False if options.documented else options.liger
     liger = tries_liger(asked_liger, workload, machine.device, on_paper=paper is not None)
+    if paper is None and ADAM_8BIT in options.allow:
+        require_bitsandbytes()
     if paper is None and (sentence := about_liger(asked_liger, workload, machine.device)):
         view.note(sentence)
     output = writable_output(options.output, read_files(options, workload.model))
@@ -109,7 +111,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 tolerance=options.tolerance,
                 audit=options.audit,
                 liger=liger,
-                bf16_states=BF16_STATES in options.allow,
+                allowed=options.allow,
                 partial=not options.documented and knows_partial(versions["transformers"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})

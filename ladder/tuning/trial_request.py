@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import ADAM_8BIT, Candidate, Engine
 from ladder.engine_config import deepspeed_config
 from ladder.launch.base import Deadlines
 from ladder.machine.machine import Machine
@@ -55,17 +55,17 @@ def trial_spec(
     folder: Path,
     workload: Workload,
     machine: Machine,
+    engine: Engine,
     deepspeed: dict[str, Any],
     candidates: Sequence[CandidateSpec],
     *,
     steps: StepPolicy,
-    liger: bool = False,
     proof: bool = False,
     probe: bool = False,
     stop_at: float | None = None,
     save_folder: str | None = None,
 ) -> TrialSpec:
-    """A trial of `workload` on all ranks of `machine`; keywords as in TrialSpec."""
+    """A trial of `engine`, configured by `deepspeed`, on all ranks of `machine`; keywords as in TrialSpec."""
     return TrialSpec(
         trial=name,
         folder=str(folder),
@@ -78,7 +78,8 @@ def trial_spec(
         optimizer=workload.optimizer,
         dtype=workload.dtype,
         deepspeed=deepspeed,
-        liger=liger,
+        liger=engine.liger,
+        adam_8bit=engine.numerics == ADAM_8BIT,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
         steps=steps,

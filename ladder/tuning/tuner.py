@@ -311,6 +311,7 @@ class Tuner:
             folder,
             workload,
             machine,
+            wanted.engine,
             engine_config(
                 workload,
                 wanted.candidates,
@@ -319,7 +320,6 @@ class Tuner:
             ),
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             steps=self._steps.model_copy(update=_PRECISE_STEPS) if proving or wanted.precise else self._steps,
-            liger=wanted.engine.liger,
             proof=proving,
             probe=wanted.probe,
             stop_at=None if proving or self._budget is None else self._began + self._budget,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import ADAM_8BIT, BF16_STATES, HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.outcome import Measurement
 from ladder.tuning.run import package_versions
@@ -163,11 +163,12 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 
+@pytest.mark.parametrize(("numerics", "master"), [(BF16_STATES, "torch.bfloat16"), (ADAM_8BIT, "torch.float32")])
 def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3_with_all_that_lies_beyond(
-    tmp_path: Path, reports: Path
+    numerics: str, master: str, tmp_path: Path, reports: Path
 ) -> None:
     usual = answer_on("zero3").candidate
-    beyond = replace(usual, engine=replace(usual.engine, bf16_states=True), checkpoint_every=HALF)
+    beyond = replace(usual, engine=replace(usual.engine, numerics=numerics), checkpoint_every=HALF)
     answer = replace(answer_on("zero3"), candidate=beyond)
     emit_all(answer, tmp_path / "best_config.json")
     paths = OutputPaths.beside(tmp_path / "best_config.json")
@@ -175,7 +176,8 @@ def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_st
     for rank in facts(reports, "trainer", answer):
         assert rank["learning_rate"] == 2e-3
         assert rank["checkpointed_layers"] == [True, False]
-        assert rank["master_dtype"] == "torch.bfloat16"
+        assert rank["master_dtype"] == master
+        assert rank["moments_of_8_bits"] is (numerics == ADAM_8BIT)
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 

@@ -28,6 +28,11 @@ def states_in_bf16(spec: TrialSpec) -> TrialSpec:
     return spec.model_copy(update={"deepspeed": spec.deepspeed | {"bf16": bf16}})
 
 
+def moments_in_8_bits(spec: TrialSpec) -> TrialSpec:
+    config = spec.deepspeed | {"zero_allow_untested_optimizer": True}
+    return spec.model_copy(update={"deepspeed": config, "adam_8bit": True})
+
+
 def with_gradients_lost(spec: TrialSpec) -> TrialSpec:
     """Clipped to nothing: an engine whose optimizer steps change nothing."""
     return spec.model_copy(update={"deepspeed": spec.deepspeed | {"gradient_clipping": 1e-12}})
@@ -55,17 +60,23 @@ def test_a_comparison_is_not_cut_short_by_the_speed_of_the_best_so_far(warm_benc
     assert len(of_a_loser) == len(losses(warm_bench, tmp_path / "0002"))
 
 
-def test_what_lies_beyond_the_ladder_trains_as_the_plain_rung_with_the_same_states(
-    warm_bench: Bench, tmp_path: Path
-) -> None:
+def test_with_half_of_its_layers_checkpointed_a_rung_trains_as_the_plain_one(warm_bench: Bench, tmp_path: Path) -> None:
     plain = losses(warm_bench, tmp_path / "0001", rung="zero1")
     half = losses(warm_bench, tmp_path / "0002", half_checkpointed, rung="zero2")
     assert half == pytest.approx(plain, rel=0.002)
-    plain_in_bf16 = losses(warm_bench, tmp_path / "0003", states_in_bf16, rung="zero1")
-    assert plain_in_bf16 != plain  # other numerics, or nothing was switched
-    for number, rung in enumerate(("zero2", "zero3"), start=4):
-        own = losses(warm_bench, tmp_path / f"{number:04d}", states_in_bf16, rung=rung)
-        assert own == pytest.approx(plain_in_bf16, rel=0.002)
+
+
+@pytest.mark.parametrize("numerics", [states_in_bf16, moments_in_8_bits])
+def test_what_is_allowed_trains_otherwise_than_the_plain_rung_and_as_the_plain_rung_with_it(
+    numerics: Callable[[TrialSpec], TrialSpec], warm_bench: Bench, tmp_path: Path
+) -> None:
+    usual = losses(warm_bench, tmp_path / "0001", rung="zero1")
+    plain = losses(warm_bench, tmp_path / "0002", numerics, rung="zero1")
+    assert plain != usual  # or nothing was switched
+    assert plain == pytest.approx(usual, rel=0.02)
+    for number, rung in enumerate(("zero2", "zero3"), start=3):
+        own = losses(warm_bench, tmp_path / f"{number:04d}", numerics, rung=rung)
+        assert own == pytest.approx(plain, rel=0.002)
 
 
 def test_with_sgd_an_engine_that_loses_its_steps_is_found_out_too(warm_bench: Bench, tmp_path: Path) -> None:

@@ -147,17 +147,17 @@ def test_a_server_of_a_tune_that_ends_before_its_operators_are_built_ends_with_i
     assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
-def test_torchao_which_touches_the_gpu_when_imported_is_no_part_of_a_server(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+@pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
+def test_what_touches_the_gpu_when_imported_is_no_part_of_a_server(
+    package: str, tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
 ) -> None:
-    (tmp_path / "torchao").mkdir()
-    (tmp_path / "torchao" / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
-    (tmp_path / "torchao-0.18.0.dist-info").mkdir()
-    (tmp_path / "torchao-0.18.0.dist-info" / "METADATA").write_text("Name: torchao\nVersion: 0.18.0\n")
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    (tmp_path / "eager.py").write_text(f"import importlib.util\nassert importlib.util.find_spec({package!r}) is None\n")
     found_first = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
     marker = f"ladder-test-{secrets.token_hex(8)}"
-    environment = trial_environment | {"PYTHONPATH": found_first}
-    server = TrialServer(marker=marker, job=trial_job, environment=environment, log=tmp_path / "server.log")
+    environment, job = trial_environment | {"PYTHONPATH": found_first}, trial_job | {"preload": ["eager"]}
+    server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
     try:
         assert server.wait_ready()
     finally:

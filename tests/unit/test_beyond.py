@@ -12,7 +12,17 @@ from helpers import bundled_workload, make_candidate, make_record
 from test_emit import answer
 
 import ladder
-from ladder.candidates import HALF, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, candidates_of, engines_of
+from ladder.candidates import (
+    BF16_STATES,
+    HALF,
+    RUNGS,
+    RUNGS_BY_NAME,
+    Candidate,
+    Engine,
+    candidate_of,
+    candidates_of,
+    engines_of,
+)
 from ladder.emit import best_config
 from ladder.emit.export import exported
 from ladder.emit.files import OutputPaths
@@ -140,7 +150,7 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
 
 
 def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() -> None:
-    everything = engines_of(RUNGS_BY_NAME["zero2"], liger=True, bf16_states=True)
+    everything = engines_of(RUNGS_BY_NAME["zero2"], liger=True, allowed=[BF16_STATES])
     assert len(everything) == 4
     assert {step.engine.key for step in documented_steps(space_of(*everything))} == {"zero2"}
 
@@ -150,7 +160,7 @@ def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() 
 
 def test_states_in_bf16_take_half_the_memory_and_half_the_optimizer_s_time() -> None:
     usual = make_candidate("zero2", micro_batch=1, accumulation=64)
-    allowed = replace(usual, engine=replace(usual.engine, bf16_states=True))
+    allowed = replace(usual, engine=replace(usual.engine, numerics=BF16_STATES))
     moments = [predict_memory(BILLION, each, world_size=1, device="cuda").moments for each in (usual, allowed)]
     saved = moments[0]["initialisation"] - moments[1]["initialisation"]
     assert saved == pytest.approx(6 * BILLION.model.num_parameters, rel=1e-6)
@@ -160,8 +170,8 @@ def test_states_in_bf16_take_half_the_memory_and_half_the_optimizer_s_time() -> 
 def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
     (engine,) = (
         each
-        for each in engines_of(RUNGS_BY_NAME["zero3"], liger=True, bf16_states=True)
-        if each.liger and each.bf16_states
+        for each in engines_of(RUNGS_BY_NAME["zero3"], liger=True, allowed=[BF16_STATES])
+        if each.liger and each.numerics
     )
     assert engine.name == "zero3+liger+bf16-states"
     assert candidate_of("zero3+liger+bf16-states ckpt=1/2 mb=2", 4) == Candidate(engine, HALF, 2, 2)
@@ -173,13 +183,13 @@ def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
 
 
 def test_deepspeed_can_have_them_from_stage_1_on_and_on_the_gpu_only() -> None:
-    able = {rung.name for rung in RUNGS if len(engines_of(rung, bf16_states=True)) == 2}
+    able = {rung.name for rung in RUNGS if len(engines_of(rung, allowed=[BF16_STATES])) == 2}
     assert able == {"zero1", "zero2", "zero3", "zero3+param-cpu"}
 
 
 def test_their_losses_are_held_against_the_plain_rung_s_with_the_same_states() -> None:
     usual = make_candidate("zero3")
-    allowed = replace(usual, engine=replace(usual.engine, bf16_states=True))
+    allowed = replace(usual, engine=replace(usual.engine, numerics=BF16_STATES))
     assert as_plain(allowed).engine.name == "zero1+bf16-states"
     assert as_plain(usual).engine.name == "zero1"
 
@@ -194,7 +204,7 @@ def test_an_answer_with_them_says_so_in_a_warning_and_they_are_never_tried_unask
 
     usual, allowed = tuned("usual"), tuned("allowed", allow=["bf16-states"])
     assert not any("bf16-states" in rung for rung in usual.trials["rung"])
-    assert allowed.best.candidate.engine.bf16_states
+    assert allowed.best.candidate.engine.numerics == BF16_STATES
     assert allowed.best.tokens_per_second > usual.best.tokens_per_second
     assert any("kept in bf16, as --allow bf16-states permits" in warning for warning in allowed.best.warnings)
     assert best_config(allowed.best)["ladder"]["bf16_states"] is True
@@ -217,8 +227,10 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"allow": ["8-bit"]}, "--allow 8-bit is unknown; there is bf16-states"),
+        ({"allow": ["8-bit"]}, "--allow 8-bit is unknown; there is bf16-states, adam-8bit"),
         ({"allow": ["bf16-states"], "dtype": "fp16"}, "--allow bf16-states needs --dtype bf16, not fp16"),
+        ({"allow": ["adam-8bit"], "optimizer": "sgd"}, "--allow adam-8bit has no effect with --optimizer sgd"),
+        ({"allow": ["adam-8bit"], "rungs": ["zero0"]}, "--allow adam-8bit has no effect with --rung zero0"),
         ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "has no effect with --rung zero2.opt-cpu"),
         ({"allow": ["bf16-states"], "strategy": "walk"}, "follows the documented ladder, and --allow bf16-states lies"),
         ({"rungs": ["zero1+opt-cpu"], "strategy": "bisect"}, "and --rung zero1.opt-cpu lies beyond it"),

@@ -12,7 +12,7 @@ import pytest
 from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record
 from tunes import TWO_RANKS, tune_over
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.candidates import BF16_STATES, RUNGS, RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
@@ -346,7 +346,7 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
         return 5.0 if "states" not in candidate.key else 8.0 if spec.proof else 4.0
 
     launcher = Both(seconds)
-    space, _ = make_space(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME["zero2"]], (1,), bf16_states=True)
+    space, _ = make_space(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME["zero2"]], (1,), allowed=[BF16_STATES])
     with History(tmp_path / "run", "abc", {}) as history:
         tuner = Tuner(
             workload=WORKLOAD,

@@ -63,6 +63,12 @@ def report(name: str, engine: Any, before: list[float], losses: list[float], **e
         "learning_rate": engine.get_lr()[0],
         "master_dtype": str(engine.optimizer.master_weights_and_grads_dtype),
         "optimizer": type(engine.basic_optimizer).__name__,
+        "moments_of_8_bits": any(
+            value.dtype == torch.uint8
+            for state in engine.basic_optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ),
         "partitioned_weights": sum(hasattr(parameter, "ds_id") for parameter in engine.module.parameters()),
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),
         **extra,

@@ -1,0 +1,117 @@
+"""What `--allow adam-8bit` adds: Adam's moments in 8 bits, by bitsandbytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import make_candidate
+from test_beyond import BILLION, PAPER, space_of
+from test_emit import answer
+
+import ladder
+from ladder.candidates import ADAM_8BIT, RUNGS_BY_NAME, Candidate, Engine, candidate_of, engines_of
+from ladder.emit import best_config
+from ladder.emit.export import exported
+from ladder.emit.files import OutputPaths
+from ladder.emit.launch import launch_script
+from ladder.emit.settings import settings_in
+from ladder.emit.trainer import trainer_arguments
+from ladder.engine_config import deepspeed_config
+from ladder.errors import EnvironmentFaultError
+from ladder.model.source import resolve_model
+from ladder.search.memory import predict_memory
+from ladder.search.remedies import remedies
+from ladder.tuning.kernels import require_bitsandbytes
+from ladder.units import GIB
+from ladder.workload import OptimizerName, Workload
+
+LARGE_VOCABULARY = Path(__file__).parents[2] / "benchmarks" / "models" / "large-vocabulary-1.5b.json"
+
+
+def in_8_bits(rung: str, **candidate: Any) -> Candidate:
+    usual = make_candidate(rung, **candidate)
+    return replace(usual, engine=replace(usual.engine, numerics=ADAM_8BIT))
+
+
+def test_they_take_a_quarter_of_their_memory_and_leave_master_weights_as_they_are() -> None:
+    candidates = [make_candidate("zero2", micro_batch=1), in_8_bits("zero2", micro_batch=1)]
+    usual, allowed = (predict_memory(BILLION, each, world_size=1, device="cuda").moments for each in candidates)
+    saved = (6 - 2 * 4 / 256) * BILLION.model.num_parameters  # there is a scale in fp32 for each 256 elements
+    assert usual["initialisation"] - allowed["initialisation"] == pytest.approx(saved, rel=1e-6)
+    assert usual["step"] - allowed["step"] == pytest.approx(saved, rel=1e-6)  # gradients in fp32
+
+
+def test_what_an_h200_allocated_for_them_is_predicted() -> None:
+    # benchmarks/results/1xh200-more-rungs: adam-8bit.json
+    workload = Workload(
+        model=resolve_model(str(LARGE_VOCABULARY)), task="causal-lm", seq_len=1024, global_batch_size=32
+    )
+    fitted = candidate_of("zero3+liger+adam-8bit ckpt=on mb=16", 32)
+    moments = predict_memory(workload, fitted, world_size=1, device="cuda").moments
+    assert max(moments.values()) == pytest.approx(20.874 * GIB, rel=0.005)
+    ran_out = candidate_of("zero1+liger+adam-8bit ckpt=on mb=16", 32)
+    moments = predict_memory(workload, ran_out, world_size=1, device="cuda").moments
+    assert max(moments, key=lambda name: moments[name]) == "step"
+    assert moments["step"] > 24 * GIB
+
+
+def test_they_are_in_the_key_and_deepspeed_is_told_that_it_did_not_try_this_optimizer() -> None:
+    named = candidate_of("zero3+liger+adam-8bit ckpt=on mb=2", 4).engine
+    assert named == Engine(RUNGS_BY_NAME["zero3"], liger=True, numerics=ADAM_8BIT)
+    assert named.name == "zero3+liger+adam-8bit"
+    config = deepspeed_config(BILLION, named, micro_batch=1, accumulation=1, world_size=1, nvme_path=None)
+    assert config["zero_allow_untested_optimizer"] is True
+    assert "zero_force_ds_cpu_optimizer" not in config
+    assert config["bf16"] == {"enabled": True}
+
+
+def test_all_that_is_allowed_is_tried_each_by_itself() -> None:
+    found = [engine.name for engine in engines_of(RUNGS_BY_NAME["zero2"], allowed=["adam-8bit", "bf16-states"])]
+    assert found == ["zero2", "zero2+bf16-states", "zero2+adam-8bit"]
+
+
+@pytest.mark.parametrize(("optimizer", "own"), [("adamw", {}), ("adam", {"weight_decay": 0.0})])
+def test_every_kind_of_script_is_told_of_them(optimizer: OptimizerName, own: dict[str, Any], tmp_path: Path) -> None:
+    given = answer(workload={"optimizer": optimizer}, candidate=in_8_bits("zero3", micro_batch=4, accumulation=2))
+    arguments = trainer_arguments(given, tmp_path / "best_config.json")
+    assert arguments["optim"] == "adamw_bnb_8bit"
+    assert {name: arguments[name] for name in own} == own
+    script = launch_script(given, OutputPaths.beside(tmp_path / "best_config.json"))
+    assert script.count(f"bitsandbytes.optim.{'AdamW8bit' if optimizer == 'adamw' else 'Adam8bit'}(…)") == 2
+    assert "torch.optim" not in script
+    document = best_config(given)
+    assert document["ladder"]["adam_8bit"] is True
+    assert settings_in(document).adam_8bit
+    for target in ("axolotl", "llama-factory", "trl"):
+        fragment = yaml.safe_load(exported(document, tmp_path / "best_config.json", target))
+        assert fragment["optimizer" if target == "axolotl" else "optim"] == "adamw_bnb_8bit"
+
+
+def test_an_answer_with_them_says_so_and_wins_where_the_usual_ones_leave_no_room(tmp_path: Path) -> None:
+    tuned = ladder.tune(
+        "llama-3.2-1b",
+        gpu_memory="22GiB",
+        allow=["adam-8bit"],
+        run_dir=tmp_path,
+        output=tmp_path / "best.json",
+        **PAPER,
+    )
+    assert tuned.best.candidate.engine.numerics == ADAM_8BIT
+    assert any("kept in 8 bits, as --allow adam-8bit permits" in warning for warning in tuned.best.warnings)
+
+
+def test_without_bitsandbytes_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFaultError, match="`pip install bitsandbytes`"):
+        require_bitsandbytes()
+
+
+def test_where_nothing_fits_they_are_among_what_would_but_not_for_an_optimizer_without_moments() -> None:
+    on_gpu = [Engine(RUNGS_BY_NAME[name]) for name in ("zero1", "zero2")]
+    assert "--allow adam-8bit" in remedies(space_of(*on_gpu, memory_limit=26 * GIB)).sentence()
+    with_sgd = replace(BILLION, optimizer="sgd")
+    assert "adam-8bit" not in remedies(space_of(*on_gpu, memory_limit=12 * GIB, workload=with_sgd)).sentence()
