@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin
 
 import typer
 from typer.models import OptionInfo
@@ -117,7 +118,9 @@ def _commands(app: typer.Typer) -> dict[str, Callable[..., Any]]:
 def _options(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
     """The options of `command` by their long names without dashes."""
     callback = _commands(app)[command]
-    for name, annotation in get_type_hints(callback, include_extras=True).items():
+    # Not typing.get_type_hints, which in Python 3.10 makes other types of those that have None for a default.
+    for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
+        annotation = parameter.annotation
         for info in getattr(annotation, "__metadata__", ()):
             if isinstance(info, OptionInfo):
                 # In an annotation the first name stands where a default would; a switch names its opposite, too.
