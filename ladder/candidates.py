@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Literal
@@ -42,6 +42,11 @@ class Rung:
     @property
     def devices(self) -> frozenset[Device]:
         return frozenset({self.offload_optimizer, self.offload_param}) - {"none"}
+
+    @property
+    def states_on_gpu(self) -> bool:
+        """Whether ZeRO keeps optimizer states of its own, and on the GPU."""
+        return self.stage > 0 and self.offload_optimizer == "none"
 
     @property
     def family(self) -> str:
@@ -208,16 +213,10 @@ def _numerics_in(engine_name: str) -> str:
     return next((each for each in NUMERICS if engine_name.endswith(f"+{each}")), "")
 
 
-def engines_of(rung: Rung, *, liger: bool = False, allowed: Collection[str] = ()) -> list[Engine]:
-    """The engine of `rung`; with `liger`, that on Liger's kernels too; each with all of NUMERICS that are `allowed`.
-
-    DeepSpeed takes optimizer states in bf16 from stage 1 on. On the host it would want them of an optimizer that
-    neither the Trainer nor accelerate makes; moments of 8 bits are for GPUs.
-    """
-    can = rung.stage > 0 and rung.offload_optimizer == "none"
+def engines_of(rung: Rung, *, liger: bool = False, numerics: Sequence[str] = ()) -> list[Engine]:
+    """The engine of `rung`; with `liger`, that on Liger's kernels too; each with each of `numerics` as well."""
     kernels = (False, True) if liger else (False,)
-    numerics = ("", *(each for each in NUMERICS if can and each in allowed))
-    return [Engine(rung, liger=on_liger, numerics=each) for on_liger in kernels for each in numerics]
+    return [Engine(rung, liger=on_liger, numerics=each) for on_liger in kernels for each in ("", *numerics)]
 
 
 def candidates_of(

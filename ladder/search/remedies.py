@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine, divisors, engines_of
+from ladder.candidates import NUMERICS, RUNGS, Candidate, Engine, divisors
+from ladder.numerics import numerics_of
 from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.memory import MemoryPrediction, predict_memory
@@ -46,8 +47,8 @@ class Remedies:
     """Where only larger ones were asked for."""
     liger: bool = False
     """Liger's kernels."""
-    numerics: tuple[str, ...] = ()
-    """What would have to be allowed, one of them."""
+    allow: tuple[str, ...] = ()
+    """Other numerics, one of them."""
     nvme: bool = False
     """The NVMe rungs, unsupported here so far."""
     lora: int | None = None
@@ -65,7 +66,7 @@ class Remedies:
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
             "--liger" if self.liger else "",
-            *(f"--allow {name}" for name in self.numerics),
+            *(f"--allow {name}" for name in self.allow),
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
             f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
             f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
@@ -89,10 +90,9 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         name: [
             replace(engine, numerics=name)
             for engine in space.engines
-            if not engine.numerics and len(engines_of(engine.rung, allowed=[name])) > 1
+            if not engine.numerics and name in numerics_of(engine.rung, workload, space.world_size, space.device)
         ]
-        for name, has_effect in ((BF16_STATES, workload.dtype == "bf16"), (ADAM_8BIT, workload.optimizer != "sgd"))
-        if has_effect
+        for name in NUMERICS
     }
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
@@ -104,7 +104,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
         liger=needs.fit(engines=on_liger),
-        numerics=tuple(name for name, engines in not_allowed.items() if needs.fit(engines=engines)),
+        allow=tuple(name for name, engines in not_allowed.items() if needs.fit(engines=engines)),
         nvme=needs.fit(engines=on_disk),
         lora=lora if lora <= space.memory_limit and adapts else None,
         qlora=qlora if qlora <= space.memory_limit < lora and adapts else None,

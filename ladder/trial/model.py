@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 
+from ladder.numerics import ELEMENTS_8BIT
 from ladder.protocol import TrialSpec
 from ladder.trial.preload import unhide
 
@@ -145,6 +146,13 @@ def import_optimizer(spec: TrialSpec) -> None:
     if spec.adam_8bit:
         unhide("bitsandbytes")
         importlib.import_module("bitsandbytes.optim")
+
+
+def require_countable(spec: TrialSpec, optimizer: Any) -> None:
+    """RuntimeError where bitsandbytes would leave most of what it is given as it is, and say so nowhere."""
+    longest = max((tensor.numel() for group in optimizer.param_groups for tensor in group["params"]), default=0)
+    if spec.adam_8bit and longest >= ELEMENTS_8BIT:
+        raise RuntimeError(f"bitsandbytes cannot update {longest:,} elements at once, {ELEMENTS_8BIT:,} are too many")
 
 
 def forget_steps(optimizer: Any) -> None:

@@ -63,8 +63,9 @@ def load_operators(names: Sequence[str]) -> None:
     for operator in names:
         load(operator)
     if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
-        culprit = next(iter(_touched_by), "an import")
-        raise RuntimeError(f"{culprit} touches CUDA, and ranks could not ({reason}); use an environment without it")
+        if _touched_by:
+            raise RuntimeError(f"{_touched_by[0]} touches CUDA, so ranks cannot; use an environment without it")
+        raise RuntimeError(f"CUDA cannot be used in a fork of this process: {reason}")
 
 
 _touched_by: list[str] = []

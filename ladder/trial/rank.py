@@ -16,7 +16,14 @@ import torch.distributed as dist
 from ladder.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
-from ladder.trial.model import build_model, forget_steps, import_optimizer, make_optimizer, set_checkpointing
+from ladder.trial.model import (
+    build_model,
+    forget_steps,
+    import_optimizer,
+    make_optimizer,
+    require_countable,
+    set_checkpointing,
+)
 from ladder.trial.report import Reporter, now
 from ladder.trial.steps import Stepper
 
@@ -116,6 +123,7 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     vocab_size = model.config.vocab_size
     reporter.phase("engine")
     engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed)
+    require_countable(spec, engine.basic_optimizer)
     if spec.parity:
         forget_steps(engine.optimizer)
     stepper = Stepper(engine, spec, reporter, vocab_size)

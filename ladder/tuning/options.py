@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, NUMERICS, RUNGS_BY_NAME, engines_of, rung_name
+from ladder.candidates import ADAM_8BIT, BF16_STATES, NUMERICS, RUNGS_BY_NAME, rung_name
 from ladder.errors import UsageError
 from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.text import shown
@@ -243,8 +243,7 @@ def require_effect(options: TuneOptions) -> None:
         raise UsageError(f"--allow {BF16_STATES} needs --dtype bf16, not {options.dtype}.")
     if ADAM_8BIT in options.allow and options.optimizer == "sgd":
         raise UsageError(f"--allow {ADAM_8BIT} has no effect with --optimizer sgd, which has no moments of Adam's.")
-    able = [rung for rung in options.rungs if len(engines_of(RUNGS_BY_NAME[rung], allowed=NUMERICS)) > 1]
-    if options.allow and options.rungs and not able:
+    if options.allow and options.rungs and not any(RUNGS_BY_NAME[rung].states_on_gpu for rung in options.rungs):
         raise UsageError(
             f"--allow {options.allow[0]} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with "
             "the optimizer on the GPU, so leave one of them out."

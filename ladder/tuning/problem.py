@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from ladder.candidates import RUNGS, Rung, divisors, engines_of
+from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Rung, divisors, engines_of
 from ladder.errors import UsageError
 from ladder.model.shapes import default_seq_len, default_task, depth_of
+from ladder.numerics import numerics_of
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.workload import ModelShape, Task, Workload
@@ -84,6 +85,22 @@ def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] 
     return tuple(sorted(set(wanted))) if wanted else tuple(possible)
 
 
+_WHY_NOT = {
+    BF16_STATES: "no rung that is tried keeps optimizer states on the GPU",
+    ADAM_8BIT: "moments in 8 bits are for GPUs, without an optimizer offload, and at stages 1 and 2 for less than 2.1 "
+    "billion parameters a GPU",
+}
+
+
+def require_effect_of_allowed(
+    workload: Workload, machine: Machine, rungs: Sequence[Rung], allowed: Collection[str]
+) -> None:
+    """UsageError for a name among `allowed` that no engine of these rungs could have here."""
+    for name in allowed:
+        if not any(name in numerics_of(rung, workload, machine.world_size, machine.device) for rung in rungs):
+            raise UsageError(f"--allow {name} has no effect here: {_WHY_NOT[name]}; leave it out.")
+
+
 def make_space(
     workload: Workload,
     machine: Machine,
@@ -99,13 +116,20 @@ def make_space(
     """The space of the supported rungs among `rungs`, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
     supported = [rung for rung in RUNGS if rung in rungs and rung not in unsupported]
+
+    def numerics(rung: Rung) -> list[str]:
+        possible = numerics_of(rung, workload, machine.world_size, machine.device)
+        return [name for name in possible if name in allowed]
+
     space = Space(
         workload=workload,
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(engine for rung in supported for engine in engines_of(rung, liger=liger, allowed=allowed)),
+        engines=tuple(
+            engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))
+        ),
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,

@@ -37,6 +37,7 @@ from ladder.tuning.problem import (
     knows_partial,
     make_space,
     micro_batches_of,
+    require_effect_of_allowed,
     run_fingerprint,
     workload_of,
 )
@@ -85,6 +86,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     asked_liger = False if options.documented else options.liger
     liger = tries_liger(asked_liger, workload, machine.device, on_paper=paper is not None)
+    rungs = _rungs(options)
+    require_effect_of_allowed(workload, machine, rungs, options.allow)
     if paper is None and ADAM_8BIT in options.allow:
         require_bitsandbytes()
     if paper is None and (sentence := about_liger(asked_liger, workload, machine.device)):
@@ -96,7 +99,6 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
     leases.name_run(run_dir)
-    rungs = _rungs(options)
     with History(run_dir, fingerprint, facts) as history, _disk_faults(history):
         if paper is not None:
             opening = on_paper(paper, machine, cancelled=cancelled)

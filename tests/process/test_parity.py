@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import TINY, Bench, tiny_trial
 
 from ladder.candidates import HALF, RUNGS_BY_NAME, Engine
 from ladder.launch.operators import build_operators
+from ladder.numerics import ELEMENTS_8BIT
 from ladder.protocol import TrialSpec
+from ladder.trial.model import require_countable
 from ladder.tuning.parity import compare, losses_of, parity_trial
 
 
@@ -77,6 +81,15 @@ def test_what_is_allowed_trains_otherwise_than_the_plain_rung_and_as_the_plain_r
     for number, rung in enumerate(("zero2", "zero3"), start=3):
         own = losses(warm_bench, tmp_path / f"{number:04d}", numerics, rung=rung)
         assert own == pytest.approx(plain, rel=0.002)
+
+
+def test_a_tensor_that_bitsandbytes_would_leave_mostly_as_it_is_is_refused(tmp_path: Path) -> None:
+    spec = moments_in_8_bits(tiny_trial(tmp_path, 1))
+    for length in (ELEMENTS_8BIT - 1, ELEMENTS_8BIT):
+        optimizer = torch.optim.SGD([torch.empty(length, device="meta", requires_grad=True)])
+        with pytest.raises(RuntimeError, match="2,147,483,648 elements") if length == ELEMENTS_8BIT else nullcontext():
+            require_countable(spec, optimizer)
+        require_countable(tiny_trial(tmp_path, 1), optimizer)
 
 
 def test_with_sgd_an_engine_that_loses_its_steps_is_found_out_too(warm_bench: Bench, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
+from ladder.numerics import numerics_of
 from ladder.search.hardware import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
@@ -150,7 +151,7 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
 
 
 def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() -> None:
-    everything = engines_of(RUNGS_BY_NAME["zero2"], liger=True, allowed=[BF16_STATES])
+    everything = engines_of(RUNGS_BY_NAME["zero2"], liger=True, numerics=[BF16_STATES])
     assert len(everything) == 4
     assert {step.engine.key for step in documented_steps(space_of(*everything))} == {"zero2"}
 
@@ -170,7 +171,7 @@ def test_states_in_bf16_take_half_the_memory_and_half_the_optimizer_s_time() -> 
 def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
     (engine,) = (
         each
-        for each in engines_of(RUNGS_BY_NAME["zero3"], liger=True, allowed=[BF16_STATES])
+        for each in engines_of(RUNGS_BY_NAME["zero3"], liger=True, numerics=[BF16_STATES])
         if each.liger and each.numerics
     )
     assert engine.name == "zero3+liger+bf16-states"
@@ -183,7 +184,7 @@ def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
 
 
 def test_deepspeed_can_have_them_from_stage_1_on_and_on_the_gpu_only() -> None:
-    able = {rung.name for rung in RUNGS if len(engines_of(rung, allowed=[BF16_STATES])) == 2}
+    able = {rung.name for rung in RUNGS if BF16_STATES in numerics_of(rung, BILLION, 1, "cuda")}
     assert able == {"zero1", "zero2", "zero3", "zero3+param-cpu"}
 
 

@@ -8,24 +8,27 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import make_candidate
+from helpers import bundled_workload, make_candidate
 from test_beyond import BILLION, PAPER, space_of
 from test_emit import answer
+from tunes import TWO_RANKS
 
 import ladder
-from ladder.candidates import ADAM_8BIT, RUNGS_BY_NAME, Candidate, Engine, candidate_of, engines_of
+from ladder.candidates import ADAM_8BIT, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, engines_of
 from ladder.emit import best_config
 from ladder.emit.export import exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
-from ladder.engine_config import deepspeed_config
-from ladder.errors import EnvironmentFaultError
+from ladder.engine_config import deepspeed_config, default_knobs
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.model.source import resolve_model
+from ladder.numerics import ELEMENTS_8BIT, numerics_of
 from ladder.search.memory import predict_memory
 from ladder.search.remedies import remedies
 from ladder.tuning.kernels import require_bitsandbytes
+from ladder.tuning.problem import require_effect_of_allowed
 from ladder.units import GIB
 from ladder.workload import OptimizerName, Workload
 
@@ -70,8 +73,28 @@ def test_they_are_in_the_key_and_deepspeed_is_told_that_it_did_not_try_this_opti
 
 
 def test_all_that_is_allowed_is_tried_each_by_itself() -> None:
-    found = [engine.name for engine in engines_of(RUNGS_BY_NAME["zero2"], allowed=["adam-8bit", "bf16-states"])]
+    both = numerics_of(RUNGS_BY_NAME["zero2"], BILLION, 1, "cuda")
+    found = [engine.name for engine in engines_of(RUNGS_BY_NAME["zero2"], numerics=both)]
     assert found == ["zero2", "zero2+bf16-states", "zero2+adam-8bit"]
+
+
+def test_a_share_that_is_too_long_for_their_kernels_is_updated_in_pieces_or_not_with_them() -> None:
+    seven_billion = bundled_workload("llama-2-7b", seq_len=1024, global_batch_size=16)
+    for world_size, able in ((2, {"zero3", "zero3+param-cpu"}), (4, {"zero1", "zero2", "zero3", "zero3+param-cpu"})):
+        found = {rung.name for rung in RUNGS if ADAM_8BIT in numerics_of(rung, seven_billion, world_size, "cuda")}
+        assert found == able
+    # Stage 3's pieces are never as long, whatever the knobs.
+    for name in ("sub_group_size", "stage3_max_live_parameters"):
+        assert default_knobs(seven_billion, RUNGS_BY_NAME["zero3"])[name] < ELEMENTS_8BIT
+
+
+def test_where_they_can_be_nowhere_to_allow_them_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"has no effect here: .* less than 2\.1 billion parameters a GPU; leave it out"
+    ):
+        ladder.tune("llama-2-7b", rungs=["zero1", "zero2"], output=tmp_path / "best.json", allow=["adam-8bit"], **PAPER)
+    with pytest.raises(UsageError, match="--allow adam-8bit has no effect here: moments in 8 bits are for GPUs"):
+        require_effect_of_allowed(BILLION, TWO_RANKS, RUNGS, ["bf16-states", "adam-8bit"])
 
 
 @pytest.mark.parametrize(("optimizer", "own"), [("adamw", {}), ("adam", {"weight_decay": 0.0})])
@@ -115,3 +138,4 @@ def test_where_nothing_fits_they_are_among_what_would_but_not_for_an_optimizer_w
     assert "--allow adam-8bit" in remedies(space_of(*on_gpu, memory_limit=26 * GIB)).sentence()
     with_sgd = replace(BILLION, optimizer="sgd")
     assert "adam-8bit" not in remedies(space_of(*on_gpu, memory_limit=12 * GIB, workload=with_sgd)).sentence()
+    assert "adam-8bit" not in remedies(space_of(*on_gpu, memory_limit=26 * GIB, device="cpu")).sentence()
