@@ -25,7 +25,8 @@ _PRELOAD = (
 # Likewise, but an engine does without it: DeepSpeed looks there for one more optimizer that ZeRO supports, and its
 # decorators import all of torch's inductor, which took every engine 1 to 3 s.
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
-# transformers imports it where it is installed, and it initialises CUDA. Trials quantise nothing.
+# Some of the above imports what it finds installed, and bitsandbytes initialises CUDA then, as parts of torchao do.
+# Trials quantise nothing.
 _HIDDEN = ("bitsandbytes", "torchao")
 
 
@@ -64,7 +65,9 @@ def load_operators(names: Sequence[str]) -> None:
         load(operator)
     if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
         if _touched_by:
-            raise RuntimeError(f"{_touched_by[0]} touches CUDA, so ranks cannot; use an environment without it")
+            raise RuntimeError(
+                f"{_touched_by[0]} touches CUDA, so ranks cannot; use an environment without it ({reason})"
+            )
         raise RuntimeError(f"CUDA cannot be used in a fork of this process: {reason}")
 
 
