@@ -61,7 +61,7 @@ def explain(
     for part in [_table(entries)] if console.width >= _NARROW else map(_lines, entries):
         console.print(part)
     num_tried, num_knobs = tried(stored.space, stored.records)
-    counts = {name: sum(_status(entry) == name for entry in entries) for name in ("predicted", "pruned", "refused")}
+    counts = {name: sum(entry.status == name for entry in entries) for name in ("predicted", "pruned", "refused")}
     untried = [f"{number} {name}" for name, number in counts.items() if number or name != "refused"]
     typer.echo(", ".join([f"{num_tried} measured{and_knobs(num_knobs)}", *untried]))
     if on_paper:
@@ -97,7 +97,7 @@ def _table(entries: list[Entry]) -> Table:
             entry.rung,
             entry.checkpointing,
             str(entry.micro_batch or ""),
-            _status(entry),
+            entry.status,
             speed,
             memory,
             entry.record.trial if entry.record else "",
@@ -113,7 +113,7 @@ def _lines(entry: Entry) -> Group:
     from rich.padding import Padding
     from rich.text import Text
 
-    head = f"{entry.candidate_key or entry.rung}: {_status(entry)}"
+    head = f"{entry.candidate_key or entry.rung}: {entry.status}"
     if entry.record is not None:
         speed, memory = _figures(entry)
         head += f", {speed} tokens/s, {memory} GiB" if speed else ""
@@ -123,15 +123,7 @@ def _lines(entry: Entry) -> Group:
 
 
 def _style(entry: Entry) -> str:
-    return {"answer": "bold green", "measured": ""}.get(_status(entry), "dim")
-
-
-def _status(entry: Entry) -> str:
-    from ladder.search.space import REFUSED
-
-    if entry.record is not None and entry.record.outcome.moment == REFUSED:
-        return "refused"
-    return "predicted" if entry.predicted is not None else entry.status
+    return {"answer": "bold green", "measured": ""}.get(entry.status, "dim")
 
 
 def _figures(entry: Entry) -> tuple[str, str]:

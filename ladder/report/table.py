@@ -16,7 +16,7 @@ from ladder.units import gib
 if TYPE_CHECKING:
     import pandas as pd
 
-_STYLES = {"answer": "bold green", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
+_STYLES = {"answer": "bold green", "refused": "dim", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
 _FAILED = "red"
 _COUNTS = ("micro_batch", "accumulation", "num_steps")
 _NARROW = 80
@@ -87,7 +87,7 @@ def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
         table.add_column("why", ratio=1)
     for entry in sorted(_folded(entries), key=_order):
         row = _row(entry, {})
-        failed = entry.record is not None and entry.record.outcome.kind != "fits"
+        failed = entry.status == "measured" and row["outcome"] != "fits"
         memory = f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else ""
         table.add_row(
             in_short_lines(entry.rung) if narrow else entry.rung,
@@ -128,7 +128,7 @@ def _promise(entry: Entry) -> tuple[bool, float]:
 
 
 def _order(entry: Entry) -> tuple[int, float]:
-    place = {"answer": 0, "measured": 1, "pruned": 3, "predicted": 4, "unsupported": 5}[entry.status]
+    place = {"answer": 0, "measured": 1, "refused": 3, "pruned": 3, "predicted": 4, "unsupported": 5}[entry.status]
     if entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits":
         place = 2
     return place, -(entry.record.tokens_per_second or 0.0) if entry.record else 0.0

@@ -11,10 +11,10 @@ from ladder.outcome import Record
 from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
-from ladder.search.space import Space, disproved, measured, probed, ranking, ruled_out
+from ladder.search.space import REFUSED, Space, disproved, measured, probed, ranking, ruled_out
 from ladder.units import format_bytes
 
-Status = Literal["answer", "measured", "predicted", "pruned", "unsupported"]
+Status = Literal["answer", "measured", "refused", "predicted", "pruned", "unsupported"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +158,8 @@ def _verdict(
     """Of what was tried; `best` is the answer's proof, and `fastest` then its measurement."""
     if best is not None and record.candidate_key == best.candidate_key:
         return "answer", f"the fastest that fits, {'on paper' if on_paper else 'proven in fresh processes'}"
+    if record.outcome.moment == REFUSED:
+        return "refused", record.outcome.sentence
     if record.outcome.kind != "fits":
         return "measured", record.outcome.sentence
     if (failed_proof := failed_proofs.get(record.candidate_key)) is not None:

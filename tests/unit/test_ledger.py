@@ -265,6 +265,8 @@ def test_explain_counts_what_was_tried_and_names_refusals_and_knobs_apart(run_fo
         turned = make_candidate("zero3", micro_batch=4, accumulation=4)
         turned = replace(turned, engine=replace(turned.engine, knobs=(("overlap_comm", True),)))
         history.add([refusal, fitting(space, turned, trial="0004")], space.by_key, {})
+        statuses = {entry.candidate_key: entry.status for entry in ledger(space, history.records, {})}
+    assert statuses[refused.key] == "refused"
     said = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()[-1]
     assert said.startswith("2 measured and 1 setting of knobs, ")
     assert said.endswith(" pruned, 1 refused")
