@@ -329,7 +329,7 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, content: bytes, comp
 
 
 def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "deep.json").write_text("[" * 5000)
+    (tmp_path / "deep.json").write_text("[" * 200_000)
     with pytest.raises(UsageError, match="it is nested too deeply"):
         load_best_config(tmp_path / "deep.json")
 
