@@ -33,7 +33,7 @@ class Answer:
     host_threads: int
     """OMP_NUM_THREADS each rank had when it was measured."""
     allocator: dict[str, str]
-    """What the environment told torch's allocator on the GPUs."""
+    """What the environment told the allocators of torch and of the C library on the GPUs."""
     nvme_path: Path | None
     versions: dict[str, str]
     """Version by library: torch, deepspeed, transformers, accelerate, ladder, …"""

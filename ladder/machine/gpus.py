@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,8 +30,16 @@ _NO_GPU_HERE = frozenset(
 
 
 # Without it, memory that is free but not in one piece ends trials: measured, 10.1 GiB reserved for 7.7 allocated.
-GROWING_SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_GROWING = "expandable_segments:True"
+# What offload pins is touched by eight threads first, in huge pages. Measured: 17 GB are had in 1.6 s instead of 8.5
+# and given back in 0.6 instead of 4.7, neither copies nor the optimizer are slower on them, and a tune took 63 s
+# instead of 109.
+_PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+BEST_FOR_TRIALS = {"PYTORCH_CUDA_ALLOC_CONF": f"{_GROWING},{_PINNING}", **_HUGE_PAGES}
+"""What the allocators of torch and of the C library are told, but where the user told them otherwise."""
+_OF_TORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 @dataclass(frozen=True)
@@ -52,13 +62,28 @@ class Obstacle:
 
 
 def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The user's own settings of torch's allocator in `environment`, else that its segments can grow."""
-    return allocator_in(environment) or dict(GROWING_SEGMENTS)
+    """The user's own settings of the allocators in `environment`; of what it says nothing, those best for trials."""
+    own = allocator_in(environment)
+    of_torch = {} if own.keys() & set(_OF_TORCH) else {"PYTORCH_CUDA_ALLOC_CONF": _GROWING}
+    return (BEST_FOR_TRIALS if of_torch and may_register() else of_torch | _HUGE_PAGES) | own
+
+
+def may_register() -> bool:
+    """Whether torch can pin memory that the C library gave it, as on most hosts.
+
+    Under WSL the GPU knows such memory by another address. Where the kernel promises no more memory than it has, it may
+    refuse some, and torch does not look whether it did.
+    """
+    try:
+        is_strict = _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:
+        is_strict = False
+    return not is_strict and "microsoft" not in platform.release().lower()
 
 
 def allocator_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """What `environment` tells torch's allocator; nothing if it does not."""
-    return {name: environment[name] for name in _ALLOCATOR_VARIABLES if environment.get(name)}
+    """What `environment` tells the allocators of torch and of the C library; nothing if it does not."""
+    return {name: environment[name] for name in (*_OF_TORCH, *_HUGE_PAGES) if environment.get(name)}
 
 
 def visible_gpus() -> list[Gpu]:

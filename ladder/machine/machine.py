@@ -13,7 +13,7 @@ from typing import Literal
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.gpus import GROWING_SEGMENTS, Gpu, allocator_settings, obstacle, visible_gpus
+from ladder.machine.gpus import BEST_FOR_TRIALS, Gpu, allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import host_memory as all_host_memory
 from ladder.machine.host import usable_cores
 from ladder.units import format_bytes
@@ -44,8 +44,8 @@ class Machine:
     """Bytes a second that `nvme_path` took when it was tried."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """By rung name: why it cannot work here."""
-    allocator: dict[str, str] = field(default_factory=lambda: dict(GROWING_SEGMENTS))
-    """What the environment tells torch's allocator on a GPU."""
+    allocator: dict[str, str] = field(default_factory=lambda: dict(BEST_FOR_TRIALS))
+    """What the environment tells the allocators of torch and of the C library on a machine with GPUs."""
 
     @property
     def gpu_name(self) -> str | None:

@@ -116,7 +116,7 @@ def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_pa
     assert table.loc[(f"{rung}+liger", 8), "outcome"] == "fits"
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert section["liger"], "the only one that fits, whose losses were compared with those of zero1 before its proof"
-    assert section["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert section["environment"]["PYTORCH_CUDA_ALLOC_CONF"].startswith("expandable_segments:True")
     assert not any("losses" in warning for warning in section["warnings"])
 
 

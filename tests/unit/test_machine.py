@@ -15,7 +15,7 @@ from ladder.cli.views import QuietView
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
-from ladder.machine.gpus import Gpu
+from ladder.machine.gpus import Gpu, allocator_settings, may_register
 from ladder.machine.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
 from ladder.tuning import preparation
 from ladder.units import GIB
@@ -211,6 +211,44 @@ def test_the_quota_is_read_where_the_kernel_says_that_this_process_is(
         for name, text in texts.items():
             (cgroup.folder / name).write_text(text)
     assert host.usable_cores() == 5
+
+
+@pytest.mark.parametrize("of_torch", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocators_are_told_what_is_best_for_trials_but_where_the_user_told_them_otherwise(
+    monkeypatch: pytest.MonkeyPatch, of_torch: str
+) -> None:
+    monkeypatch.setattr(gpus_module, "may_register", lambda: True)
+    assert allocator_settings({"PATH": "/bin", of_torch: ""}) == {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,"
+        "pinned_use_cuda_host_register:True,pinned_num_register_threads:8",
+    }
+    theirs = {of_torch: "max_split_size_mb:64"}
+    assert allocator_settings(theirs) == theirs | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    theirs |= {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
+    assert allocator_settings(theirs) == theirs
+
+
+@pytest.mark.parametrize(
+    ("kernel", "overcommit", "may"),
+    [
+        ("6.8.0-generic", "0", True),
+        ("6.8.0-generic", "1", True),
+        ("6.8.0-generic", "2", False),
+        ("6.8.0-generic", None, True),
+        ("5.15.167.4-microsoft-standard-WSL2", "1", False),
+    ],
+)
+def test_where_malloc_may_fail_or_gives_addresses_the_gpu_does_not_know_torch_pins_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, overcommit: str | None, may: bool
+) -> None:
+    policy = tmp_path / "overcommit_memory"
+    if overcommit is not None:
+        policy.write_text(f"{overcommit}\n")
+    monkeypatch.setattr(gpus_module, "_OVERCOMMIT", policy)
+    monkeypatch.setattr(gpus_module.platform, "release", lambda: kernel)
+    assert may_register() == may
+    assert allocator_settings({})["PYTORCH_CUDA_ALLOC_CONF"].endswith("pinned_num_register_threads:8") == may
 
 
 def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:
