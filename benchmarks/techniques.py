@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import deepspeed
-import torch
-import torch.distributed as dist
 
 from ladder.trial import model as trial_model
 from ladder.trial import rank, steps
@@ -31,6 +28,17 @@ def compile_engines() -> None:
     deepspeed.initialize = compiled
 
 
+def compile_to_the_last_pass() -> None:
+    """As `compile_engines`, with what DeepCompile compiles anew at the sixth optimizer step behind the warm-up."""
+    compile_engines()
+    warm_up = steps.Stepper.warm_up
+
+    def longer(self: steps.Stepper, candidate: Any, num_steps: int) -> list[float]:
+        return warm_up(self, candidate, num_steps + 6)
+
+    steps.Stepper.warm_up = longer  # type: ignore[method-assign]
+
+
 def keep_activations_on_the_host() -> None:
     """Checkpointing from now on saves each layer's input in pinned host memory."""
 
@@ -39,44 +47,6 @@ def keep_activations_on_the_host() -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True, **partial)
 
     rank.set_checkpointing = set_checkpointing  # type: ignore[assignment]
-
-
-def share_sequences() -> None:
-    """All ranks work on the same sequences from now on, each on its part of them (Ulysses)."""
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-
-    initialize, build_model, make_batch, batches = deepspeed.initialize, rank.build_model, steps.make_batch, count()
-    groups: list[Any] = []
-
-    def built(spec: Any) -> Any:
-        model = build_model(spec)
-        size, implementation = spec.candidates[0].micro_batch, model.config._attn_implementation
-        groups.append(
-            UlyssesSPAttentionHF.register_with_transformers(
-                model, implementation, spec.world_size, micro_batch_size=size
-            )
-        )
-        return model
-
-    def initialized(*, config: dict[str, Any], **named: Any) -> Any:
-        # Of sequences there are fewer to a step than its batch says: as many as one rank has.
-        own = {key: value for key, value in config.items() if key != "train_batch_size"}
-        return initialize(config=own, mpu=groups[-1], **named)
-
-    def part(spec: Any, vocab_size: int, micro_batch: int, _: torch.Generator) -> dict[str, torch.Tensor]:
-        same_everywhere = torch.Generator().manual_seed(next(batches))
-        ids = make_batch(spec, vocab_size, micro_batch, same_everywhere)["input_ids"]
-        following = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        own = [
-            each.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].contiguous()
-            for each in (ids, following, positions)
-        ]
-        return {"input_ids": own[0], "labels": own[1], "shift_labels": own[1], "position_ids": own[2]}
-
-    rank.build_model = built
-    deepspeed.initialize = initialized
-    steps.make_batch = part
 
 
 def keep_moments_in_torchaos_8_bits() -> None:
@@ -98,9 +68,8 @@ def leave_the_optimizer_to_deepspeed() -> None:
 
 _IN_RANKS: dict[str, Callable[[], None]] = {
     "compile": compile_engines,
-    "deepcompile": compile_engines,
+    "deepcompile": compile_to_the_last_pass,
     "activations-on-host": keep_activations_on_the_host,
-    "ulysses": share_sequences,
     "adam-8bit-torchao": keep_moments_in_torchaos_8_bits,
     "zenflow": leave_the_optimizer_to_deepspeed,
 }

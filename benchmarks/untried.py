@@ -4,9 +4,8 @@
         [--micro-batches 4 8] [--accumulation 2] [--seq-len 1024] [--gpus 1] [--gpu-memory 24GiB] [--layers N]
 
 Techniques: `compile` (torch.compile, the way accelerate switches it on under DeepSpeed), `deepcompile` (DeepSpeed's
-passes on top of it), `activations-on-host` (transformers' `offload` of checkpointed activations), `ulysses` (all ranks
-share each sequence), or a JSON object that is merged into the engine's DeepSpeed configuration. One that wins nowhere
-has no place among the rungs.
+passes on top of it), `activations-on-host` (transformers' `offload` of checkpointed activations), or a JSON object that
+is merged into the engine's DeepSpeed configuration. One that wins nowhere has no place among the rungs.
 
 Each micro-batch is a trial of its own: what a technique prepares for one, it prepares again for the next. FILE.json
 gets a row for each; a row that it already holds is not run again. The last line is, for each technique and micro-batch,
@@ -45,7 +44,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "compile": {},
     "deepcompile": {"compile": {"deepcompile": True}},
     "activations-on-host": {},
-    "ulysses": {},
     "adam-8bit-torchao": {"zero_allow_untested_optimizer": True},
     "zenflow": {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
@@ -126,9 +124,9 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
         closing(server(machine, model, engine, technique, scratch)) as trials,
     ):
         for size in micro_batches:
-            batch = size * options.accumulation * machine.world_size
-            workload = Workload(model=model, task=task, seq_len=options.seq_len, global_batch_size=batch)
             candidate = Candidate(engine, CHECKPOINTING[options.checkpointing], size, options.accumulation)
+            batch = candidate.sequences(machine.world_size)
+            workload = Workload(model=model, task=task, seq_len=options.seq_len, global_batch_size=batch)
             config = engine_config(workload, [candidate], machine.world_size, None)
             spec = trial_spec(
                 f"{size:04d}",
@@ -141,7 +139,6 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
                 steps=StepPolicy(minimum=3, seconds=10.0),
             )
             run = trials.run(spec, Deadlines(), lambda rank, event: None)
-            shared = machine.world_size if technique == "ulysses" else 1
             yield {
                 "engine": engine.name,
                 "checkpointing": options.checkpointing,
@@ -151,7 +148,7 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
                 "seq_len": options.seq_len,
                 "gpu_memory": options.gpu_memory,
                 "layers": model.num_layers,
-                **row_of(judge(run, workload, [candidate])[-1], trial_seconds(run), shared),
+                **row_of(judge(run, workload, [candidate])[-1], trial_seconds(run)),
             }
 
 
@@ -174,17 +171,14 @@ def server(machine: Machine, model: ModelShape, engine: Engine, technique: str, 
     )
 
 
-def row_of(record: Record, seconds: Mapping[str, float], shared: int) -> dict[str, Any]:
-    """What came of one trial: speed, memory, the first losses, and the seconds before the first timed step.
-
-    `shared` is the number of ranks that work on one sequence, which was counted once for each.
-    """
+def row_of(record: Record, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """What came of one trial: speed, memory, the first losses, and the seconds before the first timed step."""
     row = {"outcome": record.outcome.kind, "warmup_seconds": round(seconds.get("warmup", 0.0), 1)}
     seen, speed = record.measurement, record.tokens_per_second
     if seen is None or speed is None:
         return row | {"tokens_per_second": None, "why": record.outcome.sentence}
     return row | {
-        "tokens_per_second": round(speed / shared, 1),
+        "tokens_per_second": round(speed, 1),
         "peak_device_gib": gib(seen.peak_device),
         "peak_allocated_gib": gib(seen.peak_allocated),
         "host_gib": gib(seen.peak_host),

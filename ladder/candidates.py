@@ -73,6 +73,8 @@ RUNGS: tuple[Rung, ...] = (
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
 LIGER = "+liger"
 """In the name of an engine whose model runs on Liger's kernels."""
+ULYSSES = "+ulysses"
+"""In the name of an engine whose ranks share each sequence."""
 BF16_STATES, ADAM_8BIT = "bf16-states", "adam-8bit"
 NUMERICS = (BF16_STATES, ADAM_8BIT)
 """What trains otherwise than the plain rung and is tried where it is allowed: the end of such an engine's name."""
@@ -99,11 +101,18 @@ class Engine:
     """The model runs on Liger's kernels: no logits are kept, and less of each block."""
     numerics: str = ""
     """One of NUMERICS: master weights and Adam's moments in bf16, or Adam's moments in 8 bits. Empty for neither."""
+    ulysses: bool = False
+    """All ranks work on the same sequences, each on its part of them: sequence parallelism."""
 
     @property
     def name(self) -> str:
         """The key without knobs."""
-        return self.rung.name + (LIGER if self.liger else "") + (f"+{self.numerics}" if self.numerics else "")
+        kernels, shared = LIGER if self.liger else "", ULYSSES if self.ulysses else ""
+        return self.rung.name + kernels + shared + (f"+{self.numerics}" if self.numerics else "")
+
+    def ranks_of_a_sequence(self, world_size: int) -> int:
+        """How many of the ranks work on one sequence."""
+        return world_size if self.ulysses else 1
 
     @property
     def key(self) -> str:
@@ -112,16 +121,24 @@ class Engine:
         return f"{self.name}[{','.join(f'{name}={value}' for name, value in sorted(self.knobs))}]"
 
     @property
-    def caution(self) -> str:
-        """What the user has to know of it where it trains otherwise than the plain rung; else nothing."""
-        if not self.numerics:
-            return ""
-        return f"{_CAUTIONS[self.numerics]}, so hold the loss against that of an ordinary run before a long one"
+    def cautions(self) -> tuple[str, ...]:
+        """What the user has to know of it where it is not used as the plain rung is."""
+        found = []
+        if self.numerics:
+            found.append(
+                f"{_CAUTIONS[self.numerics]}, so hold the loss against that of an ordinary run before a long one"
+            )
+        if self.ulysses:
+            found.append(
+                "ranks share each sequence in training alone: in evaluation each has whole ones, and was shown to have "
+                "room for one as long as its part in training"
+            )
+        return tuple(found)
 
     @property
     def states(self) -> str:
-        """The same for engines that differ in kernels only: parameters, gradients and optimizer are kept alike."""
-        return replace(self, liger=False).key
+        """The same for engines whose parameters, gradients and optimizer are kept alike: the rest are activations."""
+        return replace(self, liger=False, ulysses=False).key
 
 
 @dataclass(frozen=True)
@@ -132,7 +149,7 @@ class Candidate:
     checkpoint_every: int
     """Layers of which one is computed again in backward: 1 for each of them, 0 for none."""
     micro_batch: int
-    """Sequences a rank takes at once."""
+    """Sequences a rank takes at once, or all that share them."""
     accumulation: int
     """Micro-batches to one optimizer step."""
 
@@ -163,6 +180,10 @@ class Candidate:
         """
         return self.engine, self.accumulation > 1 or self.engine.rung.stage == 3
 
+    def sequences(self, world_size: int) -> int:
+        """What all ranks together take in an optimizer step: the global batch."""
+        return self.micro_batch * self.accumulation * world_size // self.engine.ranks_of_a_sequence(world_size)
+
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether any layer is."""
@@ -186,27 +207,40 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def candidate_of(key: str, sequences_per_rank: int) -> Candidate:
-    """The candidate whose `key` this is, whatever its knobs. ValueError for a text that is no candidate's key."""
+def candidate_of(key: str, batch: int, world_size: int = 1) -> Candidate:
+    """The candidate whose `key` this is, whatever its knobs, at a global `batch` on so many ranks.
+
+    ValueError for a text that is no candidate's key.
+    """
     match = _KEY.fullmatch(key)
     if match is None or rung_name(match["name"]) not in RUNGS_BY_NAME:
         raise ValueError(f"{key!r} is no candidate's key")
     pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
     knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
     engine, size = engine_named(match["name"], knobs), int(match["size"])
-    return Candidate(engine, CHECKPOINTING[match["ckpt"]], size, sequences_per_rank // size)
+    at_once = Candidate(engine, CHECKPOINTING[match["ckpt"]], size, 1)
+    return replace(at_once, accumulation=batch // at_once.sequences(world_size))
 
 
 def rung_name(engine_name: str) -> str:
     """The name of the rung of an engine of this name."""
-    return engine_name.removesuffix(f"+{_numerics_in(engine_name)}").removesuffix(LIGER)
+    return _without_numerics(engine_name).removesuffix(ULYSSES).removesuffix(LIGER)
 
 
 def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:
     """The engine of this `name`. KeyError for none."""
-    numerics = _numerics_in(name)
-    liger = name.removesuffix(f"+{numerics}").endswith(LIGER)
-    return Engine(RUNGS_BY_NAME[rung_name(name)], knobs, liger=liger, numerics=numerics)
+    kept = _without_numerics(name)
+    return Engine(
+        RUNGS_BY_NAME[rung_name(name)],
+        knobs,
+        liger=kept.removesuffix(ULYSSES).endswith(LIGER),
+        numerics=_numerics_in(name),
+        ulysses=kept.endswith(ULYSSES),
+    )
+
+
+def _without_numerics(engine_name: str) -> str:
+    return engine_name.removesuffix(f"+{_numerics_in(engine_name)}")
 
 
 def _numerics_in(engine_name: str) -> str:
@@ -220,12 +254,12 @@ def engines_of(rung: Rung, *, liger: bool = False, numerics: Sequence[str] = ())
 
 
 def candidates_of(
-    engine: Engine, sequences_per_rank: int, micro_batches: Sequence[int], *, partial: bool = False
+    engine: Engine, sequences: int, micro_batches: Sequence[int], *, partial: bool = False
 ) -> Iterator[Candidate]:
     """Every candidate of `engine`: with and without checkpointing, `partial` too if wanted, at each micro-batch.
 
-    `sequences_per_rank` is the global batch divided by the world size; each micro-batch must divide it.
+    `sequences` are those of an optimizer step that a rank takes, or all that share them; each micro-batch divides it.
     """
     for every in (1, HALF, 0) if partial else (1, 0):
         for micro_batch in micro_batches:
-            yield Candidate(engine, every, micro_batch, sequences_per_rank // micro_batch)
+            yield Candidate(engine, every, micro_batch, sequences // micro_batch)

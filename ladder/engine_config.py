@@ -70,6 +70,9 @@ def deepspeed_config(
         "gradient_clipping": workload.gradient_clipping,
         "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine)},
     }
+    if engine.ulysses:
+        # transformers, which makes the model, and the Trainer hold it against as many sequences as there are ranks.
+        del config["train_batch_size"]
     in_bf16 = (
         {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True} if engine.numerics == BF16_STATES else {}
     )

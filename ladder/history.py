@@ -243,6 +243,7 @@ def _distributions() -> dict[str, BaseDistribution]:
         "rung": CategoricalDistribution(list(RUNGS_BY_NAME)),
         "liger": CategoricalDistribution([False, True]),
         "numerics": CategoricalDistribution(["", *NUMERICS]),
+        "ulysses": CategoricalDistribution([False, True]),
         "checkpointing": CategoricalDistribution(list(CHECKPOINTING)),
         "micro_batch": IntDistribution(1, 1 << 40),
     }
@@ -257,6 +258,7 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
             "rung": candidate.engine.rung.name,
             "liger": candidate.engine.liger,
             "numerics": candidate.engine.numerics,
+            "ulysses": candidate.engine.ulysses,
             "checkpointing": candidate.checkpointing,
             "micro_batch": candidate.micro_batch,
         },

@@ -127,6 +127,10 @@ class TrialSpec(_Frozen):
     """The model runs on Liger's kernels."""
     adam_8bit: bool = False
     """Adam's moments are bitsandbytes' of 8 bits."""
+    ulysses: bool = False
+    """All ranks work on the same sequences, each on its part of them."""
+    same_data: bool = False
+    """All ranks train on the same sequences, as those that share them do: to be compared with such."""
     candidates: tuple[CandidateSpec, ...]
     memory_limit: int
     """Bytes each rank may hold in all: the device's own size, or less."""

@@ -222,7 +222,7 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOpt
 
 
 def _candidate(promise: Mapping[str, Any], workload: Workload, machine: Machine) -> Candidate:
-    return candidate_of(candidate_key_in(promise), workload.global_batch_size // machine.world_size)
+    return candidate_of(candidate_key_in(promise), workload.global_batch_size, machine.world_size)
 
 
 def _steps(steps: int | None, minutes: float | None) -> StepPolicy:
@@ -252,7 +252,8 @@ def _spec(
             config["zero_optimization"][name] = {**section, "nvme_path": str(swap)}
     accumulation = min(2, candidate.accumulation)  # timed apart, as in the tune
     config["gradient_accumulation_steps"] = accumulation
-    config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
+    if not candidate.engine.ulysses:
+        config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
     return trial_spec(
         _TRIAL,
         run_dir / "trials" / _TRIAL,

@@ -52,7 +52,7 @@ class Answer:
         for name, value in counts.items():
             if not value > 0:
                 raise ValueError(f"{name} must be above zero, not {value}")
-        sequences = self.candidate.micro_batch * self.candidate.accumulation * self.world_size
+        sequences = self.candidate.sequences(self.world_size)
         if sequences != self.workload.global_batch_size:
             raise ValueError(
                 f"{self.candidate.key} on {self.world_size} ranks takes {sequences} sequences a step, "

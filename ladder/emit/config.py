@@ -24,6 +24,13 @@ SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
 _WORKLOAD = {*_WORDS, "seq_len", "global_batch_size", "gradient_clipping"}
+# What accelerate asks where nobody gives it a ParallelismConfig, in the Trainer and in any other script.
+_SHARED_SEQUENCES = {
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "PARALLELISM_CONFIG_SP_BACKEND": "deepspeed",
+    "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE": "true",
+    "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa",
+}
 _AUTO = re.compile(r"\\*auto")
 
 
@@ -47,7 +54,7 @@ def best_config(answer: Answer) -> dict[str, Any]:
     if answer.device == "cpu" and candidate.engine.rung.stage == 3:
         # transformers builds the model in shards before DeepSpeed knows of other ranks there, and DeepSpeed then holds
         # this one number against a single rank. The other two say the same.
-        del config["train_batch_size"]
+        config.pop("train_batch_size", None)
     document: dict[str, Any] = {**config, SECTION: _plain(_section(answer))}
     document[SECTION]["digest"] = _digest(document)
     return document
@@ -56,9 +63,12 @@ def best_config(answer: Answer) -> dict[str, Any]:
 def launch_environment(answer: Answer) -> dict[str, str]:
     """Environment variables under which training runs as it was measured.
 
-    Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls.
+    Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls. That ranks
+    share sequences is said here alone: no file of the Trainer's or of DeepSpeed's has a place for it.
     """
     environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
+    if answer.candidate.engine.ulysses:
+        environment |= _SHARED_SEQUENCES | {"PARALLELISM_CONFIG_SP_SIZE": str(answer.world_size)}
     if answer.device == "cuda":
         return environment | answer.allocator
     # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
@@ -143,6 +153,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "liger": candidate.engine.liger,
         "bf16_states": candidate.engine.numerics == BF16_STATES,
         "adam_8bit": candidate.engine.numerics == ADAM_8BIT,
+        "ulysses": candidate.engine.ulysses,
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "checkpoint_every": candidate.checkpoint_every,
         "micro_batch": candidate.micro_batch,

@@ -50,7 +50,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
     candidate, ranks = answer.candidate, answer.world_size
     arguments = trainer_command_line(trainer_arguments(answer, paths.config))
-    demands = _client_optimizer(answer) + _shards(candidate)
+    demands = _client_optimizer(answer) + _shards(candidate) + _groups(answer)
     return f"""\
 Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_name or answer.device}:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
@@ -59,7 +59,7 @@ Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_nam
 A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
-so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
+so such a script sets it on its model.{_kernels(answer)}{_sharing(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
 {_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
@@ -94,10 +94,33 @@ It was measured on Liger's kernels: before its model goes to DeepSpeed or accele
 {APPLY_LIGER}."""
 
 
+def _sharing(answer: Answer) -> str:
+    """What the Trainer does by itself where ranks share sequences."""
+    if not answer.candidate.engine.ulysses:
+        return ""
+    return """
+All ranks share each sequence, as the exports below tell accelerate and the Trainer: every sequence needs position_ids
+(torch.arange of its length), and its length must divide by the ranks. Without the Trainer: accelerate's data loader,
+prepared with the model, gives each rank a part, with `shift_labels`, and a rank's loss is that of its part; the script
+weighs and adds them up as transformers.integrations.deepspeed.deepspeed_sp_compute_loss does."""
+
+
+def _groups(answer: Answer) -> str:
+    """What makes DeepSpeed's ranks share sequences; the Trainer and accelerate call it by themselves."""
+    if not answer.candidate.engine.ulysses:
+        return ""
+    return f"""
+All ranks share each sequence: it passes mpu=…, what UlyssesSPAttentionHF.register_with_transformers(model, "sdpa",
+{answer.world_size}, micro_batch_size=1) returns, and takes its batches through UlyssesSPDataLoaderAdapter
+(deepspeed.runtime.sequence_parallel.ulysses_sp)."""
+
+
 def _on_cpu(answer: Answer) -> str:
     """What no file can say for an accelerate script; the Trainer's `use_cpu` says it."""
     if answer.device != "cpu" or answer.world_size == 1:
         return ""
+    if answer.candidate.engine.ulysses:
+        return "\nOn a CPU it calls deepspeed.init_distributed() first; one that uses the Trainer does so too."
     return """
 On a CPU it must call accelerate.PartialState(cpu=True) before Accelerator(): accelerate otherwise takes every rank \
 for the only one and gives all of them the same data."""

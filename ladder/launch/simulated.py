@@ -78,7 +78,7 @@ class _Trial:
         self._deadlines, self._listener, self._t = deadlines, listener, clock
         self._dice = random.Random(f"{machine.seed} {machine.name} {spec.trial}")
         self._vocab_size = int(spec.model_config_json.get("vocab_size") or 32000)
-        self._engine = physics.engine_of(spec.deepspeed, spec.liger, spec.adam_8bit)
+        self._engine = physics.engine_of(spec)
         self.run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=clock)
 
     def play(self, cancelled: Callable[[], bool]) -> None:
@@ -287,7 +287,7 @@ def _workload(spec: TrialSpec) -> Workload:
         model=shape_from_config(spec.model_config_json, name="simulated", source="file"),
         task=spec.task,
         seq_len=spec.seq_len,
-        global_batch_size=first.micro_batch * first.accumulation * spec.world_size,
+        global_batch_size=first.micro_batch * first.accumulation * (1 if spec.ulysses else spec.world_size),
         dtype=spec.dtype,
         optimizer=spec.optimizer,
     )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine
 from ladder.engine_config import engine_knobs
 from ladder.launch.simulated_machine import SimulatedMachine
+from ladder.protocol import TrialSpec
+from ladder.search.activations import tokens_of_a_rank
 from ladder.search.hardware import flops_per_token
 from ladder.search.moments import Device, Moment, moments_of, offloaded
 from ladder.units import GIB, MIB
@@ -103,20 +103,21 @@ class Physics:
             self._known[candidate] = self._truth(candidate)
         return self._known[candidate]
 
-    def engine_of(self, config: Mapping[str, Any], liger: bool, adam_8bit: bool) -> Engine:
-        """The engine that a DeepSpeed configuration stands for, with the knobs that differ from our defaults."""
+    def engine_of(self, spec: TrialSpec) -> Engine:
+        """The engine that `spec` configures, with the knobs that differ from our defaults."""
+        config = spec.deepspeed
         in_bf16 = config.get("bf16", {}).get("bf16_optimizer_states", False)
-        numerics = ADAM_8BIT if adam_8bit else BF16_STATES if in_bf16 else ""
+        numerics = ADAM_8BIT if spec.adam_8bit else BF16_STATES if in_bf16 else ""
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
         knobs = {name: value for name, value in zero.items() if name != "stage" and not isinstance(value, dict)}
         rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in rungs:
             if engine_knobs(self._workload, Engine(rung)) == knobs:
-                return Engine(rung, liger=liger, numerics=numerics)
+                return Engine(rung, (), spec.liger, numerics, spec.ulysses)
         usual = engine_knobs(self._workload, Engine(rungs[0]))
         turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
-        return Engine(rungs[0], turned, liger, numerics)
+        return Engine(rungs[0], turned, spec.liger, numerics, spec.ulysses)
 
     def _truth(self, candidate: Candidate) -> Truth:
         fullest, allocated, at_start = self._memory(candidate)
@@ -169,7 +170,7 @@ class Physics:
         """The fullest moment, its bytes on the fullest rank, and the bytes of the engine at rest."""
         name = candidate.engine.rung.name
         moments = moments_of(self._workload, candidate, self._world_size, self._device)
-        tokens = candidate.micro_batch * self._workload.seq_len
+        tokens = tokens_of_a_rank(self._workload, candidate, self._world_size)
         # Attention and rotary embeddings keep scratch space that the textbook leaves out, more for larger batches.
         scratch = 40.0 * tokens * self._workload.model.hidden_size * (tokens / 8192) ** 0.1 / 10
         kind = "recomputed" if candidate.gradient_checkpointing else "activations"
@@ -226,6 +227,10 @@ class Physics:
             gather += 4 * share * (1 - kept) / (pcie if rung.offload_param == "cpu" else min(pcie, disk))
         hidden = self._overlap if knobs.get("overlap_comm") else 0.1
         busy = compute + max(reduce * (1 - hidden), reduce - hidden * 0.6 * compute)
+        if candidate.engine.ulysses:
+            heads = tokens_of_a_rank(self._workload, candidate, n) * (model.num_heads + model.num_kv_heads)
+            passes = (2 + candidate.checkpointed) * model.num_layers
+            busy += passes * (4 * heads * model.head_dim * (n - 1) / n / self._link + 4 * latency)
         micro = (busy**self._exponent + gather**self._exponent) ** (1 / self._exponent)
         update += self._update_seconds(candidate, pcie)
         # Engines that differ in knobs only are alike but for a little (measured: 1.5 and 1.8 %).
@@ -243,7 +248,7 @@ class Physics:
     def _compute_seconds(self, candidate: Candidate) -> float:
         """Kernels: operations at an efficiency that grows with the batch, and traffic to the GPU's memory."""
         model, workload = self._workload.model, self._workload
-        tokens = candidate.micro_batch * workload.seq_len
+        tokens = tokens_of_a_rank(workload, candidate, self._world_size)
         again = 1 + candidate.checkpointed * (4 / 3 * self._stray("recompute") - 1)
         operations = flops_per_token(workload) * again / (self._machine.flops * self._efficiency)
         liger = candidate.engine.liger

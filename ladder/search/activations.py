@@ -31,7 +31,7 @@ class Activations:
     logits: float
 
 
-def activations_of(workload: Workload, candidate: Candidate) -> Activations:
+def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1) -> Activations:
     """What the forward pass keeps, derived from transformers' modules in 16 bits with SDPA; confirmed within 2 %.
 
     A token of a Llama block: two RMSNorms keep the input in fp32, the normalised and the scaled output in 16 bits
@@ -41,10 +41,10 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
     gradient, and that of the fp32 logits; the 16-bit logits are gone by then. (18 are published for older code.)
     OPT's norms keep their input and output (8 h), its dropout two masks of a byte. Qwen3 norms its queries and keys,
     too. Of experts, those count that a token meets. With Liger's kernels a norm keeps its input in 16 bits and its
-    output, a net not the activated gate.
+    output, a net not the activated gate. Ranks that share a sequence each keep their part of it.
     """
     model, liger = workload.model, candidate.engine.liger
-    tokens = candidate.micro_batch * workload.seq_len
+    tokens = tokens_of_a_rank(workload, candidate, world_size)
     h, f = model.hidden_size, model.intermediate_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = 4 * queries + 4 * keys
@@ -63,6 +63,11 @@ def activations_of(workload: Workload, candidate: Candidate) -> Activations:
         tail=float(tokens * (4 if liger else 8) * h),
         logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
     )
+
+
+def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) -> int:
+    """Tokens of a micro-step on one of `world_size` ranks, which may share each sequence."""
+    return candidate.micro_batch * workload.seq_len // candidate.engine.ranks_of_a_sequence(world_size)
 
 
 def _plain_net_bytes(model: ModelShape) -> int:

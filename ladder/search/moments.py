@@ -48,7 +48,7 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     """The moments that can be the fullest; the first is the engine at rest after its first optimizer step."""
     stage = candidate.engine.rung.stage
     build = _moments_replicated if stage == 0 else _moments_stage3 if stage == 3 else _moments_stage12
-    moments = build(workload, candidate, activations_of(workload, candidate), world_size)
+    moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder.candidates import candidate_of
 from ladder.outcome import Measurement, Outcome, Record
 from ladder.search.belief import HOST_DEVIATION
 from ladder.search.knobs import plain
@@ -33,7 +32,7 @@ def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[R
 
 
 def _is_of(space: Space, key: str) -> bool:
-    return key in space.by_key or plain(candidate_of(key, space.sequences_per_rank)).key in space.by_key
+    return key in space.by_key or plain(space.named(key)).key in space.by_key
 
 
 def _is_lifted(record: Record, space: Space) -> bool:

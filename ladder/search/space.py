@@ -56,6 +56,10 @@ class Space:
     def sequences_per_rank(self) -> int:
         return self.workload.global_batch_size // self.world_size
 
+    def named(self, key: str) -> Candidate:
+        """The candidate of this key, of the space or not. ValueError for a text that is no candidate's key."""
+        return candidate_of(key, self.workload.global_batch_size, self.world_size)
+
     def on_host(self, host: int, held: int) -> int:
         """Host memory of all ranks: `host`; on the CPU, what each has `held` in its device's place.
 
@@ -86,8 +90,11 @@ class Space:
         return self._sorted[engine]
 
     def _in_order(self, engine: Engine) -> list[Candidate]:
+        sharing = engine.ranks_of_a_sequence(self.world_size)
+        # Ranks that share a sequence take one at a time: where there is room for more, each can have its own.
+        sizes = (1,) if engine.ulysses else self.micro_batches
         return sorted(
-            candidates_of(engine, self.sequences_per_rank, self.micro_batches, partial=self.partial),
+            candidates_of(engine, self.sequences_per_rank * sharing, sizes, partial=self.partial),
             key=lambda candidate: (self._predicted_peak(candidate), candidate.micro_batch),
         )
 
@@ -101,11 +108,11 @@ class _Candidates(dict[str, Candidate]):
 
     def __init__(self, space: Space) -> None:
         super().__init__((candidate.key, candidate) for candidate in space.candidates)
-        self._sequences_per_rank = space.sequences_per_rank
+        self._space = space
 
     def __missing__(self, key: str) -> Candidate:
         try:
-            return candidate_of(key, self._sequences_per_rank)
+            return self._space.named(key)
         except ValueError:
             raise KeyError(key) from None
 
@@ -217,7 +224,7 @@ def ranking(records: Sequence[Record]) -> list[Record]:
 
 def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
     """What the figures of `record` do not hold for, and how its candidate trains otherwise than usual."""
-    return tuple(filter(None, (space.by_key[record.candidate_key].engine.caution, *record.warnings)))
+    return (*space.by_key[record.candidate_key].engine.cautions, *record.warnings)
 
 
 def proven(records: Sequence[Record]) -> dict[str, Record]:

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
 from ladder.engine_config import engine_knobs
+from ladder.search.activations import tokens_of_a_rank
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
 from ladder.search.hardware import MachineSpeed, flops_per_token
 from ladder.workload import Workload
@@ -103,6 +104,8 @@ class _Terms:
     """Reduction of gradients, and their way to the host, in every micro-step."""
     gather: float
     """Stage 3's parameters: the transfers, or the host's work for them where that takes longer."""
+    exchange: float
+    """Heads of attention between ranks that share a sequence."""
     hidden: float
     """The share of `reduce` that runs beside backward."""
     update: float
@@ -131,6 +134,7 @@ class _Steps:
             *by_kind(f"gather:{family}", 0.1),
         )
         self._gather: Factor = gather if self._terms.gather else ()
+        self._exchange: Factor = (("exchange", 0.5 * doubt),) if self._terms.exchange else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
         if shallow:
             self._update += own("depth:update", _DEPTH_OF_UPDATE)
@@ -147,7 +151,14 @@ class _Steps:
         if shallow:
             self._whole += own("depth", _DEPTH)
         self.names = names_of(
-            self._compute, self._ramp, self._launch, self._reduce, self._gather, self._update, self._whole
+            self._compute,
+            self._ramp,
+            self._launch,
+            self._reduce,
+            self._gather,
+            self._exchange,
+            self._update,
+            self._whole,
         )
 
     def seconds(self, unknowns: Unknowns) -> tuple[float, float]:
@@ -156,6 +167,7 @@ class _Steps:
         compute = (terms.compute + terms.ramp * scale(self._ramp, unknowns)) * scale(self._compute, unknowns)
         reduce = terms.reduce * scale(self._reduce, unknowns)
         busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
+        busy += terms.exchange * scale(self._exchange, unknowns)
         gather, launch = terms.gather * scale(self._gather, unknowns), terms.launch * scale(self._launch, unknowns)
         micro = whole * _soft_maximum(busy, gather, launch)
         return micro, micro + whole * terms.update * scale(self._update, unknowns)
@@ -208,7 +220,7 @@ def predict_speed(
     micro, boundary = steps.seconds(known.values)
     step = (candidate.accumulation - 1) * micro + boundary
     estimate = known.estimate(lambda z: steps.log_seconds(candidate.accumulation, z), steps.names)
-    tokens = candidate.micro_batch * candidate.accumulation * world_size * workload.seq_len
+    tokens = candidate.sequences(world_size) * workload.seq_len
     return SpeedPrediction(
         accumulate_seconds=micro,
         boundary_seconds=boundary,
@@ -245,10 +257,11 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
     every micro-step, stages 0 and 1 at the boundary; stage 3 gathers in forward and in backward, and scatters
     gradients. Offload of the optimizer takes 2 P/N bytes of gradients down, at stage 2 in every micro-step and up
     again, at stage 1 at the boundary; offload of parameters brings 2 P/N up for each gathering, but for those that
-    stay live.
+    stay live. Ranks that share a sequence exchange queries, keys, values and what attention makes of them in each pass.
     """
     model, rung = workload.model, candidate.engine.rung
-    p, share, tokens = model.num_parameters, model.num_parameters / world_size, candidate.micro_batch * workload.seq_len
+    p, share = model.num_parameters, model.num_parameters / world_size
+    tokens = tokens_of_a_rank(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine)
     again = 1 + candidate.checkpointed / 3
     computing = flops_per_token(workload) * again
@@ -271,6 +284,11 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * share * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
+    exchange = 0.0
+    if candidate.engine.ulysses:
+        heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+        passes = 2.0 + candidate.checkpointed
+        exchange = passes * model.num_layers * tokens * 2.0 * heads * (world_size - 1) / world_size / machine.link_bytes
     token_seconds = computing / (machine.flops * machine.achievable) * (_LIGER if candidate.engine.liger else 1.0)
     return _Terms(
         compute=tokens * token_seconds,
@@ -278,6 +296,7 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
         launch=_LAUNCH_SECONDS * model.num_layers * again,
         reduce=reduce,
         gather=gather,
+        exchange=exchange,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(candidate, share, world_size, machine),
     )

@@ -25,6 +25,7 @@ from ladder.trial.model import (
     set_checkpointing,
 )
 from ladder.trial.report import Reporter, now
+from ladder.trial.sharing import share_attention
 from ladder.trial.steps import Stepper
 
 # The controller ends a silent trial long before; this only keeps torch from ending a slow one.
@@ -122,7 +123,10 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     model = build_model(spec)
     vocab_size = model.config.vocab_size
     reporter.phase("engine")
-    engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed)
+    groups = share_attention(model, spec)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed, mpu=groups
+    )
     require_countable(spec, engine.basic_optimizer)
     if spec.parity:
         forget_steps(engine.optimizer)

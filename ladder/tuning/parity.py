@@ -22,6 +22,8 @@ forgets a step that it only counted (`trial.model.forget_steps`), which is 1 to 
 _LAYERS = 2
 _VOCABULARY = 32_768
 """Rows of the embeddings at most: 150,000 alone, with their gradients and states, are more than a small GPU holds."""
+_TOKENS = 8192
+"""Of a sequence at most: a long one whole is what the plain rung has no room for where ranks have to share it."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
 _TOLERANCE = 0.02
 """Of the first loss: 16-bit arithmetic in another order differs by less, losses of a wrong step by more."""
@@ -49,10 +51,14 @@ def as_plain(candidate: Candidate) -> Candidate:
     return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0)
 
 
-def parity_trial(spec: TrialSpec, model: ModelShape) -> TrialSpec:
-    """`spec` as a trial of a few layers of `model` whose losses can be compared."""
+def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False) -> TrialSpec:
+    """`spec` as a trial of a few layers of `model` whose losses can be compared.
+
+    With `same_data` all ranks train on one rank's sequences, as those that share them do.
+    """
     shallow = with_vocabulary(with_layers(model, min(_LAYERS, model.num_layers)), _VOCABULARY)
     changes = {"model_config_json": dict(shallow.config), "steps": _STEPS, "parity": True, "stop_at": None}
+    changes |= {"same_data": same_data, "seq_len": min(spec.seq_len, _TOKENS - _TOKENS % spec.world_size)}
     # No speed to beat, which is the real model's: what loses is not timed to the end, and losses are what is wanted.
     changes["candidates"] = tuple(each.model_copy(update={"beat_step_seconds": None}) for each in spec.candidates)
     if spec.optimizer == "sgd":  # whose steps are otherwise too short to be seen, or too long to be compared

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Rung, divisors, engines_of
+from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine, Rung, divisors, engines_of
 from ladder.errors import UsageError
 from ladder.model.shapes import default_seq_len, default_task, depth_of
 from ladder.numerics import numerics_of
+from ladder.search.memory import expected_peak
+from ladder.search.moments import Device
 from ladder.search.space import Space
+from ladder.sequences import can_share_sequences, sharing_engines
 from ladder.text import shown
 from ladder.workload import ModelShape, Task, Workload
 
@@ -24,6 +27,8 @@ _DEFAULT_BATCH = 128
 _PROBE_LAYERS = 4
 _PARTIAL_SINCE = Version("5.18")
 """Of transformers, whose Trainer then takes `every_n_layers`."""
+_SHARING_SINCE = Version("1.12")
+"""Of accelerate, which then has `sp_size`."""
 _DEEP = 12
 """A model with fewer layers starts nearly as fast as a probe of it."""
 
@@ -112,8 +117,12 @@ def make_space(
     liger: bool = False,
     allowed: Collection[str] = (),
     partial: bool = False,
+    sharing: bool = False,
 ) -> tuple[Space, dict[Rung, str]]:
-    """The space of the supported rungs among `rungs`, and the others with the reason."""
+    """The space of the supported rungs among `rungs`, and the others with the reason.
+
+    With `sharing`, engines whose ranks share each sequence are in it where nothing else has room for one.
+    """
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
     supported = [rung for rung in RUNGS if rung in rungs and rung not in unsupported]
 
@@ -121,15 +130,24 @@ def make_space(
         possible = numerics_of(rung, workload, machine.world_size, machine.device)
         return [name for name in possible if name in allowed]
 
+    engines = [engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))]
+    if sharing and machine.num_nodes == 1 and can_share_sequences(workload, machine.world_size) and 1 in micro_batches:
+        device: Device = "cuda" if machine.device == "cuda" else "cpu"
+
+        def needs(engine: Engine) -> int:
+            sequences = workload.global_batch_size * engine.ranks_of_a_sequence(machine.world_size)
+            one = Candidate(engine, 1, 1, sequences // machine.world_size)
+            return expected_peak(workload, one, world_size=machine.world_size, device=device)
+
+        engines += sharing_engines(engines, machine.memory_limit, needs)
+
     space = Space(
         workload=workload,
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(
-            engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))
-        ),
+        engines=tuple(engines),
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,
@@ -148,6 +166,14 @@ def knows_partial(transformers: str) -> bool:
     try:
         return Version(transformers) >= _PARTIAL_SINCE
     except ValueError:  # none is installed, or one that somebody built and named
+        return False
+
+
+def knows_sharing(accelerate: str) -> bool:
+    """Whether this version of accelerate lets ranks share sequences in the user's training."""
+    try:
+        return Version(accelerate) >= _SHARING_SINCE
+    except ValueError:
         return False
 
 

@@ -35,6 +35,7 @@ from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require
 from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
     knows_partial,
+    knows_sharing,
     make_space,
     micro_batches_of,
     require_effect_of_allowed,
@@ -115,6 +116,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 liger=liger,
                 allowed=options.allow,
                 partial=not options.documented and knows_partial(versions["transformers"]),
+                sharing=not options.documented and knows_sharing(versions["accelerate"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, relevant(space, history.records))

@@ -80,6 +80,7 @@ def trial_spec(
         deepspeed=deepspeed,
         liger=engine.liger,
         adam_8bit=engine.numerics == ADAM_8BIT,
+        ulysses=engine.ulysses,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
         steps=steps,

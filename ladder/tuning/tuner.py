@@ -101,7 +101,7 @@ class Tuner:
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
         self._false_starts, self._knob_trials = 0, knob_trials
         self._has_saved = False
-        self._parity, self._plain_losses = parity, dict[str, list[float]]()
+        self._parity, self._plain_losses = parity, dict[tuple[str, bool], list[float]]()
         self._clock, self._began = clock, clock()
         self._first_trial, _ = history.next_trial()
 
@@ -220,22 +220,25 @@ class Tuner:
         own, plain = as_parity_candidate(candidate), as_plain(candidate)
         if own == plain:
             return Parity(agrees=True)
-        if not self._plain_losses.get(plain.key):
-            self._plain_losses[plain.key] = self._losses(plain)
-        return compare(self._losses(own), self._plain_losses[plain.key], candidate.engine, plain.engine)
+        same_data = own.engine.ulysses
+        against = plain.key, same_data
+        if not self._plain_losses.get(against):
+            self._plain_losses[against] = self._losses(plain, same_data)
+        return compare(self._losses(own, same_data), self._plain_losses[against], candidate.engine, plain.engine)
 
-    def _losses(self, candidate: Candidate) -> list[float]:
+    def _losses(self, candidate: Candidate, same_data: bool) -> list[float]:
         """Of a shallow model. EnvironmentFaultError if again and again it could not be started."""
         while True:
-            run, why = self._shallow_trial(candidate)
+            run, why = self._shallow_trial(candidate, same_data)
             self._count_false_starts(why)
             if not why or self._cancelled():
                 return losses_of(run)
 
-    def _shallow_trial(self, candidate: Candidate) -> tuple[TrialRun, str]:
+    def _shallow_trial(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str]:
         """The trial, and why it was a false start if it was. What it measures is no record: the model is another."""
         wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
-        spec = parity_trial(self._spec(*self._history.next_trial(), wanted, False), self._workload.model)
+        spec = self._spec(*self._history.next_trial(), wanted, False)
+        spec = parity_trial(spec, self._workload.model, same_data=same_data)
         self._view.trial_begins(spec, wanted.reason)
         run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
         self._history.note_seconds(spec.trial, trial_seconds(run))

@@ -70,6 +70,36 @@ def test_with_half_of_its_layers_checkpointed_a_rung_trains_as_the_plain_one(war
     assert half == pytest.approx(plain, rel=0.002)
 
 
+def on_the_same_data(spec: TrialSpec) -> TrialSpec:
+    return spec.model_copy(update={"same_data": True})
+
+
+def with_shared_sequences(spec: TrialSpec) -> TrialSpec:
+    config = {key: value for key, value in spec.deepspeed.items() if key != "train_batch_size"}
+    return spec.model_copy(update={"deepspeed": config, "ulysses": True})
+
+
+@pytest.mark.parametrize("rung", ["zero1", "zero2", "zero3"])
+def test_ranks_that_share_each_sequence_train_as_ranks_that_have_the_same_one(
+    rung: str, warm_bench: Bench, tmp_path: Path
+) -> None:
+    plain = losses(warm_bench, tmp_path / "0001", on_the_same_data, rung="zero1")
+    own = losses(warm_bench, tmp_path / "0002", with_shared_sequences, rung=rung)
+    assert plain[-1] < 0.96 * plain[0]
+    assert own == pytest.approx(plain, rel=0.002)
+
+
+def test_losses_of_ranks_that_each_attend_to_their_part_alone_are_found_out(warm_bench: Bench, tmp_path: Path) -> None:
+    """Half as long a sequence, which is what a rank sees of it that does not exchange its heads."""
+
+    def halved(spec: TrialSpec) -> TrialSpec:
+        return on_the_same_data(spec).model_copy(update={"seq_len": spec.seq_len // 2})
+
+    plain = losses(warm_bench, tmp_path / "0001", on_the_same_data, rung="zero1")
+    part = losses(warm_bench, tmp_path / "0002", halved, rung="zero1")
+    assert part != pytest.approx(plain, rel=0.002)
+
+
 @pytest.mark.parametrize("numerics", [states_in_bf16, moments_in_8_bits])
 def test_what_is_allowed_trains_otherwise_than_the_plain_rung_and_as_the_plain_rung_with_it(
     numerics: Callable[[TrialSpec], TrialSpec], warm_bench: Bench, tmp_path: Path

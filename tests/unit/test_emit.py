@@ -151,6 +151,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "liger": False,
         "bf16_states": False,
         "adam_8bit": False,
+        "ulysses": False,
         "gradient_checkpointing": True,
         "checkpoint_every": 1,
         "micro_batch": 4,

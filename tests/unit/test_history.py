@@ -120,6 +120,7 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
         "rung": "zero2",
         "liger": False,
         "numerics": "",
+        "ulysses": False,
         "checkpointing": "on",
         "micro_batch": 1,
     }

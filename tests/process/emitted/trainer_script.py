@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+import deepspeed
 import torch
 from tiny import build_model, leave, report, sequences, weight_sums
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
@@ -27,12 +28,17 @@ if len(sys.argv) == 2:
     arguments.max_steps, arguments.learning_rate, arguments.lr_scheduler_type = 2, 2e-3, "constant"
 else:
     (arguments,) = parser.parse_args_into_dataclasses()
+train, evaluation = sequences(16), sequences(4)
+if "PARALLELISM_CONFIG_SP_SIZE" in os.environ:  # what the launch script asks for where ranks share sequences
+    deepspeed.init_distributed()
+    for row in (*train, *evaluation):
+        row["position_ids"] = torch.arange(len(row["input_ids"]))
 arguments.output_dir = os.environ["REPORT_DIR"]
 arguments.logging_steps, arguments.report_to, arguments.save_strategy = 1, [], "no"
 arguments.disable_tqdm = True
 
 first = FirstWeights()
-trainer = Trainer(build_model(), arguments, train_dataset=sequences(16), eval_dataset=sequences(4), callbacks=[first])
+trainer = Trainer(build_model(), arguments, train_dataset=train, eval_dataset=evaluation, callbacks=[first])
 trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 report(

@@ -1,0 +1,64 @@
+"""Where the ranks can share each sequence, and where they have to: Ulysses, sequence parallelism by DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ladder.candidates import Engine
+from ladder.workload import Workload
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose attention transformers hands to Ulysses as a whole, with keys of as many heads as their configuration says."""
+
+_FULL = 0.85
+"""Of the limit: more is not sure to fit, as predicted as it is before any trial."""
+_WORTH = 0.15
+"""Of the limit: what sharing has to save, so that it is the activations that are too much."""
+
+
+def can_share_sequences(workload: Workload, world_size: int) -> bool:
+    """Whether `world_size` ranks can work on one sequence of `workload`, each on its part.
+
+    Each rank has some of the heads, so their number divides by the ranks (or the ranks by that of the keys). Ulysses
+    knows no mask but the causal one: a sliding window would silently be the whole sequence.
+    """
+    model = workload.model
+    heads, keys = model.num_heads, model.num_kv_heads
+    return (
+        world_size > 1
+        and workload.task == "causal-lm"
+        and model.model_type in _FAMILIES
+        and not _has_window(workload)
+        and workload.seq_len % world_size == 0
+        and heads % world_size == 0
+        and (keys % world_size == 0 or world_size % keys == 0)
+    )
+
+
+def _has_window(workload: Workload) -> bool:
+    config = workload.model.config
+    kinds = config.get("layer_types") or ()
+    windowed = config.get("sliding_window") is not None and config.get("use_sliding_window", True)
+    return bool(windowed or any(kind != "full_attention" for kind in kinds))
+
+
+def sharing_engines(engines: Sequence[Engine], limit: int, needs: Callable[[Engine], int]) -> list[Engine]:
+    """Of `engines`, those of rungs with hardly room for one sequence: the same, with ranks that share it.
+
+    `needs` tells the bytes that an engine is predicted to take of a rank with one sequence, all layers checkpointed;
+    `limit` is what a rank has. Where a sequence fits, be it on other kernels, sharing it saves nothing that is wanted,
+    and costs the exchange of heads; where not even its part fits, or what does not fit are the parameters, it is no
+    help.
+    """
+    alone = {engine: needs(engine) for engine in engines}
+    roomy = {engine.rung for engine in engines if alone[engine] <= _FULL * limit}
+    sharing = []
+    for engine in engines:
+        if engine.rung in roomy or engine.rung.stage == 0 or "nvme" in engine.rung.devices:
+            continue
+        shared = replace(engine, ulysses=True)
+        part = needs(shared)
+        if part <= limit and alone[engine] - part > _WORTH * limit:
+            sharing.append(shared)
+    return sharing

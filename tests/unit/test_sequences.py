@@ -1,0 +1,160 @@
+"""Ranks that share each sequence: where they can, where they have to, and what a tune then finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of, engine_named, rung_name
+from ladder.cli.views import QuietView
+from ladder.engine_config import deepspeed_config
+from ladder.model.source import resolve_model
+from ladder.search.activations import activations_of
+from ladder.search.hardware import machine_speed
+from ladder.search.memory import expected_peak
+from ladder.search.speed import predict_speed
+from ladder.sequences import can_share_sequences, sharing_engines
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.problem import knows_sharing
+from ladder.tuning.run import run_tune
+from ladder.units import GIB
+from ladder.workload import Workload
+
+LLAMA = Workload(model=resolve_model("llama-3.1-8b"), task="causal-lm", seq_len=65536, global_batch_size=16)
+ALONE, SHARED = engine_named("zero3+liger"), engine_named("zero3+liger+ulysses")
+
+
+def of_model(**changes: Any) -> Workload:
+    return replace(LLAMA, model=replace(LLAMA.model, **changes))
+
+
+def test_an_engine_s_name_says_that_its_ranks_share_sequences_and_is_read_back() -> None:
+    assert replace(ALONE, ulysses=True) == SHARED
+    assert SHARED.name == "zero3+liger+ulysses"
+    both = Engine(RUNGS_BY_NAME["zero2+opt-cpu"], (("sub_group_size", 4),), numerics="adam-8bit", ulysses=True)
+    assert both.name == "zero2+opt-cpu+ulysses+adam-8bit"
+    assert engine_named(both.name, both.knobs) == both
+    assert rung_name(both.name) == "zero2+opt-cpu"
+    assert SHARED.states == engine_named("zero3").states
+
+
+def test_ranks_that_share_take_one_sequence_after_the_other_to_the_same_global_batch() -> None:
+    shared = candidate_of("zero3+ulysses ckpt=on mb=1", 16, 8)
+    alone = candidate_of("zero3 ckpt=on mb=1", 16, 8)
+    assert (shared.accumulation, alone.accumulation) == (16, 2)
+    assert shared.sequences(8) == alone.sequences(8) == 16
+
+
+def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_against_the_ranks() -> None:
+    config = deepspeed_config(LLAMA, SHARED, micro_batch=1, accumulation=16, world_size=8, nvme_path=None)
+    assert "train_batch_size" not in config
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("workload", "world_size", "can"),
+    [
+        (LLAMA, 8, True),
+        (LLAMA, 1, False),
+        (LLAMA, 6, False),  # 32 heads
+        (LLAMA, 32, True),  # a key-value head for each four ranks
+        (replace(LLAMA, seq_len=65537), 8, False),
+        (replace(LLAMA, task="seq-classification"), 8, False),
+        (of_model(num_kv_heads=6, num_heads=24), 8, False),
+        (of_model(model_type="opt"), 8, False),
+        (of_model(config={**LLAMA.model.config, "sliding_window": 4096}), 8, False),
+        (of_model(config={**LLAMA.model.config, "sliding_window": 4096, "use_sliding_window": False}), 8, True),
+        (of_model(config={**LLAMA.model.config, "layer_types": ["full_attention", "linear_attention"]}), 8, False),
+    ],
+)
+def test_sequences_are_shared_where_heads_divide_and_attention_sees_all_of_them(
+    workload: Workload, world_size: int, can: bool
+) -> None:
+    assert can_share_sequences(workload, world_size) is can
+
+
+def needs(engine: Engine) -> int:
+    one = Candidate(engine, 1, 1, 16 * engine.ranks_of_a_sequence(8) // 8)
+    return expected_peak(LLAMA, one, world_size=8, device="cuda")
+
+
+def test_they_are_shared_on_the_rungs_with_no_room_for_one_and_with_room_for_its_part() -> None:
+    plain = [ALONE, engine_named("zero3"), engine_named("zero0"), engine_named("zero3+opt-nvme+liger")]
+    assert sharing_engines(plain, 40 * GIB, needs) == [SHARED, engine_named("zero3+ulysses")]
+    assert sharing_engines(plain, 80 * GIB, needs) == []  # on Liger's kernels the rung has room for all of it
+    assert sharing_engines(plain[1:], 80 * GIB, needs) == [engine_named("zero3+ulysses")]
+    assert sharing_engines(plain, 20 * GIB, needs) == []  # nor for a part of it
+
+
+def test_parameters_that_do_not_fit_are_no_reason_to_share_sequences() -> None:
+    short = replace(LLAMA, seq_len=512)
+
+    def of_short(engine: Engine) -> int:
+        one = Candidate(engine, 1, 1, 16 * engine.ranks_of_a_sequence(8) // 8)
+        return expected_peak(short, one, world_size=8, device="cuda")
+
+    limit = int(1.01 * of_short(SHARED))
+    assert of_short(ALONE) > 0.85 * limit
+    assert sharing_engines([ALONE], limit, of_short) == []
+
+
+def test_a_rank_keeps_the_activations_of_its_part_and_the_states_it_had() -> None:
+    one, part = Candidate(ALONE, 1, 1, 2), Candidate(SHARED, 1, 1, 16)
+    assert activations_of(LLAMA, part, 8).kept == pytest.approx(activations_of(LLAMA, one, 8).kept / 8)
+    saved = needs(ALONE) - needs(SHARED)
+    assert saved > 0.8 * activations_of(LLAMA, one, 8).kept * 7 / 8
+
+
+def test_what_is_shared_is_computed_once_and_its_heads_cross_the_link() -> None:
+    speed = machine_speed("NVIDIA H200", "cuda", 8, 128)
+    alone, shared = (
+        predict_speed(LLAMA, candidate_of(f"{engine.name} ckpt=on mb=1", 16, 8), world_size=8, machine=speed)
+        for engine in (ALONE, SHARED)
+    )
+    assert shared.accumulate_seconds == pytest.approx(alone.accumulate_seconds / 8, rel=0.2)
+    assert 0.8 * alone.tokens_per_second < shared.tokens_per_second < alone.tokens_per_second
+
+
+@pytest.mark.parametrize(("version", "known"), [("1.11.0", False), ("1.12.0", True), ("1.15.0", True), ("", False)])
+def test_sequences_are_shared_with_an_accelerate_whose_users_can(version: str, known: bool) -> None:
+    assert knows_sharing(version) is known
+
+
+def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:
+    options = TuneOptions(
+        model="llama-3.1-8b",
+        machine="a100-40",
+        launcher="simulated",
+        seq_len=131072,
+        global_batch_size=16,
+        liger=True,
+        run_dir=tmp_path / "run",
+        output=tmp_path / "best_config.json",
+    )
+    run_tune(options, QuietView(), lambda: False)
+    section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
+    assert section["ulysses"] is True
+    assert (section["micro_batch"], section["accumulation"]) == (1, 16)
+    assert section["environment"]["PARALLELISM_CONFIG_SP_SIZE"] == "8"
+    assert any("share each sequence" in warning for warning in section["warnings"])
+    launch = (tmp_path / "best_config.launch.sh").read_text()
+    assert "export ACCELERATE_USE_PARALLELISM_CONFIG=true\n" in launch
+    assert "position_ids" in launch
+
+
+def test_the_documented_ladder_alone_shares_no_sequence(tmp_path: Path) -> None:
+    options = TuneOptions(
+        model="llama-3.1-8b",
+        machine="a100-40",
+        launcher="simulated",
+        seq_len=131072,
+        global_batch_size=16,
+        documented=True,
+        run_dir=tmp_path / "run",
+        output=tmp_path / "best_config.json",
+    )
+    assert run_tune(options, QuietView(), lambda: False).answer is None
