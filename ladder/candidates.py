@@ -130,8 +130,8 @@ class Engine:
             )
         if self.ulysses:
             found.append(
-                "ranks share each sequence in training alone: in evaluation each has whole ones, and was shown to have "
-                "room for one as long as its part in training"
+                "ranks share each sequence, so training data needs position_ids; evaluation is not shared, and was "
+                "shown to fit with sequences as long as a rank's part alone"
             )
         return tuple(found)
 

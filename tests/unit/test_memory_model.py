@@ -303,6 +303,7 @@ def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:
         ("1xh200-more-rungs", "zero1+opt-cpu", 8),
         ("1xh200-more-rungs", "ckpt=1/2", 7),
         ("1xh200-more-rungs", "+bf16-states", 5),
+        ("1xh200-more-rungs", "+adam-8bit", 2),
     ],
 )
 def test_beyond_the_ladder_allocated_memory_is_known_before_any_trial(folder: str, named: str, number: int):

@@ -15,7 +15,7 @@ from ladder.engine_config import deepspeed_config
 from ladder.model.source import resolve_model
 from ladder.search.activations import activations_of
 from ladder.search.hardware import machine_speed
-from ladder.search.memory import expected_peak
+from ladder.search.memory import expected_peak, predict_memory
 from ladder.search.speed import predict_speed
 from ladder.sequences import can_share_sequences, sharing_engines
 from ladder.tuning.options import TuneOptions
@@ -107,6 +107,24 @@ def test_a_rank_keeps_the_activations_of_its_part_and_the_states_it_had() -> Non
     assert activations_of(LLAMA, part, 8).kept == pytest.approx(activations_of(LLAMA, one, 8).kept / 8)
     saved = needs(ALONE) - needs(SHARED)
     assert saved > 0.8 * activations_of(LLAMA, one, 8).kept * 7 / 8
+
+
+@pytest.mark.parametrize(
+    ("engine", "seq_len", "allocated_gib"),
+    [
+        ("zero3+liger", 65536, 21.608),
+        ("zero3+liger+ulysses", 65536, 17.197),
+        ("zero1+opt-cpu+liger+ulysses", 98304, 13.678),
+        ("zero3+param-cpu+opt-cpu+liger+ulysses", 98304, 10.496),
+    ],
+)
+def test_memory_on_two_gpus_is_predicted_within_3_percent(engine: str, seq_len: int, allocated_gib: float) -> None:
+    """Llama-3.2-1B, benchmarks/results/2xh200-shared-sequences."""
+    model = resolve_model("llama-3.2-1b")
+    workload = Workload(model=model, task="causal-lm", seq_len=seq_len, global_batch_size=4)
+    candidate = candidate_of(f"{engine} ckpt=on mb=1", 4, 2)
+    predicted = predict_memory(workload, candidate, world_size=2, device="cuda")
+    assert max(predicted.moments.values()) / GIB == pytest.approx(allocated_gib, rel=0.03)
 
 
 def test_what_is_shared_is_computed_once_and_its_heads_cross_the_link() -> None:
