@@ -16,6 +16,7 @@ from ladder.search.belief import Belief, believe, device_of
 from ladder.search.memory import MemoryPrediction, predict_memory
 from ladder.search.moments import moments_of
 from ladder.search.plan import MOST_GPUS, num_nodes
+from ladder.search.sharing import can_share, sharing_engines
 from ladder.search.space import Space
 from ladder.units import GIB, format_bytes
 from ladder.workload import Workload
@@ -86,6 +87,8 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
     has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
     on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
+    if space.num_nodes == 1 and has_liger:
+        on_liger += sharing_engines(on_liger, workload, space.world_size, device_of(space), space.memory_limit)
     not_allowed = {
         name: [
             replace(engine, numerics=name)
@@ -135,6 +138,7 @@ class _Needs:
         needs = (
             self._of(engine, workload, world_size, micro_batch or self.micro_batch)
             for engine in (space.engines if engines is None else engines)
+            if not engine.ulysses or (hosts == 1 and can_share(workload, world_size))
         )
         return any(
             memory.upper <= space.memory_limit and space.on_host(memory.host, memory.upper) <= host for memory in needs

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine, Rung, divisors, engines_of
+from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Rung, divisors, engines_of
 from ladder.errors import UsageError
 from ladder.model.shapes import default_seq_len, default_task, depth_of
 from ladder.numerics import numerics_of
-from ladder.search.memory import expected_peak
 from ladder.search.moments import Device
+from ladder.search.sharing import sharing_engines
 from ladder.search.space import Space
-from ladder.sequences import can_share_sequences, sharing_engines
 from ladder.text import shown
 from ladder.workload import ModelShape, Task, Workload
 
@@ -131,16 +130,9 @@ def make_space(
         return [name for name in possible if name in allowed]
 
     engines = [engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))]
-    if sharing and machine.num_nodes == 1 and can_share_sequences(workload, machine.world_size) and 1 in micro_batches:
+    if sharing and machine.num_nodes == 1 and 1 in micro_batches:
         device: Device = "cuda" if machine.device == "cuda" else "cpu"
-
-        def needs(engine: Engine) -> int:
-            sequences = workload.global_batch_size * engine.ranks_of_a_sequence(machine.world_size)
-            one = Candidate(engine, 1, 1, sequences // machine.world_size)
-            return expected_peak(workload, one, world_size=machine.world_size, device=device)
-
-        engines += sharing_engines(engines, machine.memory_limit, needs)
-
+        engines += sharing_engines(engines, workload, machine.world_size, device, machine.memory_limit)
     space = Space(
         workload=workload,
         world_size=machine.world_size,

@@ -16,8 +16,8 @@ from ladder.model.source import resolve_model
 from ladder.search.activations import activations_of
 from ladder.search.hardware import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
+from ladder.search.sharing import sharing_engines
 from ladder.search.speed import predict_speed
-from ladder.sequences import can_share_sequences, sharing_engines
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.problem import knows_sharing
 from ladder.tuning.run import run_tune
@@ -74,32 +74,28 @@ def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_
 def test_sequences_are_shared_where_heads_divide_and_attention_sees_all_of_them(
     workload: Workload, world_size: int, can: bool
 ) -> None:
-    assert can_share_sequences(workload, world_size) is can
+    limit = int(0.8 * needs(ALONE, replace(workload, seq_len=65536), world_size))
+    assert sharing_engines([ALONE], workload, world_size, "cuda", limit) == ([SHARED] if can else [])
 
 
-def needs(engine: Engine) -> int:
-    one = Candidate(engine, 1, 1, 16 * engine.ranks_of_a_sequence(8) // 8)
-    return expected_peak(LLAMA, one, world_size=8, device="cuda")
+def needs(engine: Engine, workload: Workload = LLAMA, world_size: int = 8) -> int:
+    one = Candidate(engine, 1, 1, 16 * engine.ranks_of_a_sequence(world_size) // world_size)
+    return expected_peak(workload, one, world_size=world_size, device="cuda")
 
 
 def test_they_are_shared_on_the_rungs_with_no_room_for_one_and_with_room_for_its_part() -> None:
     plain = [ALONE, engine_named("zero3"), engine_named("zero0"), engine_named("zero3+opt-nvme+liger")]
-    assert sharing_engines(plain, 40 * GIB, needs) == [SHARED, engine_named("zero3+ulysses")]
-    assert sharing_engines(plain, 80 * GIB, needs) == []  # on Liger's kernels the rung has room for all of it
-    assert sharing_engines(plain[1:], 80 * GIB, needs) == [engine_named("zero3+ulysses")]
-    assert sharing_engines(plain, 20 * GIB, needs) == []  # nor for a part of it
+    assert sharing_engines(plain, LLAMA, 8, "cuda", 40 * GIB) == [SHARED, engine_named("zero3+ulysses")]
+    assert sharing_engines(plain, LLAMA, 8, "cuda", 80 * GIB) == []  # on Liger's kernels the rung has room for it all
+    assert sharing_engines(plain[1:], LLAMA, 8, "cuda", 80 * GIB) == [engine_named("zero3+ulysses")]
+    assert sharing_engines(plain, LLAMA, 8, "cuda", 20 * GIB) == []  # nor for a part of it
 
 
 def test_parameters_that_do_not_fit_are_no_reason_to_share_sequences() -> None:
     short = replace(LLAMA, seq_len=512)
-
-    def of_short(engine: Engine) -> int:
-        one = Candidate(engine, 1, 1, 16 * engine.ranks_of_a_sequence(8) // 8)
-        return expected_peak(short, one, world_size=8, device="cuda")
-
-    limit = int(1.01 * of_short(SHARED))
-    assert of_short(ALONE) > 0.85 * limit
-    assert sharing_engines([ALONE], limit, of_short) == []
+    limit = int(1.01 * needs(SHARED, short))
+    assert needs(ALONE, short) > 0.85 * limit
+    assert sharing_engines([ALONE], short, 8, "cuda", limit) == []
 
 
 def test_a_rank_keeps_the_activations_of_its_part_and_the_states_it_had() -> None:

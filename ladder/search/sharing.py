@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder.candidates import Engine
+from ladder.candidates import Candidate, Engine
+from ladder.search.memory import expected_peak
+from ladder.search.moments import Device
 from ladder.workload import Workload
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -17,7 +19,7 @@ _WORTH = 0.15
 """Of the limit: what sharing has to save, so that it is the activations that are too much."""
 
 
-def can_share_sequences(workload: Workload, world_size: int) -> bool:
+def can_share(workload: Workload, world_size: int) -> bool:
     """Whether `world_size` ranks can work on one sequence of `workload`, each on its part.
 
     Each rank has some of the heads, so their number divides by the ranks (or the ranks by that of the keys). Ulysses
@@ -43,14 +45,23 @@ def _has_window(workload: Workload) -> bool:
     return bool(windowed or any(kind != "full_attention" for kind in kinds))
 
 
-def sharing_engines(engines: Sequence[Engine], limit: int, needs: Callable[[Engine], int]) -> list[Engine]:
+def sharing_engines(
+    engines: Sequence[Engine], workload: Workload, world_size: int, device: Device, limit: int
+) -> list[Engine]:
     """Of `engines`, those of rungs with hardly room for one sequence: the same, with ranks that share it.
 
-    `needs` tells the bytes that an engine is predicted to take of a rank with one sequence, all layers checkpointed;
-    `limit` is what a rank has. Where a sequence fits, be it on other kernels, sharing it saves nothing that is wanted,
-    and costs the exchange of heads; where not even its part fits, or what does not fit are the parameters, it is no
-    help.
+    `limit` is what each of `world_size` ranks has, in bytes. Where a sequence fits, be it on other kernels, sharing it
+    saves nothing that is wanted, and costs the exchange of heads; where not even its part fits, or what does not fit
+    are the parameters, it is no help.
     """
+    if not can_share(workload, world_size):
+        return []
+
+    def needs(engine: Engine) -> int:
+        """With one sequence at a time, all layers checkpointed."""
+        sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
+        return expected_peak(workload, Candidate(engine, 1, 1, sequences), world_size=world_size, device=device)
+
     alone = {engine: needs(engine) for engine in engines}
     roomy = {engine.rung for engine in engines if alone[engine] <= _FULL * limit}
     sharing = []
