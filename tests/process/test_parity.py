@@ -13,7 +13,7 @@ from helpers import TINY, Bench, tiny_trial
 from ladder.candidates import HALF, RUNGS_BY_NAME, Engine
 from ladder.launch.operators import build_operators
 from ladder.numerics import ELEMENTS_8BIT
-from ladder.protocol import TrialSpec
+from ladder.protocol import DoneEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.trial.model import require_countable
 from ladder.tuning.parity import compare, losses_of, parity_trial
 
@@ -87,6 +87,20 @@ def test_ranks_that_share_each_sequence_train_as_ranks_that_have_the_same_one(
     own = losses(warm_bench, tmp_path / "0002", with_shared_sequences, rung=rung)
     assert plain[-1] < 0.96 * plain[0]
     assert own == pytest.approx(plain, rel=0.002)
+
+
+def test_ranks_that_share_sequences_are_proven_with_an_evaluation_of_a_part_and_whole_weights(
+    warm_bench: Bench, tmp_path: Path
+) -> None:
+    trial = with_shared_sequences(tiny_trial(tmp_path / "0001", 1, rung="zero3", proof=True))
+    run = warm_bench.run(trial.model_copy(update={"save_folder": str(tmp_path)}))
+    for events in run.events:
+        assert isinstance(events[-1], DoneEvent)
+        assert {"evaluation", "gather"} <= {event.phase for event in events if isinstance(event, PhaseEvent)}
+    first, second = (next(event for event in events if isinstance(event, MeasuredEvent)) for events in run.events)
+    assert first.losses == second.losses
+    weights = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert sum(weight.numel() for weight in weights.values()) == TINY.num_parameters
 
 
 def test_losses_of_ranks_that_each_attend_to_their_part_alone_are_found_out(warm_bench: Bench, tmp_path: Path) -> None:
