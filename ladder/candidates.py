@@ -73,8 +73,10 @@ RUNGS: tuple[Rung, ...] = (
 RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
 LIGER = "+liger"
 """In the name of an engine whose model runs on Liger's kernels."""
-ULYSSES = "+ulysses"
-"""In the name of an engine whose ranks share each sequence."""
+SHARING = "ulysses"
+"""What is tried where it is allowed because the training script has to do its part: ranks share each sequence."""
+ULYSSES = f"+{SHARING}"
+"""In the name of such an engine."""
 BF16_STATES, ADAM_8BIT = "bf16-states", "adam-8bit"
 NUMERICS = (BF16_STATES, ADAM_8BIT)
 """What trains otherwise than the plain rung and is tried where it is allowed: the end of such an engine's name."""
@@ -130,7 +132,8 @@ class Engine:
             )
         if self.ulysses:
             found.append(
-                "ranks share each sequence, so training data needs position_ids; evaluation is not shared, and was "
+                f"ranks share each sequence, as --allow {SHARING} permits: train with the Trainer in this environment "
+                "for one epoch, on data with position_ids and without packing; evaluation is not shared, and was "
                 "shown to fit with sequences as long as a rank's part alone"
             )
         return tuple(found)

@@ -151,23 +151,18 @@ def _space(
     liger: bool,
 ) -> Space:
     from ladder.candidates import RUNGS, Engine
-    from ladder.search.sharing import sharing_engines
     from ladder.search.space import Space
     from ladder.tuning.problem import micro_batches_of
 
     nodes = -(-world_size // simulated.num_gpus) if simulated else 1
     has_nvme = simulated is None or simulated.nvme_space > 0
-    limit = gpu_memory or (simulated.gpu_memory if simulated else 0)
-    engines = [Engine(rung, liger=liger) for rung in RUNGS if has_nvme or "nvme" not in rung.devices]
-    if nodes == 1:
-        engines += sharing_engines(engines, workload, world_size, "cuda", limit)
     return Space(
         workload=workload,
         world_size=world_size,
         device="cuda",
-        memory_limit=limit,
+        memory_limit=gpu_memory or (simulated.gpu_memory if simulated else 0),
         host_memory=host_memory or (simulated.host_memory * nodes if simulated else _NO_LIMIT),
-        engines=tuple(engines),
+        engines=tuple(Engine(rung, liger=liger) for rung in RUNGS if has_nvme or "nvme" not in rung.devices),
         micro_batches=micro_batches_of(workload, world_size, None),
         gpu_name=simulated.gpu_name if simulated else None,
         num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,

@@ -107,7 +107,9 @@ def tune(
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Try what trains with other numerics too: bf16-states, adam-8bit; may be repeated."
+            metavar="NAME",
+            help="Try what trains with other numerics too, or asks something of your script: bf16-states, adam-8bit, "
+            "ulysses; may be repeated.",
         ),
     ] = None,
     rung: Annotated[list[str] | None, typer.Option(help="Only this rung; may be given several times.")] = None,

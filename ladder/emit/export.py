@@ -22,7 +22,7 @@ from ladder.text import shown
 from ladder.units import GIB, format_bytes
 
 _OF_CAUSAL_LMS = ("axolotl", "llama-factory", "trl")
-_WITHOUT_SHARING = ("axolotl", "llama-factory")
+_IN_ENVIRONMENT = ("torchrun", "sbatch")
 _CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
 # All that its plugin can switch on for a Llama-like model, as `use_liger_kernel` does.
 _AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
@@ -39,10 +39,10 @@ def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
     task = section["workload"]["task"]
     if target in _OF_CAUSAL_LMS and task != "causal-lm":
         raise UsageError(f"--for {target}: it trains causal-lm models, and this answer is for {task}.")
-    if target in _WITHOUT_SHARING and section.get("ulysses", False):
+    if section.get("ulysses", False) and target not in _IN_ENVIRONMENT:
         raise UsageError(
-            f"--for {target}: in this answer ranks share each sequence, and nothing is known of how it trains so; "
-            "the Trainer, accelerate and TRL can."
+            f"--for {target}: in this answer ranks share each sequence, as the environment tells the Trainer and no "
+            f"file can; take --for {' or '.join(_IN_ENVIRONMENT)}."
         )
     return EXPORTS[target](document, config.absolute())
 

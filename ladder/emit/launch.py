@@ -48,18 +48,25 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
 
 
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
-    candidate, ranks = answer.candidate, answer.world_size
+    candidate = answer.candidate
     arguments = trainer_command_line(trainer_arguments(answer, paths.config))
-    demands = _client_optimizer(answer) + _shards(candidate) + _groups(answer)
+    scripts = _with_the_trainer_alone if candidate.engine.ulysses else _with_any_script
     return f"""\
-Written by ladder for {answer.workload.model.name} on {ranks} × {answer.gpu_name or answer.device}:
+Written by ladder for {answer.workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
 {format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}
 
+{scripts(answer, paths, arguments)}"""
+
+
+def _with_any_script(answer: Answer, paths: OutputPaths, arguments: str) -> str:
+    candidate, ranks = answer.candidate, answer.world_size
+    demands = _client_optimizer(answer) + _shards(candidate)
+    return f"""\
 A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
-so such a script sets it on its model.{_kernels(answer)}{_sharing(answer)}{_on_cpu(answer)}
+so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
 {_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
@@ -68,6 +75,20 @@ A script that uses the Hugging Face Trainer: the same, with these arguments afte
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
 the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
+
+
+def _with_the_trainer_alone(answer: Answer, paths: OutputPaths, arguments: str) -> str:
+    """Where ranks share sequences, any other script has half of its work to do itself."""
+    on_cpu = "\n- On a CPU it first calls deepspeed.init_distributed()." if answer.device == "cpu" else ""
+    return f"""\
+All {answer.world_size} ranks share each sequence, as the exports below tell the Hugging Face Trainer.
+Its script takes these arguments after its own. They are also in
+{_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
+  bash {_quoted(paths.launch)} train.py {arguments}
+- Sequences have position_ids (torch.arange of their length), and a length that divides by {answer.world_size}.
+- They are neither packed nor padded on the left: attention sees all that comes before a token.
+- Training is one epoch of the data: accelerate's loader ends later ones early. Repeat the data instead.
+- Evaluation is not shared: there each rank has whole sequences, or shorter ones if they do not fit.{on_cpu}"""
 
 
 def _accumulating(candidate: Candidate) -> str:
@@ -94,33 +115,10 @@ It was measured on Liger's kernels: before its model goes to DeepSpeed or accele
 {APPLY_LIGER}."""
 
 
-def _sharing(answer: Answer) -> str:
-    """What the Trainer does by itself where ranks share sequences."""
-    if not answer.candidate.engine.ulysses:
-        return ""
-    return """
-All ranks share each sequence, as the exports below tell accelerate and the Trainer: every sequence needs position_ids
-(torch.arange of its length), and its length must divide by the ranks. Without the Trainer: accelerate's data loader,
-prepared with the model, gives each rank a part, with `shift_labels`, and a rank's loss is that of its part; the script
-weighs and adds them up as transformers.integrations.deepspeed.deepspeed_sp_compute_loss does."""
-
-
-def _groups(answer: Answer) -> str:
-    """What makes DeepSpeed's ranks share sequences; the Trainer and accelerate call it by themselves."""
-    if not answer.candidate.engine.ulysses:
-        return ""
-    return f"""
-All ranks share each sequence: it passes mpu=…, what UlyssesSPAttentionHF.register_with_transformers(model, "sdpa",
-{answer.world_size}, micro_batch_size=1) returns, and takes its batches through UlyssesSPDataLoaderAdapter
-(deepspeed.runtime.sequence_parallel.ulysses_sp)."""
-
-
 def _on_cpu(answer: Answer) -> str:
     """What no file can say for an accelerate script; the Trainer's `use_cpu` says it."""
     if answer.device != "cpu" or answer.world_size == 1:
         return ""
-    if answer.candidate.engine.ulysses:
-        return "\nOn a CPU it calls deepspeed.init_distributed() first; one that uses the Trainer does so too."
     return """
 On a CPU it must call accelerate.PartialState(cpu=True) before Accelerator(): accelerate otherwise takes every rank \
 for the only one and gives all of them the same data."""

@@ -92,6 +92,10 @@ def usage(config: Mapping[str, Any], path: Path) -> str:
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
     simulated = section["proof"].get("simulated")
     verifying = "" if simulated else f"\n# does it still fit, after an upgrade?\nladder verify {answer}"
+    if section.get("ulysses"):
+        launch = shlex.quote(str(OutputPaths.beside(path).launch))
+        asked = "# a Hugging Face Trainer script, with the arguments and the data that it asks for"
+        return f"{asked}\nbash {launch} train.py{verifying}"
     kernels = f"; it first calls {APPLY_LIGER}" if section.get("liger") else ""
     accelerate = OutputPaths.beside(path).accelerate
     making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # an older tune did not write it here

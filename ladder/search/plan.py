@@ -9,7 +9,6 @@ from ladder.candidates import Candidate, Engine, Rung
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.cost import MOST_TRIALS, usual_seconds
 from ladder.search.memory import predict_memory
-from ladder.search.sharing import can_share
 from ladder.search.space import Space
 
 _SURE = 0.99
@@ -66,8 +65,6 @@ def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None
     host_of_node = space.host_memory / num_nodes(space.world_size, gpus_per_node)
 
     def fits(world_size: int) -> bool:
-        if candidate.engine.ulysses and not can_share(space.workload, world_size):
-            return False
         memory = predict_memory(space.workload, candidate, world_size=world_size, device="cuda")
         return memory.upper <= space.memory_limit and memory.host <= host_of_node * num_nodes(world_size, gpus_per_node)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.candidates import NUMERICS, RUNGS, Candidate, Engine, divisors
+from ladder.candidates import NUMERICS, RUNGS, SHARING, Candidate, Engine, divisors
 from ladder.numerics import numerics_of
 from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
@@ -49,7 +49,7 @@ class Remedies:
     liger: bool = False
     """Liger's kernels."""
     allow: tuple[str, ...] = ()
-    """Other numerics, one of them."""
+    """What trains otherwise or asks something of the script, one of them."""
     nvme: bool = False
     """The NVMe rungs, unsupported here so far."""
     lora: int | None = None
@@ -87,8 +87,6 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
     has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
     on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
-    if space.num_nodes == 1 and has_liger:
-        on_liger += sharing_engines(on_liger, workload, space.world_size, device_of(space), space.memory_limit)
     not_allowed = {
         name: [
             replace(engine, numerics=name)
@@ -97,6 +95,10 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         ]
         for name in NUMERICS
     }
+    if space.num_nodes == 1 and 1 in space.micro_batches:
+        plain = [engine for engine in space.engines if not engine.ulysses]
+        shared = sharing_engines(plain, workload, space.world_size, device_of(space), space.memory_limit)
+        not_allowed[SHARING] = [engine for engine in shared if engine not in space.engines]
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
     adapts = needs.hosts_ranks and not on_cpu
@@ -200,7 +202,8 @@ class _Needs:
 
 
 def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
-    return Candidate(engine, True, micro_batch, max(1, workload.global_batch_size // world_size // micro_batch))
+    sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
+    return Candidate(engine, True, micro_batch, max(1, sequences // micro_batch))
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, NUMERICS, RUNGS_BY_NAME, rung_name
+from ladder.candidates import ADAM_8BIT, BF16_STATES, NUMERICS, RUNGS_BY_NAME, SHARING, rung_name
 from ladder.errors import UsageError
 from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.text import shown
@@ -21,7 +21,8 @@ LauncherName = Literal["local", "simulated"]
 Reader = Callable[[Any], Any]
 """Of one value, in its own type; ValueError, with what is wanted, for one that cannot be."""
 _KNOB_TRIALS = 12
-"""What `--allow` may name: these train otherwise than the plain rung does."""
+_ALLOWABLE = (*NUMERICS, SHARING)
+"""What `--allow` may name: it trains otherwise than the plain rung does, or asks something of the training script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class TuneOptions:
     documented: bool = False
     """Nothing that lies beyond the documented ladder."""
     allow: tuple[str, ...] = ()
-    """Of `NUMERICS`."""
+    """Of `_ALLOWABLE`."""
     rungs: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     run_dir: Path | None = None
@@ -237,15 +238,16 @@ def require_effect(options: TuneOptions) -> None:
             "leave it out, or use --strategy auto."
         )
     for name in options.allow:
-        if name not in NUMERICS:
-            raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(NUMERICS)}.")
+        if name not in _ALLOWABLE:
+            raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(_ALLOWABLE)}.")
     if BF16_STATES in options.allow and options.dtype != "bf16":
         raise UsageError(f"--allow {BF16_STATES} needs --dtype bf16, not {options.dtype}.")
     if ADAM_8BIT in options.allow and options.optimizer == "sgd":
         raise UsageError(f"--allow {ADAM_8BIT} has no effect with --optimizer sgd, which has no moments of Adam's.")
-    if options.allow and options.rungs and not any(RUNGS_BY_NAME[rung].states_on_gpu for rung in options.rungs):
+    numerics = [name for name in options.allow if name in NUMERICS]
+    if numerics and options.rungs and not any(RUNGS_BY_NAME[rung].states_on_gpu for rung in options.rungs):
         raise UsageError(
-            f"--allow {options.allow[0]} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with "
+            f"--allow {numerics[0]} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with "
             "the optimizer on the GPU, so leave one of them out."
         )
     beyond = ["--liger"] if options.liger else []

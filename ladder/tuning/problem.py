@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Rung, divisors, engines_of
-from ladder.errors import UsageError
+from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, SHARING, Rung, divisors, engines_of
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.model.shapes import default_seq_len, default_task, depth_of
 from ladder.numerics import numerics_of
 from ladder.search.moments import Device
-from ladder.search.sharing import sharing_engines
+from ladder.search.sharing import can_share, sharing_engines
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.workload import ModelShape, Task, Workload
@@ -93,6 +93,8 @@ _WHY_NOT = {
     BF16_STATES: "no rung that is tried keeps optimizer states on the GPU",
     ADAM_8BIT: "moments in 8 bits are for GPUs, without an optimizer offload, and at stages 1 and 2 for less than 2.1 "
     "billion parameters a GPU",
+    SHARING: "sequences are shared at stage 3, by two or more GPUs of one host by which heads and sequence length "
+    "divide, for causal-lm with llama, mistral, qwen2 or qwen3 and attention without a window",
 }
 
 
@@ -100,8 +102,11 @@ def require_effect_of_allowed(
     workload: Workload, machine: Machine, rungs: Sequence[Rung], allowed: Collection[str]
 ) -> None:
     """UsageError for a name among `allowed` that no engine of these rungs could have here."""
+    can = {name for rung in rungs for name in numerics_of(rung, workload, machine.world_size, machine.device)}
+    if machine.num_nodes == 1 and can_share(workload, machine.world_size) and any(rung.stage == 3 for rung in rungs):
+        can.add(SHARING)
     for name in allowed:
-        if not any(name in numerics_of(rung, workload, machine.world_size, machine.device) for rung in rungs):
+        if name not in can:
             raise UsageError(f"--allow {name} has no effect here: {_WHY_NOT[name]}; leave it out.")
 
 
@@ -116,12 +121,8 @@ def make_space(
     liger: bool = False,
     allowed: Collection[str] = (),
     partial: bool = False,
-    sharing: bool = False,
 ) -> tuple[Space, dict[Rung, str]]:
-    """The space of the supported rungs among `rungs`, and the others with the reason.
-
-    With `sharing`, engines whose ranks share each sequence are in it where nothing else has room for one.
-    """
+    """The space of the supported rungs among `rungs`, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
     supported = [rung for rung in RUNGS if rung in rungs and rung not in unsupported]
 
@@ -130,7 +131,7 @@ def make_space(
         return [name for name in possible if name in allowed]
 
     engines = [engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))]
-    if sharing and machine.num_nodes == 1 and 1 in micro_batches:
+    if SHARING in allowed and machine.num_nodes == 1 and 1 in micro_batches:
         device: Device = "cuda" if machine.device == "cuda" else "cpu"
         engines += sharing_engines(engines, workload, machine.world_size, device, machine.memory_limit)
     space = Space(
@@ -161,12 +162,16 @@ def knows_partial(transformers: str) -> bool:
         return False
 
 
-def knows_sharing(accelerate: str) -> bool:
-    """Whether this version of accelerate lets ranks share sequences in the user's training."""
+def require_sharing(accelerate: str) -> None:
+    """EnvironmentFaultError where this version of accelerate lets no ranks share sequences in the user's training."""
     try:
-        return Version(accelerate) >= _SHARING_SINCE
+        known = Version(accelerate) >= _SHARING_SINCE
     except ValueError:
-        return False
+        known = False
+    if not known:
+        raise EnvironmentFaultError(
+            f"--allow {SHARING} needs accelerate {_SHARING_SINCE} or later, and here is {accelerate or 'none'}."
+        )
 
 
 def run_fingerprint(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ladder import __version__
-from ladder.candidates import ADAM_8BIT, RUNGS, Rung
+from ladder.candidates import ADAM_8BIT, RUNGS, SHARING, Rung
 from ladder.emit import Answer, best_config, emit_all
 from ladder.history import History
 from ladder.launch.lease import Leases
@@ -35,10 +35,10 @@ from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require
 from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
     knows_partial,
-    knows_sharing,
     make_space,
     micro_batches_of,
     require_effect_of_allowed,
+    require_sharing,
     run_fingerprint,
     workload_of,
 )
@@ -97,6 +97,8 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     if options.save_weights is not None:
         require_folder(options.save_weights)
     versions = package_versions()
+    if paper is None and SHARING in options.allow:
+        require_sharing(versions["accelerate"])
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
     leases.name_run(run_dir)
@@ -116,7 +118,6 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 liger=liger,
                 allowed=options.allow,
                 partial=not options.documented and knows_partial(versions["transformers"]),
-                sharing=not options.documented and knows_sharing(versions["accelerate"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, relevant(space, history.records))

@@ -11,15 +11,19 @@ import pytest
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of, engine_named, rung_name
 from ladder.cli.views import QuietView
+from ladder.emit import load_best_config
+from ladder.emit.export import exported
 from ladder.engine_config import deepspeed_config
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.model.source import resolve_model
 from ladder.search.activations import activations_of
 from ladder.search.hardware import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
+from ladder.search.remedies import remedies
 from ladder.search.sharing import sharing_engines
 from ladder.search.speed import predict_speed
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.problem import knows_sharing
+from ladder.tuning.problem import require_sharing
 from ladder.tuning.run import run_tune
 from ladder.units import GIB
 from ladder.workload import Workload
@@ -66,8 +70,11 @@ def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_
         (replace(LLAMA, task="seq-classification"), 8, False),
         (of_model(num_kv_heads=6, num_heads=24), 8, False),
         (of_model(model_type="opt"), 8, False),
-        (of_model(config={**LLAMA.model.config, "sliding_window": 4096}), 8, False),
-        (of_model(config={**LLAMA.model.config, "sliding_window": 4096, "use_sliding_window": False}), 8, True),
+        (of_model(model_type="mistral", config={"sliding_window": 4096}), 8, False),
+        (of_model(model_type="mistral", config={}), 8, False),  # transformers then takes one of 4096
+        (of_model(model_type="mistral", config={"sliding_window": None}), 8, True),
+        (of_model(model_type="qwen2", config={"sliding_window": 4096}), 8, True),  # unused, if nothing is said of that
+        (of_model(model_type="qwen3", config={"sliding_window": 4096, "use_sliding_window": True}), 8, False),
         (of_model(config={**LLAMA.model.config, "layer_types": ["full_attention", "linear_attention"]}), 8, False),
     ],
 )
@@ -84,7 +91,8 @@ def needs(engine: Engine, workload: Workload = LLAMA, world_size: int = 8) -> in
 
 
 def test_they_are_shared_on_the_rungs_with_no_room_for_one_and_with_room_for_its_part() -> None:
-    plain = [ALONE, engine_named("zero3"), engine_named("zero0"), engine_named("zero3+opt-nvme+liger")]
+    # Below stage 3 the gradient would be too large, and what swaps to a drive was never tried so.
+    plain = [ALONE, engine_named("zero3"), engine_named("zero2+liger"), engine_named("zero3+opt-nvme+liger")]
     assert sharing_engines(plain, LLAMA, 8, "cuda", 40 * GIB) == [SHARED, engine_named("zero3+ulysses")]
     assert sharing_engines(plain, LLAMA, 8, "cuda", 80 * GIB) == []  # on Liger's kernels the rung has room for it all
     assert sharing_engines(plain[1:], LLAMA, 8, "cuda", 80 * GIB) == [engine_named("zero3+ulysses")]
@@ -133,9 +141,11 @@ def test_what_is_shared_is_computed_once_and_its_heads_cross_the_link() -> None:
     assert 0.8 * alone.tokens_per_second < shared.tokens_per_second < alone.tokens_per_second
 
 
-@pytest.mark.parametrize(("version", "known"), [("1.11.0", False), ("1.12.0", True), ("1.15.0", True), ("", False)])
-def test_sequences_are_shared_with_an_accelerate_whose_users_can(version: str, known: bool) -> None:
-    assert knows_sharing(version) is known
+def test_sequences_are_shared_with_an_accelerate_whose_trainer_can() -> None:
+    require_sharing("1.12.0")
+    for older in ("1.11.0", ""):
+        with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later"):
+            require_sharing(older)
 
 
 def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:
@@ -146,6 +156,7 @@ def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_envi
         seq_len=131072,
         global_batch_size=16,
         liger=True,
+        allow=("ulysses",),
         run_dir=tmp_path / "run",
         output=tmp_path / "best_config.json",
     )
@@ -155,20 +166,41 @@ def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_envi
     assert (section["micro_batch"], section["accumulation"]) == (1, 16)
     assert section["environment"]["PARALLELISM_CONFIG_SP_SIZE"] == "8"
     assert any("share each sequence" in warning for warning in section["warnings"])
+    with pytest.raises(UsageError, match="as the environment tells the Trainer"):
+        exported(load_best_config(tmp_path / "best_config.json"), tmp_path / "best_config.json", "trl")
+    script = exported(load_best_config(tmp_path / "best_config.json"), tmp_path / "best_config.json", "torchrun")
+    assert "export PARALLELISM_CONFIG_SP_SIZE=8\n" in script
     launch = (tmp_path / "best_config.launch.sh").read_text()
     assert "export ACCELERATE_USE_PARALLELISM_CONFIG=true\n" in launch
     assert "position_ids" in launch
 
 
-def test_the_documented_ladder_alone_shares_no_sequence(tmp_path: Path) -> None:
+def test_unless_it_is_allowed_no_sequence_is_shared_and_the_user_is_told_that_it_could_be(tmp_path: Path) -> None:
     options = TuneOptions(
         model="llama-3.1-8b",
         machine="a100-40",
         launcher="simulated",
         seq_len=131072,
         global_batch_size=16,
-        documented=True,
+        liger=True,
         run_dir=tmp_path / "run",
         output=tmp_path / "best_config.json",
     )
-    assert run_tune(options, QuietView(), lambda: False).answer is None
+    found = run_tune(options, QuietView(), lambda: False)
+    assert found.answer is None
+    assert not any("ulysses" in record.candidate_key for record in found.result.records)
+    assert remedies(found.result.space).allow == ("ulysses",)
+
+
+def test_what_cannot_be_shared_is_not_allowed_in_vain(tmp_path: Path) -> None:
+    options = TuneOptions(
+        model="llama-3.1-8b",
+        machine="a100-40",
+        launcher="simulated",
+        rungs=("zero2",),
+        allow=("ulysses",),
+        run_dir=tmp_path / "run",
+        output=tmp_path / "best_config.json",
+    )
+    with pytest.raises(UsageError, match="--allow ulysses has no effect here: sequences are shared at stage 3"):
+        run_tune(options, QuietView(), lambda: False)
