@@ -24,7 +24,7 @@ SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
 _WORKLOAD = {*_WORDS, "seq_len", "global_batch_size", "gradient_clipping"}
-# What accelerate asks where nobody gives it a ParallelismConfig, in the Trainer and in any other script.
+# What accelerate reads where nobody gives it a ParallelismConfig, for the Trainer.
 _SHARED_SEQUENCES = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
     "PARALLELISM_CONFIG_SP_BACKEND": "deepspeed",

@@ -34,7 +34,6 @@ class Settings:
     """Layers of which one is checkpointed; 0 for none."""
     liger: bool
     adam_8bit: bool
-    ulysses: bool
     world_size: int
     device: Literal["cuda", "cpu"]
     stage: int
@@ -68,7 +67,6 @@ def settings_of(source: Answer | Settings) -> Settings:
         checkpoint_every=candidate.checkpoint_every,
         liger=candidate.engine.liger,
         adam_8bit=candidate.engine.numerics == ADAM_8BIT,
-        ulysses=candidate.engine.ulysses,
         world_size=source.world_size,
         device=source.device,
         stage=candidate.engine.rung.stage,
@@ -97,7 +95,6 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         checkpoint_every=checkpoint_every_in(section),
         liger=section.get("liger", False),  # files written before there was a choice have none
         adam_8bit=section.get("adam_8bit", False),
-        ulysses=section.get("ulysses", False),
         world_size=section["world_size"],
         device=section["device"],
         stage=RUNGS_BY_NAME[section["rung"]].stage,
