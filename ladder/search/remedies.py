@@ -95,10 +95,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         ]
         for name in NUMERICS
     }
-    if space.num_nodes == 1 and 1 in space.micro_batches:
-        plain = [engine for engine in space.engines if not engine.ulysses]
-        shared = sharing_engines(plain, workload, space.world_size, device_of(space), space.memory_limit)
-        not_allowed[SHARING] = [engine for engine in shared if engine not in space.engines]
+    not_allowed[SHARING] = [engine for engine in sharing_engines(space) if engine not in space.engines]
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
     adapts = needs.hosts_ranks and not on_cpu

@@ -6,12 +6,10 @@ does not notice, but clipping does (measured: 2.403 instead of 1.201 with two ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder.candidates import Candidate, Engine
-from ladder.search.memory import expected_peak
-from ladder.search.moments import Device
+from ladder.search.space import Space
 from ladder.workload import Workload
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -50,31 +48,30 @@ def _has_window(workload: Workload) -> bool:
     return bool(windowed or any(layer != "full_attention" for layer in config.get("layer_types") or ()))
 
 
-def sharing_engines(
-    engines: Sequence[Engine], workload: Workload, world_size: int, device: Device, limit: int
-) -> list[Engine]:
-    """Of `engines`, those of stage 3 with hardly room for one sequence: the same, with ranks that share it.
+def sharing_engines(space: Space) -> list[Engine]:
+    """Of the space's engines, those of stage 3 with hardly room for one sequence: the same, with ranks that share it.
 
-    `limit` is what each of `world_size` ranks has, in bytes. Where a sequence fits, be it on other kernels, sharing it
-    saves nothing that is wanted, and costs the exchange of heads; where not even its part fits, or what does not fit
-    are the parameters, it is no help.
+    Where a sequence fits, be it on other kernels, sharing it saves nothing that is wanted, and costs the exchange of
+    heads; where not even its part fits, or what does not fit are the parameters, it is no help. Between nodes the
+    exchange was never tried.
     """
-    if not can_share(workload, world_size):
+    if space.num_nodes > 1 or 1 not in space.micro_batches or not can_share(space.workload, space.world_size):
         return []
 
     def needs(engine: Engine) -> int:
         """With one sequence at a time, all layers checkpointed."""
-        sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
-        return expected_peak(workload, Candidate(engine, 1, 1, sequences), world_size=world_size, device=device)
+        sequences = space.sequences_per_rank * engine.ranks_of_a_sequence(space.world_size)
+        return space.predicted_peak(Candidate(engine, 1, 1, sequences))
 
-    alone = {engine: needs(engine) for engine in engines}
-    roomy = {engine.rung for engine in engines if alone[engine] <= _FULL * limit}
+    limit = space.memory_limit
+    alone = {engine: needs(engine) for engine in space.engines if not engine.ulysses}
+    roomy = {engine.rung for engine, peak in alone.items() if peak <= _FULL * limit}
     sharing = []
-    for engine in engines:
+    for engine, peak in alone.items():
         if engine.rung in roomy or engine.rung.stage < 3 or "nvme" in engine.rung.devices:
             continue
         shared = replace(engine, ulysses=True)
         part = needs(shared)
-        if part <= limit and alone[engine] - part > _WORTH * limit:
+        if part <= limit and peak - part > _WORTH * limit:
             sharing.append(shared)
     return sharing

@@ -95,10 +95,11 @@ class Space:
         sizes = (1,) if engine.ulysses else self.micro_batches
         return sorted(
             candidates_of(engine, self.sequences_per_rank * sharing, sizes, partial=self.partial),
-            key=lambda candidate: (self._predicted_peak(candidate), candidate.micro_batch),
+            key=lambda candidate: (self.predicted_peak(candidate), candidate.micro_batch),
         )
 
-    def _predicted_peak(self, candidate: Candidate) -> int:
+    def predicted_peak(self, candidate: Candidate) -> int:
+        """Bytes of a rank, before any trial."""
         device: Device = "cuda" if self.device == "cuda" else "cpu"
         return expected_peak(self.workload, candidate, world_size=self.world_size, device=device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -13,7 +14,6 @@ from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, SHARING, Rung, divi
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.model.shapes import default_seq_len, default_task, depth_of
 from ladder.numerics import numerics_of
-from ladder.search.moments import Device
 from ladder.search.sharing import can_share, sharing_engines
 from ladder.search.space import Space
 from ladder.text import shown
@@ -130,17 +130,15 @@ def make_space(
         possible = numerics_of(rung, workload, machine.world_size, machine.device)
         return [name for name in possible if name in allowed]
 
-    engines = [engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))]
-    if SHARING in allowed and machine.num_nodes == 1 and 1 in micro_batches:
-        device: Device = "cuda" if machine.device == "cuda" else "cpu"
-        engines += sharing_engines(engines, workload, machine.world_size, device, machine.memory_limit)
     space = Space(
         workload=workload,
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(engines),
+        engines=tuple(
+            engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))
+        ),
         micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,
@@ -151,27 +149,29 @@ def make_space(
         audit=audit,
         partial=partial,
     )
+    if SHARING in allowed:
+        space = replace(space, engines=(*space.engines, *sharing_engines(space)))
     return space, unsupported
 
 
 def knows_partial(transformers: str) -> bool:
     """Whether this version of transformers can checkpoint every second layer, in trials and in the user's training."""
-    try:
-        return Version(transformers) >= _PARTIAL_SINCE
-    except ValueError:  # none is installed, or one that somebody built and named
-        return False
+    return _is_since(transformers, _PARTIAL_SINCE)
 
 
 def require_sharing(accelerate: str) -> None:
     """EnvironmentFaultError where this version of accelerate lets no ranks share sequences in the user's training."""
-    try:
-        known = Version(accelerate) >= _SHARING_SINCE
-    except ValueError:
-        known = False
-    if not known:
+    if not _is_since(accelerate, _SHARING_SINCE):
         raise EnvironmentFaultError(
             f"--allow {SHARING} needs accelerate {_SHARING_SINCE} or later, and here is {accelerate or 'none'}."
         )
+
+
+def _is_since(version: str, since: Version) -> bool:
+    try:
+        return Version(version) >= since
+    except ValueError:  # none is installed, or one that somebody built and named
+        return False
 
 
 def run_fingerprint(

@@ -21,10 +21,11 @@ from ladder.search.hardware import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
 from ladder.search.remedies import remedies
 from ladder.search.sharing import sharing_engines
+from ladder.search.space import Space
 from ladder.search.speed import predict_speed
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.problem import require_sharing
-from ladder.tuning.run import run_tune
+from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import GIB
 from ladder.workload import Workload
 
@@ -82,7 +83,20 @@ def test_sequences_are_shared_where_heads_divide_and_attention_sees_all_of_them(
     workload: Workload, world_size: int, can: bool
 ) -> None:
     limit = int(0.8 * needs(ALONE, replace(workload, seq_len=65536), world_size))
-    assert sharing_engines([ALONE], workload, world_size, "cuda", limit) == ([SHARED] if can else [])
+    assert sharing([ALONE], limit, workload, world_size) == ([SHARED] if can else [])
+
+
+def sharing(engines: list[Engine], limit: int, workload: Workload = LLAMA, world_size: int = 8) -> list[Engine]:
+    space = Space(
+        workload=workload,
+        world_size=world_size,
+        device="cuda",
+        memory_limit=limit,
+        host_memory=1024 * GIB,
+        engines=tuple(engines),
+        micro_batches=(1,),
+    )
+    return sharing_engines(space)
 
 
 def needs(engine: Engine, workload: Workload = LLAMA, world_size: int = 8) -> int:
@@ -93,17 +107,17 @@ def needs(engine: Engine, workload: Workload = LLAMA, world_size: int = 8) -> in
 def test_they_are_shared_on_the_rungs_with_no_room_for_one_and_with_room_for_its_part() -> None:
     # Below stage 3 the gradient would be too large, and what swaps to a drive was never tried so.
     plain = [ALONE, engine_named("zero3"), engine_named("zero2+liger"), engine_named("zero3+opt-nvme+liger")]
-    assert sharing_engines(plain, LLAMA, 8, "cuda", 40 * GIB) == [SHARED, engine_named("zero3+ulysses")]
-    assert sharing_engines(plain, LLAMA, 8, "cuda", 80 * GIB) == []  # on Liger's kernels the rung has room for it all
-    assert sharing_engines(plain[1:], LLAMA, 8, "cuda", 80 * GIB) == [engine_named("zero3+ulysses")]
-    assert sharing_engines(plain, LLAMA, 8, "cuda", 20 * GIB) == []  # nor for a part of it
+    assert sharing(plain, 40 * GIB) == [SHARED, engine_named("zero3+ulysses")]
+    assert sharing(plain, 80 * GIB) == []  # on Liger's kernels the rung has room for it all
+    assert sharing(plain[1:], 80 * GIB) == [engine_named("zero3+ulysses")]
+    assert sharing(plain, 20 * GIB) == []  # nor for a part of it
 
 
 def test_parameters_that_do_not_fit_are_no_reason_to_share_sequences() -> None:
     short = replace(LLAMA, seq_len=512)
     limit = int(1.01 * needs(SHARED, short))
     assert needs(ALONE, short) > 0.85 * limit
-    assert sharing_engines([ALONE], short, 8, "cuda", limit) == []
+    assert sharing([ALONE], limit, short) == []
 
 
 def test_a_rank_keeps_the_activations_of_its_part_and_the_states_it_had() -> None:
@@ -123,7 +137,7 @@ def test_a_rank_keeps_the_activations_of_its_part_and_the_states_it_had() -> Non
     ],
 )
 def test_memory_on_two_gpus_is_predicted_within_3_percent(engine: str, seq_len: int, allocated_gib: float) -> None:
-    """Llama-3.2-1B, benchmarks/results/2xh200-shared-sequences."""
+    """Llama-3.2-1B, benchmarks/results/2xh200-more-rungs."""
     model = resolve_model("llama-3.2-1b")
     workload = Workload(model=model, task="causal-lm", seq_len=seq_len, global_batch_size=4)
     candidate = candidate_of(f"{engine} ckpt=on mb=1", 4, 2)
@@ -148,19 +162,23 @@ def test_sequences_are_shared_with_an_accelerate_whose_trainer_can() -> None:
             require_sharing(older)
 
 
+def tuned(tmp_path: Path, **options: Any) -> TuneOutput:
+    """Llama-3.1-8B on eight GPUs of 40 GiB, on paper."""
+    settings = {
+        "model": "llama-3.1-8b",
+        "machine": "a100-40",
+        "launcher": "simulated",
+        "seq_len": 131072,
+        "global_batch_size": 16,
+        "liger": True,
+        "run_dir": tmp_path / "run",
+        "output": tmp_path / "best_config.json",
+    }
+    return run_tune(TuneOptions(**settings | options), QuietView(), lambda: False)
+
+
 def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:
-    options = TuneOptions(
-        model="llama-3.1-8b",
-        machine="a100-40",
-        launcher="simulated",
-        seq_len=131072,
-        global_batch_size=16,
-        liger=True,
-        allow=("ulysses",),
-        run_dir=tmp_path / "run",
-        output=tmp_path / "best_config.json",
-    )
-    run_tune(options, QuietView(), lambda: False)
+    tuned(tmp_path, allow=("ulysses",))
     section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
     assert section["ulysses"] is True
     assert (section["micro_batch"], section["accumulation"]) == (1, 16)
@@ -176,31 +194,12 @@ def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_envi
 
 
 def test_unless_it_is_allowed_no_sequence_is_shared_and_the_user_is_told_that_it_could_be(tmp_path: Path) -> None:
-    options = TuneOptions(
-        model="llama-3.1-8b",
-        machine="a100-40",
-        launcher="simulated",
-        seq_len=131072,
-        global_batch_size=16,
-        liger=True,
-        run_dir=tmp_path / "run",
-        output=tmp_path / "best_config.json",
-    )
-    found = run_tune(options, QuietView(), lambda: False)
+    found = tuned(tmp_path)
     assert found.answer is None
     assert not any("ulysses" in record.candidate_key for record in found.result.records)
     assert remedies(found.result.space).allow == ("ulysses",)
 
 
 def test_what_cannot_be_shared_is_not_allowed_in_vain(tmp_path: Path) -> None:
-    options = TuneOptions(
-        model="llama-3.1-8b",
-        machine="a100-40",
-        launcher="simulated",
-        rungs=("zero2",),
-        allow=("ulysses",),
-        run_dir=tmp_path / "run",
-        output=tmp_path / "best_config.json",
-    )
     with pytest.raises(UsageError, match="--allow ulysses has no effect here: sequences are shared at stage 3"):
-        run_tune(options, QuietView(), lambda: False)
+        tuned(tmp_path, rungs=("zero2",), allow=("ulysses",))
