@@ -118,7 +118,8 @@ class Sweep:
         knobs = self.facts.get("knobs", {}).get(row["rung"], {})
         engine = Engine(RUNGS_BY_NAME[row["rung"]], tuple(sorted(knobs.items())))
         accumulation = self._sequences // row["micro_batch"]
-        return Candidate(engine, _checkpoint_every(row), row["micro_batch"], accumulation)
+        every, is_offloaded = _checkpointing(row)
+        return Candidate(engine, every, row["micro_batch"], accumulation, is_offloaded)
 
     def space(self) -> RecordedSpace:
         candidates = [self._candidate(row) for row in self.rows.values()]
@@ -254,11 +255,11 @@ class PlaybackLauncher(Launcher):
         """There is nothing to end."""
 
 
-def _checkpoint_every(row: Mapping[str, Any]) -> int:
-    """Of a row; those of older tunes say only whether every layer is checkpointed."""
+def _checkpointing(row: Mapping[str, Any]) -> tuple[int, bool]:
+    """As CHECKPOINTING has it, of a row; those of older tunes say only whether every layer is checkpointed."""
     if "checkpointing" in row:
         return CHECKPOINTING[row["checkpointing"]]
-    return int(row["gradient_checkpointing"] in (True, "True"))  # of a JSON file or of a CSV
+    return int(row["gradient_checkpointing"] in (True, "True")), False  # of a JSON file or of a CSV
 
 
 def _trial_step(row: Mapping[str, Any]) -> float:

@@ -79,7 +79,9 @@ class Case:
         """What the search sees: with or without what lies beyond the documented ladder, and Liger's kernels."""
         rungs = [rung for rung in self.rungs if rung.documented or beyond]
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
-        space, _ = make_space(self.workload, self.machine, rungs, micro_batches, partial=beyond, liger=liger)
+        space, _ = make_space(
+            self.workload, self.machine, rungs, micro_batches, partial=beyond, offload_activations=beyond, liger=liger
+        )
         return space
 
 

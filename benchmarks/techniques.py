@@ -39,16 +39,6 @@ def compile_to_the_last_pass() -> None:
     steps.Stepper.warm_up = longer  # type: ignore[method-assign]
 
 
-def keep_activations_on_the_host() -> None:
-    """Checkpointing from now on saves each layer's input in pinned host memory."""
-
-    def set_checkpointing(model: Any, every: int) -> None:
-        partial = {"every_n_layers": every} if every > 1 else {}
-        model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True, **partial)
-
-    rank.set_checkpointing = set_checkpointing  # type: ignore[assignment]
-
-
 def keep_moments_in_torchaos_8_bits() -> None:
     """Adam's moments from now on are torchao's of 8 bits; master weights stay as they are."""
 
@@ -69,7 +59,6 @@ def leave_the_optimizer_to_deepspeed() -> None:
 _IN_RANKS: dict[str, Callable[[], None]] = {
     "compile": compile_engines,
     "deepcompile": compile_to_the_last_pass,
-    "activations-on-host": keep_activations_on_the_host,
     "adam-8bit-torchao": keep_moments_in_torchaos_8_bits,
     "zenflow": leave_the_optimizer_to_deepspeed,
 }

@@ -4,8 +4,8 @@
         [--micro-batches 4 8] [--accumulation 2] [--seq-len 1024] [--gpus 1] [--gpu-memory 24GiB] [--layers N]
 
 Techniques: `compile` (torch.compile, the way accelerate switches it on under DeepSpeed), `deepcompile` (DeepSpeed's
-passes on top of it), `activations-on-host` (transformers' `offload` of checkpointed activations), or a JSON object that
-is merged into the engine's DeepSpeed configuration. One that wins nowhere has no place among the rungs.
+passes on top of it), or a JSON object that is merged into the engine's DeepSpeed configuration. One that wins nowhere
+has no place among the rungs.
 
 Each micro-batch is a trial of its own: what a technique prepares for one, it prepares again for the next. FILE.json
 gets a row for each; a row that it already holds is not run again. The last line is, for each technique and micro-batch,
@@ -43,7 +43,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     _PLAIN: {},
     "compile": {},
     "deepcompile": {"compile": {"deepcompile": True}},
-    "activations-on-host": {},
     "adam-8bit-torchao": {"zero_allow_untested_optimizer": True},
     "zenflow": {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
@@ -119,12 +118,13 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
     if options.layers:
         model = with_layers(model, options.layers)
     engine, task = engine_named(options.engine), default_task(model.model_type, model.config)
+    every, is_offloaded = CHECKPOINTING[options.checkpointing]
     with (
         tempfile.TemporaryDirectory() as scratch,
         closing(server(machine, model, engine, technique, scratch)) as trials,
     ):
         for size in micro_batches:
-            candidate = Candidate(engine, CHECKPOINTING[options.checkpointing], size, options.accumulation)
+            candidate = Candidate(engine, every, size, options.accumulation, is_offloaded)
             batch = candidate.sequences(machine.world_size)
             workload = Workload(model=model, task=task, seq_len=options.seq_len, global_batch_size=batch)
             config = engine_config(workload, [candidate], machine.world_size, None)

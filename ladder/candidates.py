@@ -87,10 +87,10 @@ _CAUTIONS = {
 }
 HALF = 2
 """Partial checkpointing: every second layer is computed again."""
-_KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>on|off|1/2) mb=(?P<size>[1-9]\d*)")
-CHECKPOINTING = {"off": 0, "on": 1, f"1/{HALF}": HALF}
-"""By name, `Candidate.checkpoint_every`."""
-_CHECKPOINTING_NAMES = {every: name for name, every in CHECKPOINTING.items()}
+_KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>on|off|1/2|cpu) mb=(?P<size>[1-9]\d*)")
+CHECKPOINTING = {"off": (0, False), "on": (1, False), f"1/{HALF}": (HALF, False), "cpu": (1, True)}
+"""By name, `Candidate.checkpoint_every` and `Candidate.offload_activations`."""
+_CHECKPOINTING_NAMES = {kind: name for name, kind in CHECKPOINTING.items()}
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,8 @@ class Candidate:
     """Sequences a rank takes at once, or all that share them."""
     accumulation: int
     """Micro-batches to one optimizer step."""
+    offload_activations: bool = False
+    """What checkpointing keeps, the input of each layer, waits for backward in the host's memory."""
 
     @property
     def key(self) -> str:
@@ -162,12 +164,12 @@ class Candidate:
 
     @property
     def variant(self) -> str:
-        return variant_name(self.checkpoint_every, self.micro_batch)
+        return variant_name(self.checkpointing, self.micro_batch)
 
     @property
     def checkpointing(self) -> str:
-        """In a word: on, off, or the share of the layers."""
-        return checkpointing_name(self.checkpoint_every)
+        """In a word: on, off, the share of the layers, or cpu where what is kept is offloaded."""
+        return checkpointing_name(self.checkpoint_every, self.offload_activations)
 
     @property
     def checkpointed(self) -> float:
@@ -193,14 +195,14 @@ class Candidate:
         return self.checkpoint_every > 0
 
 
-def checkpointing_name(checkpoint_every: int) -> str:
-    """What `Candidate.checkpoint_every` is called: on, off, or the share of the layers. KeyError for another."""
-    return _CHECKPOINTING_NAMES[checkpoint_every]
+def checkpointing_name(checkpoint_every: int, offload_activations: bool) -> str:
+    """As `Candidate.checkpointing`. KeyError for what no candidate has."""
+    return _CHECKPOINTING_NAMES[checkpoint_every, offload_activations]
 
 
-def variant_name(checkpoint_every: int, micro_batch: int) -> str:
+def variant_name(checkpointing: str, micro_batch: int) -> str:
     """What a candidate's key says beside its engine."""
-    return f"ckpt={checkpointing_name(checkpoint_every)} mb={micro_batch}"
+    return f"ckpt={checkpointing} mb={micro_batch}"
 
 
 def divisors(number: int) -> list[int]:
@@ -221,7 +223,8 @@ def candidate_of(key: str, batch: int, world_size: int = 1) -> Candidate:
     pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
     knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
     engine, size = engine_named(match["name"], knobs), int(match["size"])
-    at_once = Candidate(engine, CHECKPOINTING[match["ckpt"]], size, 1)
+    every, is_offloaded = CHECKPOINTING[match["ckpt"]]
+    at_once = Candidate(engine, every, size, 1, is_offloaded)
     return replace(at_once, accumulation=batch // at_once.sequences(world_size))
 
 

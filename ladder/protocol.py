@@ -89,6 +89,7 @@ class CandidateSpec(_Frozen):
     checkpoint_every: int
     micro_batch: int
     accumulation: int
+    offload_activations: bool = False
     beat_step_seconds: float | None = None
     """Seconds of an optimizer step at the real accumulation that would equal the best so far."""
     first_within: float | None = None

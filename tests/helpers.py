@@ -75,7 +75,7 @@ def make_record(
 
 
 def as_a_rank_sees(candidate: Candidate) -> CandidateSpec:
-    names = ("key", "checkpoint_every", "micro_batch", "accumulation")
+    names = ("key", "checkpoint_every", "micro_batch", "accumulation", "offload_activations")
     return CandidateSpec(**{name: getattr(candidate, name) for name in names})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from enum import Enum
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -152,7 +153,7 @@ def _space(
 ) -> Space:
     from ladder.candidates import RUNGS, Engine
     from ladder.search.space import Space
-    from ladder.tuning.problem import micro_batches_of
+    from ladder.tuning.problem import knows_offload, micro_batches_of
 
     nodes = -(-world_size // simulated.num_gpus) if simulated else 1
     has_nvme = simulated is None or simulated.nvme_space > 0
@@ -167,6 +168,7 @@ def _space(
         gpu_name=simulated.gpu_name if simulated else None,
         num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
         num_nodes=nodes,
+        offload_activations=knows_offload(version("transformers")),
     )
 
 

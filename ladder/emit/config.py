@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, candidate_of, variant_name
+from ladder.candidates import ADAM_8BIT, BF16_STATES, candidate_of, checkpointing_name, variant_name
 from ladder.emit.answer import Answer
 from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
@@ -118,14 +118,19 @@ def load_best_config(path: Path) -> dict[str, Any]:
     return dict(document)
 
 
-def checkpoint_every_in(section: Mapping[str, Any]) -> int:
-    """`Candidate.checkpoint_every` of a "ladder" section; older files say only whether every layer is checkpointed."""
-    return int(section.get("checkpoint_every", section["gradient_checkpointing"]))
+def checkpointing_in(section: Mapping[str, Any]) -> tuple[int, bool]:
+    """`Candidate.checkpoint_every` and `Candidate.offload_activations` of a "ladder" section.
+
+    Older files say only whether every layer is checkpointed.
+    """
+    every = int(section.get("checkpoint_every", section["gradient_checkpointing"]))
+    return every, section.get("offload_activations", False)
 
 
 def candidate_key_in(section: Mapping[str, Any]) -> str:
     """`Candidate.key` of a "ladder" section."""
-    return f"{section['engine']} {variant_name(checkpoint_every_in(section), section['micro_batch'])}"
+    checkpointing = checkpointing_name(*checkpointing_in(section))
+    return f"{section['engine']} {variant_name(checkpointing, section['micro_batch'])}"
 
 
 def original_text(text: str) -> str:
@@ -156,6 +161,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "ulysses": candidate.engine.ulysses,
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "checkpoint_every": candidate.checkpoint_every,
+        "offload_activations": candidate.offload_activations,
         "micro_batch": candidate.micro_batch,
         "accumulation": candidate.accumulation,
         "world_size": answer.world_size,

@@ -44,6 +44,11 @@ def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
             f"--for {target}: in this answer ranks share each sequence, as the environment tells the Trainer and no "
             f"file can; take --for {' or '.join(_IN_ENVIRONMENT)}."
         )
+    if section.get("offload_activations", False) and target == "llama-factory":
+        raise UsageError(
+            "--for llama-factory: this answer keeps activations on the host, which it cannot be told, and without that "
+            "they would not fit; take another program, or tune with --documented."
+        )
     return EXPORTS[target](document, config.absolute())
 
 

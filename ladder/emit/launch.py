@@ -157,6 +157,8 @@ def _quoted(path: object) -> str:
 
 
 def _checkpointing(candidate: Candidate) -> str:
+    if candidate.offload_activations:
+        return "on, keeping activations on the host (offload, transformers 5.23 or later)"
     if candidate.checkpoint_every < 2:
         return candidate.checkpointing
     return f"on for every {candidate.checkpoint_every} layers (every_n_layers, transformers 5.18 or later)"

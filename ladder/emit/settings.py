@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ladder.candidates import ADAM_8BIT, RUNGS_BY_NAME
 from ladder.emit.answer import Answer
-from ladder.emit.config import SECTION, checkpoint_every_in, launch_environment, model_folder, original_text
+from ladder.emit.config import SECTION, checkpointing_in, launch_environment, model_folder, original_text
 from ladder.units import GIB
 from ladder.workload import Dtype, OptimizerName, Source
 
@@ -32,6 +32,7 @@ class Settings:
     accumulation: int
     checkpoint_every: int
     """Layers of which one is checkpointed; 0 for none."""
+    offload_activations: bool
     liger: bool
     adam_8bit: bool
     world_size: int
@@ -65,6 +66,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
         checkpoint_every=candidate.checkpoint_every,
+        offload_activations=candidate.offload_activations,
         liger=candidate.engine.liger,
         adam_8bit=candidate.engine.numerics == ADAM_8BIT,
         world_size=source.world_size,
@@ -82,6 +84,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
     section = document[SECTION]
     workload, model = section["workload"], section["model"]
     name = original_text(model["name"])
+    checkpoint_every, offload_activations = checkpointing_in(section)
     host_gib, warnings = section.get("host_memory_gib"), tuple(section.get("warnings", ()))
     return Settings(
         model=_loadable(name, model["source"], model.get("folder")),
@@ -92,7 +95,8 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         gradient_clipping=workload["gradient_clipping"],
         micro_batch=section["micro_batch"],
         accumulation=section["accumulation"],
-        checkpoint_every=checkpoint_every_in(section),
+        checkpoint_every=checkpoint_every,
+        offload_activations=offload_activations,
         liger=section.get("liger", False),  # files written before there was a choice have none
         adam_8bit=section.get("adam_8bit", False),
         world_size=section["world_size"],

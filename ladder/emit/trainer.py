@@ -39,7 +39,8 @@ def trainer_arguments(
     }
     if settings.gradient_checkpointing:
         partial = {"every_n_layers": settings.checkpoint_every} if settings.checkpoint_every > 1 else {}
-        arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **partial}
+        offload = {"offload": True} if settings.offload_activations else {}
+        arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **partial, **offload}
     if settings.liger:
         arguments["use_liger_kernel"] = True
     arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **_optimizer(settings)}

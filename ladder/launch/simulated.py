@@ -265,7 +265,9 @@ class _Trial:
         self.run.exits |= dict.fromkeys(self.run.killed, _SIGKILL)
 
     def _named(self, spec: CandidateSpec) -> Candidate:
-        return Candidate(self._engine, spec.checkpoint_every, spec.micro_batch, spec.accumulation)
+        return Candidate(
+            self._engine, spec.checkpoint_every, spec.micro_batch, spec.accumulation, spec.offload_activations
+        )
 
     def _pass(self, seconds: float) -> None:
         self._t += seconds

@@ -16,7 +16,7 @@ from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine
 from ladder.engine_config import engine_knobs
 from ladder.launch.simulated_machine import SimulatedMachine
 from ladder.protocol import TrialSpec
-from ladder.search.activations import tokens_of_a_rank
+from ladder.search.activations import offloaded_input, tokens_of_a_rank
 from ladder.search.hardware import flops_per_token
 from ladder.search.moments import Device, Moment, moments_of, offloaded
 from ladder.units import GIB, MIB
@@ -231,6 +231,7 @@ class Physics:
             heads = tokens_of_a_rank(self._workload, candidate, n) * (model.num_heads + model.num_kv_heads)
             passes = (2 + candidate.checkpointed) * model.num_layers
             busy += passes * (4 * heads * model.head_dim * (n - 1) / n / self._link + 4 * latency)
+        busy += 2 * model.num_layers * offloaded_input(self._workload, candidate, n) / pcie
         micro = (busy**self._exponent + gather**self._exponent) ** (1 / self._exponent)
         update += self._update_seconds(candidate, pcie)
         # Engines that differ in knobs only are alike but for a little (measured: 1.5 and 1.8 %).

@@ -59,13 +59,22 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
         # Half the blocks attend twice; T5 adds position biases, so the scores themselves are kept.
         block += attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
     kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
+    # Where inputs wait on the host, one of them is on the GPU, on its way or in use.
+    layers = 1 if candidate.offload_activations else model.num_layers
     return Activations(
-        kept=float(tokens * model.num_layers * kept),
+        kept=float(tokens * layers * kept),
         freed=1 - candidate.checkpointed,
         block=float(tokens * (block + 2 * f + 3 * shared)) if candidate.gradient_checkpointing else 0.0,
         tail=float(tokens * (4 if liger else 8) * h),
         logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
     )
+
+
+def offloaded_input(workload: Workload, candidate: Candidate, world_size: int) -> float:
+    """Bytes of a layer's input on its way from one rank to the host, in 16 bits; 0 where it stays on the GPU."""
+    if not candidate.offload_activations:
+        return 0.0
+    return 2.0 * tokens_of_a_rank(workload, candidate, world_size) * workload.model.hidden_size
 
 
 def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) -> int:

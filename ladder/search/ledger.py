@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ladder.candidates import Rung, checkpointing_name
+from ladder.candidates import Rung
 from ladder.outcome import Record
 from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.search.knobs import turned
@@ -44,7 +44,8 @@ class Entry:
 
     rung: str
     candidate_key: str | None
-    checkpoint_every: int | None
+    checkpointing: str
+    """As `Candidate.checkpointing`; empty for a whole rung."""
     micro_batch: int | None
     accumulation: int | None
     status: Status
@@ -54,11 +55,6 @@ class Entry:
     """For what was not tried."""
     disproved: bool = False
     """It fitted, and failed its proof of fit."""
-
-    @property
-    def checkpointing(self) -> str:
-        """As `Candidate.checkpointing`; empty for a whole rung."""
-        return "" if self.checkpoint_every is None else checkpointing_name(self.checkpoint_every)
 
 
 def ledger(
@@ -90,7 +86,7 @@ def ledger(
             Entry(
                 rung=candidate.engine.name,
                 candidate_key=candidate.key,
-                checkpoint_every=candidate.checkpoint_every,
+                checkpointing=candidate.checkpointing,
                 micro_batch=candidate.micro_batch,
                 accumulation=candidate.accumulation,
                 status=status,
@@ -105,7 +101,7 @@ def ledger(
             Entry(
                 rung=rung.name,
                 candidate_key=None,
-                checkpoint_every=None,
+                checkpointing="",
                 micro_batch=None,
                 accumulation=None,
                 status="unsupported",

@@ -133,7 +133,7 @@ class _Footprint:
 
 def _kind(candidate: Candidate) -> str:
     """What a block keeps differs with checkpointing and with the kernels."""
-    kind = {"on": "ckpt", "off": "whole"}.get(candidate.checkpointing, "half")
+    kind = {"on": "ckpt", "cpu": "ckpt", "off": "whole"}.get(candidate.checkpointing, "half")
     return kind + (LIGER if candidate.engine.liger else "")
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
 from ladder.engine_config import engine_knobs
-from ladder.search.activations import Activations, activations_of
+from ladder.search.activations import Activations, activations_of, offloaded_input
 from ladder.units import MIB
 from ladder.workload import ModelShape, Workload
 
@@ -234,13 +234,14 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
     (16 bits) pinned, moments not, and when stage 2 accumulates a pinned 16-bit gradient per parameter. At stage 3:
     master and moments pageable, gradients pinned in fp32 by sub-group and in 16 bits as one. Parameters are pinned
     twice: where they were made, and in the flat buffer. NVMe: four swap buffers of a sub-group in fp32, five of a
-    parameter.
+    parameter. Activations: the input of each layer, pinned.
     """
     rung, model = candidate.engine.rung, workload.model
+    activations = model.num_layers * _power_of_two(offloaded_input(workload, candidate, world_size))
     if not rung.devices:
-        return 0.0, 0.0
+        return activations * world_size, activations * world_size
     share = model.num_parameters / world_size
-    pageable = pinned = 0.0
+    pageable, pinned = 0.0, activations
     moments = _optimizer_bytes(workload, candidate) - 4.0
     group = min(share, engine_knobs(workload, candidate.engine).get("sub_group_size", share))
     if rung.offload_optimizer == "cpu" and rung.stage < 3:
@@ -261,4 +262,4 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
 
 def _power_of_two(num_bytes: float) -> float:
     """What PyTorch's pinned allocator takes for a block: the next power of two."""
-    return float(1 << max(0, math.ceil(num_bytes) - 1).bit_length())
+    return float(1 << max(0, math.ceil(num_bytes) - 1).bit_length()) if num_bytes else 0.0

@@ -41,7 +41,11 @@ def documented_steps(space: Space) -> list[Candidate]:
     for index, engine in enumerate(engines):
         for candidate in space.of_engine(engine):
             every = candidate.checkpoint_every
-            if candidate.micro_batch == smallest and (every == 1 or (every == 0 and index == 0)):
+            if (
+                candidate.micro_batch == smallest
+                and not candidate.offload_activations
+                and (every == 1 or (every == 0 and index == 0))
+            ):
                 steps.append(candidate)
     return sorted(steps, key=lambda step: (engines.index(step.engine), step.gradient_checkpointing))
 

@@ -183,7 +183,7 @@ class _Needs:
     def besides_states(self) -> float:
         """Bytes that a checkpointed sequence and libraries take of a GPU, whatever else it holds."""
         workload, world_size = self._space.workload, self._space.world_size
-        plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
+        plain = self._frugal(Engine(RUNGS[0]), workload, world_size, 1)
         moments = moments_of(workload, plain, world_size, device_of(self._space))
         passing = max(moment.activations + moment.logits for moment in moments)
         return passing + self._of(plain.engine, workload, world_size, 1).parts.outside_torch
@@ -191,16 +191,16 @@ class _Needs:
     def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> MemoryPrediction:
         return predict_memory(
             workload,
-            _frugal(engine, workload, world_size, micro_batch),
+            self._frugal(engine, workload, world_size, micro_batch),
             world_size=world_size,
             device=device_of(self._space),
             calibration=self._calibration,
         )
 
-
-def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
-    sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
-    return Candidate(engine, True, micro_batch, max(1, sequences // micro_batch))
+    def _frugal(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
+        sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
+        accumulation = max(1, sequences // micro_batch)
+        return Candidate(engine, 1, micro_batch, accumulation, self._space.can_offload_activations)
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

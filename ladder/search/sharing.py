@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ladder.candidates import Candidate, Engine
-from ladder.search.space import Space
+from ladder.search.space import SURE, WORTH, Space
 from ladder.workload import Workload
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose attention transformers hands to Ulysses as a whole, with keys of as many heads as their configuration says."""
-
-_FULL = 0.85
-"""Of the limit: more is not sure to fit, as predicted as it is before any trial."""
-_WORTH = 0.15
-"""Of the limit: what sharing has to save, so that it is the activations that are too much."""
 
 
 def can_share(workload: Workload, world_size: int) -> bool:
@@ -65,13 +60,13 @@ def sharing_engines(space: Space) -> list[Engine]:
 
     limit = space.memory_limit
     alone = {engine: needs(engine) for engine in space.engines if not engine.ulysses}
-    roomy = {engine.rung for engine, peak in alone.items() if peak <= _FULL * limit}
+    roomy = {engine.rung for engine, peak in alone.items() if peak <= SURE * limit}
     sharing = []
     for engine, peak in alone.items():
         if engine.rung in roomy or engine.rung.stage < 3 or "nvme" in engine.rung.devices:
             continue
         shared = replace(engine, ulysses=True)
         part = needs(shared)
-        if part <= limit and peak - part > _WORTH * limit:
+        if part <= limit and peak - part > WORTH * limit:
             sharing.append(shared)
     return sharing

@@ -13,6 +13,10 @@ from ladder.search.memory import expected_peak
 from ladder.search.moments import Device
 from ladder.workload import Workload
 
+SURE = 0.85
+"""Of the limit: what is predicted to take more, before any trial, is not sure to fit."""
+WORTH = 0.15
+"""Of the limit: what keeping activations elsewhere has to save, so that it is they that are too much."""
 _BROKEN_AFTER = 2
 PARITY = "parity"
 """The moment of a failure that is none of memory: the losses were not the plain rung's."""
@@ -49,6 +53,8 @@ class Space:
     """Layers of the model that an engine may be probed with before a full trial is paid for; 0: none."""
     partial: bool = False
     """Candidates that checkpoint half of the layers are tried, too."""
+    offload_activations: bool = False
+    """So are those whose activations wait on the host, where checkpointing alone is not sure to make them fit."""
     audit: float = 0.0
     """The share of the candidates ruled out unmeasured that is measured anyway, to know how often that was wrong."""
 
@@ -66,6 +72,12 @@ class Space:
         The processes of ranks on the CPU are not counted.
         """
         return host if self.device == "cuda" else held * self.world_size
+
+    @property
+    def can_offload_activations(self) -> bool:
+        """Whether a candidate's activations may wait on the host."""
+        # An encoder's output is an input of every layer of the decoder, and would be offloaded as often.
+        return self.offload_activations and self.device == "cuda" and not self.workload.model.is_encoder_decoder
 
     @cached_property
     def shallow(self) -> Workload:
@@ -93,10 +105,27 @@ class Space:
         sharing = engine.ranks_of_a_sequence(self.world_size)
         # Ranks that share a sequence take one at a time: where there is room for more, each can have its own.
         sizes = (1,) if engine.ulysses else self.micro_batches
+        usual = list(candidates_of(engine, self.sequences_per_rank * sharing, sizes, partial=self.partial))
         return sorted(
-            candidates_of(engine, self.sequences_per_rank * sharing, sizes, partial=self.partial),
+            [*usual, *self._offloading(usual)],
             key=lambda candidate: (self.predicted_peak(candidate), candidate.micro_batch),
         )
+
+    def _offloading(self, usual: Sequence[Candidate]) -> list[Candidate]:
+        """The smallest micro-batch with activations on the host, where checkpointing alone is not sure to make it fit.
+
+        A larger one saves less time than the copies take, so it could win nothing.
+        """
+        if not self.can_offload_activations:
+            return []
+        smallest = min(
+            (candidate for candidate in usual if candidate.checkpoint_every == 1),
+            key=lambda candidate: candidate.micro_batch,
+        )
+        offloading = replace(smallest, offload_activations=True)
+        kept, rest = self.predicted_peak(smallest), self.predicted_peak(offloading)
+        is_needed = kept > SURE * self.memory_limit and kept - rest > WORTH * self.memory_limit
+        return [offloading] if is_needed and rest <= self.memory_limit else []
 
     def predicted_peak(self, candidate: Candidate) -> int:
         """Bytes of a rank, before any trial."""
@@ -161,6 +190,8 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
             return RuledOut(record, record.outcome.sentence)
         needs_more = candidate.micro_batch >= other.micro_batch
         needs_more &= candidate.checkpointed <= other.checkpointed
+        if candidate.offload_activations != other.offload_activations:
+            needs_more &= other.offload_activations and record.outcome.kind == "gpu_oom"
         needs_more &= candidate.setup == other.setup or other.accumulation == 1  # accumulating takes more
         if record.outcome.kind in MEMORY_OUTCOMES and record.purpose == "measure" and needs_more:
             return RuledOut(
@@ -171,7 +202,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
 def same_steps(one: Candidate, other: Candidate) -> bool:
     """Whether the two train alike but for the micro-batch."""
-    return one.engine == other.engine and one.checkpoint_every == other.checkpoint_every
+    return one.engine == other.engine and one.checkpointing == other.checkpointing
 
 
 def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:

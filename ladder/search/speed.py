@@ -15,7 +15,7 @@ from functools import cached_property, partial
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
 from ladder.engine_config import engine_knobs
-from ladder.search.activations import tokens_of_a_rank
+from ladder.search.activations import offloaded_input, tokens_of_a_rank
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
 from ladder.search.hardware import MachineSpeed, flops_per_token
 from ladder.workload import Workload
@@ -106,6 +106,8 @@ class _Terms:
     """Stage 3's parameters: the transfers, or the host's work for them where that takes longer."""
     exchange: float
     """Heads of attention between ranks that share a sequence."""
+    inputs: float
+    """Of layers, on their way to the host in forward and back in backward: the kernels wait for them."""
     hidden: float
     """The share of `reduce` that runs beside backward."""
     update: float
@@ -135,6 +137,7 @@ class _Steps:
         )
         self._gather: Factor = gather if self._terms.gather else ()
         self._exchange: Factor = (("exchange", 0.5 * doubt),) if self._terms.exchange else ()
+        self._inputs: Factor = (("inputs", 0.4 * doubt),) if self._terms.inputs else ()
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
         if shallow:
             self._update += own("depth:update", _DEPTH_OF_UPDATE)
@@ -157,6 +160,7 @@ class _Steps:
             self._reduce,
             self._gather,
             self._exchange,
+            self._inputs,
             self._update,
             self._whole,
         )
@@ -167,7 +171,7 @@ class _Steps:
         compute = (terms.compute + terms.ramp * scale(self._ramp, unknowns)) * scale(self._compute, unknowns)
         reduce = terms.reduce * scale(self._reduce, unknowns)
         busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
-        busy += terms.exchange * scale(self._exchange, unknowns)
+        busy += terms.exchange * scale(self._exchange, unknowns) + terms.inputs * scale(self._inputs, unknowns)
         gather, launch = terms.gather * scale(self._gather, unknowns), terms.launch * scale(self._launch, unknowns)
         micro = whole * _soft_maximum(busy, gather, launch)
         return micro, micro + whole * terms.update * scale(self._update, unknowns)
@@ -297,6 +301,7 @@ def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: M
         reduce=reduce,
         gather=gather,
         exchange=exchange,
+        inputs=2 * model.num_layers * offloaded_input(workload, candidate, world_size) / machine.pcie_bytes,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(candidate, share, world_size, machine),
     )

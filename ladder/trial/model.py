@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.numerics import ELEMENTS_8BIT
-from ladder.protocol import TrialSpec
+from ladder.protocol import CandidateSpec, TrialSpec
 from ladder.trial.preload import unhide
 
 _AUTO_CLASSES = {
@@ -90,11 +90,14 @@ def _set_weights_by_name(model: torch.nn.Module, spec: TrialSpec) -> None:
                 parameter.copy_(0.02 * numbers)
 
 
-def set_checkpointing(model: PreTrainedModel, every: int) -> None:
-    """Checkpoint one of `every` layers, none for 0, in the form that the emitted Trainer arguments ask for."""
+def set_checkpointing(model: PreTrainedModel, candidate: CandidateSpec) -> None:
+    """Checkpoint the layers that `candidate` says, in the form that the emitted Trainer arguments ask for."""
     is_new = hasattr(model, "activation_checkpointing_enable")  # since transformers 5.23; the old name goes in 6
-    if every:
-        partial = {"every_n_layers": every} if every > 1 else {}  # transformers before 5.18 does not know it
+    if every := candidate.checkpoint_every:
+        # Each named only where it is used: transformers before 5.18 and 5.23 do not know them.
+        partial: dict[str, Any] = {"every_n_layers": every} if every > 1 else {}
+        if candidate.offload_activations:
+            partial["offload"] = True
         enable = model.activation_checkpointing_enable if is_new else model.gradient_checkpointing_enable
         enable({"use_reentrant": False}, **partial)
     else:

@@ -138,7 +138,7 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
         if candidate.is_left_out(first_seconds):
             continue
         reporter.candidate = candidate.key
-        set_checkpointing(model, candidate.checkpoint_every)
+        set_checkpointing(model, candidate)
         measured = _measure(spec, candidate, stepper, reporter, gauge, first=index == 0)
         reporter.send(measured)
         first_seconds = first_seconds or measured.step_seconds(candidate.accumulation)

@@ -48,7 +48,7 @@ def as_parity_candidate(candidate: Candidate) -> Candidate:
 def as_plain(candidate: Candidate) -> Candidate:
     """What `candidate` is held against: the plain rung, with the candidate's numerics where those are other ones."""
     plain = replace(PLAIN, numerics=candidate.engine.numerics)
-    return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0)
+    return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0, offload_activations=False)
 
 
 def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False) -> TrialSpec:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_BATCH = 128
 _PROBE_LAYERS = 4
-_PARTIAL_SINCE = Version("5.18")
-"""Of transformers, whose Trainer then takes `every_n_layers`."""
+_PARTIAL_SINCE, _OFFLOAD_SINCE = Version("5.18"), Version("5.23")
+"""Of transformers, whose Trainer then takes `every_n_layers` and `offload`."""
 _SHARING_SINCE = Version("1.12")
 """Of accelerate, which then has `sp_size`."""
 _DEEP = 12
@@ -121,6 +121,7 @@ def make_space(
     liger: bool = False,
     allowed: Collection[str] = (),
     partial: bool = False,
+    offload_activations: bool = False,
 ) -> tuple[Space, dict[Rung, str]]:
     """The space of the supported rungs among `rungs`, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
@@ -148,6 +149,7 @@ def make_space(
         probe_layers=_PROBE_LAYERS if depth_of(workload.model) >= _DEEP else 0,
         audit=audit,
         partial=partial,
+        offload_activations=offload_activations,
     )
     if SHARING in allowed:
         space = replace(space, engines=(*space.engines, *sharing_engines(space)))
@@ -157,6 +159,11 @@ def make_space(
 def knows_partial(transformers: str) -> bool:
     """Whether this version of transformers can checkpoint every second layer, in trials and in the user's training."""
     return _is_since(transformers, _PARTIAL_SINCE)
+
+
+def knows_offload(transformers: str) -> bool:
+    """Whether this version of transformers can keep activations on the host, likewise."""
+    return _is_since(transformers, _OFFLOAD_SINCE)
 
 
 def require_sharing(accelerate: str) -> None:

@@ -34,6 +34,7 @@ from ladder.tuning.kernels import about_liger, require_bitsandbytes, tries_liger
 from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
+    knows_offload,
     knows_partial,
     make_space,
     micro_batches_of,
@@ -118,6 +119,7 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 liger=liger,
                 allowed=options.allow,
                 partial=not options.documented and knows_partial(versions["transformers"]),
+                offload_activations=not options.documented and knows_offload(versions["transformers"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, relevant(space, history.records))

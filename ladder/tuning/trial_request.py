@@ -45,6 +45,7 @@ def candidate_spec(
         checkpoint_every=candidate.checkpoint_every,
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
+        offload_activations=candidate.offload_activations,
         beat_step_seconds=beat_step_seconds,
         first_within=first_within,
     )

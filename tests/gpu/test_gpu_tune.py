@@ -16,7 +16,7 @@ import pytest
 from ladder.cli.main import main
 from ladder.emit import load_best_config
 from ladder.machine.machine import visible_gpus
-from ladder.tuning.problem import knows_partial
+from ladder.tuning.problem import knows_offload, knows_partial
 from ladder.units import MIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")]
@@ -139,6 +139,20 @@ def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memo
         allocated = engine.set_index("checkpointing")["peak_allocated_gib"]
         kinds = ["on", "1/2", "off"] if knows_partial(version("transformers")) else ["on", "off"]
         assert list(allocated.sort_values().index) == kinds
+
+
+@needs_liger
+@pytest.mark.skipif(not knows_offload(version("transformers")), reason="needs a transformers that can")
+def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({**CONFIG, "num_hidden_layers": 12, "max_position_embeddings": 65536})
+    )
+    workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "2", "--seq-len", "65536", "--liger"]
+    workload += ["--rung", "zero2+opt-cpu", "--gpu-memory", "10GiB"]
+    assert main([*workload, "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]) == 0
+    section = load_best_config(tmp_path / "best_config.json")["ladder"]
+    assert section["offload_activations"], "the only one that fits, whose losses were compared with those of zero1"
+    assert not any("losses" in warning for warning in section["warnings"])
 
 
 def test_what_was_taken_is_taken_again_only_where_a_narrower_limit_has_no_room_for_it() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import ADAM_8BIT, BF16_STATES, CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.outcome import Measurement
 from ladder.tuning.run import package_versions
@@ -201,11 +201,13 @@ def test_a_trainer_script_s_ranks_share_each_sequence_where_the_environment_says
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 
-@pytest.mark.parametrize("every", [0, 1, HALF])
-def test_transformers_takes_the_arguments_without_a_warning_about_checkpointing(every: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CHECKPOINTING)
+def test_transformers_takes_the_arguments_without_a_warning_about_checkpointing(kind: str, tmp_path: Path) -> None:
     from transformers import HfArgumentParser, TrainingArguments
 
-    answer = replace(answer_on("zero0"), candidate=replace(answer_on("zero0").candidate, checkpoint_every=every))
+    every, offload = CHECKPOINTING[kind]
+    changed = replace(answer_on("zero0").candidate, checkpoint_every=every, offload_activations=offload)
+    answer = replace(answer_on("zero0"), candidate=changed)
     emitted = trainer_arguments(answer, tmp_path / "best_config.json")
     del emitted["deepspeed"]  # which would make this process a rank
     (tmp_path / "arguments.json").write_text(json.dumps(emitted))
@@ -214,7 +216,7 @@ def test_transformers_takes_the_arguments_without_a_warning_about_checkpointing(
         warnings.filterwarnings("error", message=".*checkpointing")
         (of_the_file,) = parser.parse_json_file(tmp_path / "arguments.json")
         (typed,) = parser.parse_args_into_dataclasses(shlex.split(trainer_command_line(emitted)))
-    partial = {"every_n_layers": HALF} if every == HALF else {}
+    partial = ({"every_n_layers": HALF} if every == HALF else {}) | ({"offload": True} if offload else {})
     for arguments in (of_the_file, typed):
         assert arguments.gradient_checkpointing is (every > 0)
         assert arguments.gradient_checkpointing_kwargs == ({"use_reentrant": False, **partial} if every else None)

@@ -154,6 +154,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "ulysses": False,
         "gradient_checkpointing": True,
         "checkpoint_every": 1,
+        "offload_activations": False,
         "micro_batch": 4,
         "accumulation": 2,
         "world_size": 4,

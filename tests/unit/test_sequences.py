@@ -163,13 +163,14 @@ def test_sequences_are_shared_with_an_accelerate_whose_trainer_can() -> None:
 
 
 def tuned(tmp_path: Path, **options: Any) -> TuneOutput:
-    """Llama-3.1-8B on eight GPUs of 40 GiB, on paper."""
+    """Llama-3.1-8B on eight GPUs held to 24 GiB, on paper."""
     settings = {
         "model": "llama-3.1-8b",
         "machine": "a100-40",
         "launcher": "simulated",
         "seq_len": 131072,
         "global_batch_size": 16,
+        "gpu_memory": 24 * GIB,
         "liger": True,
         "run_dir": tmp_path / "run",
         "output": tmp_path / "best_config.json",

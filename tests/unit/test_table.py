@@ -23,7 +23,7 @@ def entry(
     found = Entry(
         rung=candidate.engine.key,
         candidate_key=candidate.key,
-        checkpoint_every=candidate.checkpoint_every,
+        checkpointing=candidate.checkpointing,
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
         status=status,
@@ -34,7 +34,7 @@ def entry(
 
 
 def unsupported(rung: str = "zero2+opt-cpu", why: str = "no compiler") -> Entry:
-    unknown = dict.fromkeys(("candidate_key", "checkpoint_every", "micro_batch", "accumulation"))
+    unknown = dict.fromkeys(("candidate_key", "micro_batch", "accumulation")) | {"checkpointing": ""}
     return entry(make_candidate(rung), "unsupported", why=why, **unknown)
 
 

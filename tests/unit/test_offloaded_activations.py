@@ -1,0 +1,161 @@
+"""Activations that wait on the host: where they are tried, what that takes and saves, and how it is emitted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import bundled_workload, make_record
+from test_emit import answer
+
+from ladder.candidates import RUNGS, Candidate, Engine, candidate_of, engine_named
+from ladder.emit import best_config
+from ladder.emit.export import exported
+from ladder.emit.files import OutputPaths
+from ladder.emit.launch import launch_script
+from ladder.emit.settings import settings_in
+from ladder.emit.trainer import trainer_arguments
+from ladder.errors import UsageError
+from ladder.search.hardware import machine_speed
+from ladder.search.memory import predict_memory
+from ladder.search.policy import documented_steps
+from ladder.search.remedies import remedies
+from ladder.search.space import Space, ruled_out, same_steps
+from ladder.search.speed import predict_speed
+from ladder.tuning.parity import as_plain
+from ladder.tuning.problem import knows_offload
+from ladder.units import GIB
+from ladder.workload import Workload
+
+LONG = bundled_workload("llama-3.2-1b", seq_len=98304, global_batch_size=4)
+ENGINE = engine_named("zero2+opt-cpu+liger")
+KEPT, OFFLOADED = (candidate_of(f"{ENGINE.name} ckpt={kind} mb=1", 4) for kind in ("on", "cpu"))
+INPUT = 98304 * LONG.model.hidden_size * 2
+"""Bytes that a layer is given in 16 bits."""
+
+
+def space_of(limit: float, **changes: Any) -> Space:
+    settings: dict[str, Any] = {
+        "workload": LONG,
+        "world_size": 1,
+        "device": "cuda",
+        "memory_limit": int(limit * GIB),
+        "host_memory": 1 << 60,
+        "engines": (ENGINE,),
+        "micro_batches": (1, 2),
+        "offload_activations": True,
+    }
+    return Space(**settings | changes)
+
+
+def offloading(space: Space) -> list[str]:
+    return [candidate.key for candidate in space.candidates if candidate.offload_activations]
+
+
+def peak(candidate: Candidate, workload: Workload = LONG) -> int:
+    return predict_memory(workload, candidate, world_size=1, device="cuda").peak
+
+
+def test_a_candidate_s_key_says_so_and_is_read_back() -> None:
+    assert replace(KEPT, offload_activations=True) == OFFLOADED
+    assert OFFLOADED.key == "zero2+opt-cpu+liger ckpt=cpu mb=1"
+    assert OFFLOADED.gradient_checkpointing
+    assert OFFLOADED.setup == KEPT.setup  # they can share a trial
+
+
+def test_they_are_tried_where_checkpointing_alone_is_not_sure_to_make_the_smallest_micro_batch_fit() -> None:
+    tight, hopeless, roomy = peak(KEPT) / GIB, 0.9 * peak(OFFLOADED) / GIB, 1.3 * peak(KEPT) / GIB
+    assert offloading(space_of(tight)) == [OFFLOADED.key]
+    assert offloading(space_of(hopeless)) == offloading(space_of(roomy)) == []
+
+
+def test_nor_are_they_where_it_is_not_they_that_are_too_much() -> None:
+    short = replace(LONG, seq_len=1024)
+    stage_2 = candidate_of("zero2+liger ckpt=on mb=1", 4)
+    assert not offloading(space_of(peak(stage_2, short) / GIB, workload=short, engines=(stage_2.engine,)))
+
+
+def test_they_are_not_tried_unless_transformers_can_nor_on_a_cpu_nor_with_an_encoder_and_a_decoder() -> None:
+    tight = peak(KEPT) / GIB
+    assert not offloading(space_of(tight, offload_activations=False))
+    assert not offloading(space_of(tight, device="cpu"))
+    both = replace(LONG, model=replace(LONG.model, is_encoder_decoder=True), task="seq2seq-lm")
+    limit = 0.9 * peak(KEPT, both) / GIB
+    assert not offloading(space_of(limit, workload=both))
+    assert not space_of(limit, workload=both).can_offload_activations
+
+
+@pytest.mark.parametrize(("version", "expected"), [("5.22.0", False), ("5.23.0", True), ("not installed", False)])
+def test_they_need_a_transformers_whose_trainer_can_do_it(version: str, expected: bool) -> None:
+    assert knows_offload(version) is expected
+
+
+def test_all_layers_inputs_but_one_leave_the_gpu_for_page_locked_memory() -> None:
+    kept, offloaded = (predict_memory(LONG, each, world_size=1, device="cuda") for each in (KEPT, OFFLOADED))
+    layers = LONG.model.num_layers
+    assert kept.parts.activations - offloaded.parts.activations == pytest.approx((layers - 1) * INPUT, rel=0.01)
+    assert offloaded.pinned - kept.pinned >= layers * INPUT
+    assert offloaded.host - kept.host == pytest.approx(offloaded.pinned - kept.pinned, rel=0.01)
+
+
+def test_all_ranks_of_a_host_have_theirs_there_also_of_a_rung_that_offloads_nothing() -> None:
+    candidate = candidate_of("zero3+liger ckpt=cpu mb=1", 4, 4)
+    predicted = predict_memory(LONG, candidate, world_size=4, device="cuda")
+    assert predicted.pinned >= 4 * LONG.model.num_layers * INPUT
+
+
+def test_what_an_h200_took_of_it_is_known_before_any_trial() -> None:
+    """Allocated GiB in benchmarks/results/1xh200-more-rungs, with no accumulation."""
+    for rung, allocated in (("zero2+opt-cpu+liger", 12.80), ("zero3+param-cpu+opt-cpu+liger", 11.60)):
+        candidate = candidate_of(f"{rung} ckpt=cpu mb=1", 1)
+        predicted = predict_memory(replace(LONG, global_batch_size=1), candidate, world_size=1, device="cuda")
+        assert max(predicted.moments.values()) / GIB == pytest.approx(allocated, rel=0.05)
+
+
+def test_the_copies_take_time() -> None:
+    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
+    kept, offloaded = (predict_speed(LONG, each, world_size=1, machine=machine) for each in (KEPT, OFFLOADED))
+    assert 0.9 * kept.tokens_per_second < offloaded.tokens_per_second < 0.99 * kept.tokens_per_second
+
+
+def test_what_ran_out_with_them_does_so_without_but_not_the_other_way_round_nor_for_the_host_s_sake() -> None:
+    space = space_of(peak(KEPT) / GIB)
+    assert ruled_out(KEPT, space, [make_record(OFFLOADED, kind="gpu_oom")])
+    assert not ruled_out(OFFLOADED, space, [make_record(KEPT, kind="gpu_oom")])
+    assert not ruled_out(KEPT, space, [make_record(OFFLOADED, kind="host_oom")])
+
+
+def test_their_losses_are_compared_of_their_own_with_those_of_the_plain_rung() -> None:
+    assert not same_steps(KEPT, OFFLOADED)
+    assert as_plain(OFFLOADED).checkpointing == "off"
+
+
+def test_the_documented_walk_knows_nothing_of_them() -> None:
+    few_words = replace(LONG, model=replace(LONG.model, vocab_size=1000))
+    tight = peak(candidate_of("zero2+opt-cpu ckpt=on mb=1", 4), few_words) / GIB
+    space = space_of(tight, engines=tuple(map(Engine, RUNGS)), workload=few_words)
+    assert offloading(space)
+    assert not any(step.offload_activations for step in documented_steps(space))
+
+
+def test_a_remedy_counts_on_them() -> None:
+    longest = [remedies(space_of(10, offload_activations=able)).seq_len or 0 for able in (False, True)]
+    assert longest[1] > 1.3 * longest[0] > 0
+
+
+def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> None:
+    found = answer(candidate=replace(answer().candidate, offload_activations=True))
+    config = tmp_path / "best_config.json"
+    arguments, document = trainer_arguments(found, config), best_config(found)
+    assert arguments["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "offload": True}
+    assert "activations on the host (offload" in launch_script(found, OutputPaths.beside(config))
+    assert settings_in(json.loads(json.dumps(document))).offload_activations
+    assert yaml.safe_load(exported(document, config, "axolotl"))["gradient_checkpointing_kwargs"]["offload"] is True
+    with pytest.raises(UsageError, match="--for llama-factory: this answer keeps activations on the host"):
+        exported(document, config, "llama-factory")
+    del document["ladder"]["offload_activations"]  # as in a file from before there was a choice
+    assert not settings_in(document).offload_activations
