@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
+from ladder.candidates import ADAM_8BIT, Engine
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.workload import LIGER_FAMILIES, Workload
 
@@ -52,6 +53,12 @@ def require_bitsandbytes() -> None:
     """EnvironmentFaultError where Adam's moments of 8 bits lack."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise EnvironmentFaultError("bitsandbytes is not installed; `pip install bitsandbytes`.")
+
+
+def libraries_of(engine: Engine) -> list[str]:
+    """Those that `engine` runs on. No history depends on them: what ran without them is as good as before."""
+    is_used = {"liger-kernel": engine.liger, "bitsandbytes": engine.numerics == ADAM_8BIT}
+    return [name for name, used in is_used.items() if used]
 
 
 def _installed() -> bool:

@@ -6,7 +6,7 @@ import errno
 import importlib.metadata
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
-from ladder.tuning.kernels import about_liger, require_bitsandbytes, tries_liger
+from ladder.tuning.kernels import about_liger, libraries_of, require_bitsandbytes, tries_liger
 from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
@@ -140,7 +140,10 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
                 parity=paper is None,  # on paper no loss falls
             ).tune(STRATEGIES[options.strategy])
         seconds = history.trial_seconds(result.records)
-    answer = answer_of(result.answer, workload, machine, space, versions, run_dir) if result.answer else None
+    answer = None
+    if result.answer is not None:
+        versions = package_versions(libraries_of(space.by_key[result.answer.candidate_key].engine))
+        answer = answer_of(result.answer, workload, machine, space, versions, run_dir)
     if answer is not None and paper is not None:
         answer = said_to_be_simulated(answer, paper.name, machine.num_nodes)
     files = emit_all(answer, output) if answer else []
@@ -237,10 +240,10 @@ def _introduction(workload: Workload, machine: Machine) -> str:
     )
 
 
-def package_versions() -> dict[str, str]:
-    """Versions of what decides a measurement, without importing any of it."""
+def package_versions(others: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of what decides a measurement, of `others` too, without importing any of it."""
     versions = {"ladder": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *others):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

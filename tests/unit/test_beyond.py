@@ -209,6 +209,7 @@ def test_an_answer_with_them_says_so_in_a_warning_and_they_are_never_tried_unask
     assert allowed.best.tokens_per_second > usual.best.tokens_per_second
     assert any("kept in bf16, as --allow bf16-states permits" in warning for warning in allowed.best.warnings)
     assert best_config(allowed.best)["ladder"]["bf16_states"] is True
+    assert "bitsandbytes" not in allowed.best.versions
     assert "as --allow bf16-states permits" in allowed.report.read_text()
     assert "as --allow bf16-states permits" not in usual.report.read_text()
 

@@ -171,6 +171,7 @@ def test_a_tune_for_a_small_card_finds_it_and_says_how_to_switch_it_on(tmp_path:
         assert tuned.best.candidate.engine.liger is liger
         assert tuned.training_arguments().get("use_liger_kernel", False) is liger
         assert ("apply_liger_kernel(model, None)" in tuned.report.read_text()) is liger
+        assert ("liger-kernel" in tuned.best.versions) is liger
     assert speeds[True] > 1.1 * speeds[False]
     assert set(tuned.trials["rung"].str.endswith("+liger")) == {True, False}
     said = CliRunner().invoke(app, ["explain", str(folder / "run"), "--why", "zero2+liger"], catch_exceptions=False)
