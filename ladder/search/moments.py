@@ -99,8 +99,8 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
 
     Backward holds one bucket of 2 B elements, two with `overlap_comm`, and copies a full one to reduce it where it
     belongs to several ranks. The step makes of the rank's 2 P/N of gradients a flat copy, 2 P/N, and that in fp32,
-    4 P/N: measured 22 bytes a parameter on one GPU. Offload keeps room for the largest gradient on the GPU. Offload at
-    stage 1 accumulates all gradients there, takes them to the host at the boundary, and keeps its buckets until then.
+    4 P/N: measured 22 bytes a parameter on one GPU. Offload keeps room for the largest gradient on the GPU. At stage 1
+    it accumulates all gradients there, takes its own to the host at the boundary, and keeps its buckets until then.
     """
     model, rung = workload.model, candidate.engine.rung
     knobs = engine_knobs(workload, candidate.engine)
@@ -114,8 +114,10 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
         buffers=largest if offload else 0.0,
     )
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
-    if candidate.accumulation > 1 or at_boundary:
+    if candidate.accumulation > 1:
         rest_gradients = 2.0 * p if rung.stage == 1 else 0.0 if offload else 2.0 * share
+    elif at_boundary:
+        rest_gradients = 2.0 * (p - share)  # its own go to the host as they come, those of other ranks stay
     bucket = 2.0 * knobs["reduce_bucket_size"]
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
     copy = min(bucket, 2.0 * p) if world_size > 1 else 0.0
@@ -130,6 +132,7 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
             replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
             acts,
             first=max(largest, head - largest) if at_boundary else head,  # there it is one of those accumulated
+            waiting=largest if model.tied and rest_gradients < 2.0 * p else 0.0,
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
@@ -178,6 +181,8 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
             replace(rest, live=live),
             acts,
             first=_head_gradient(model, bucket, 2.0 * part + norm),
+            # Where parameters are gathered, the head's have been given back by then, and make room for it.
+            waiting=2.0 * model.largest_parameter if model.tied and not live else 0.0,
             at_reduction=replace(rest, live=later, buffers=bucket + full * (1 + 1 / world_size)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
@@ -204,18 +209,26 @@ def _head_gradient(model: ModelShape, bucket: float, on_its_way: float) -> float
     return largest + (on_its_way if largest > bucket and not model.tied else 0.0)
 
 
-def _backward(base: Moment, acts: Activations, *, first: float, at_reduction: Moment, reduced: float) -> list[Moment]:
+def _backward(
+    base: Moment, acts: Activations, *, first: float, waiting: float, at_reduction: Moment, reduced: float
+) -> list[Moment]:
     """Backward's own peaks: its start, a block in the middle, and the reduction of the first full bucket.
 
-    `first` is what the gradient of the head takes, which comes first. `reduced` is the share of the model whose
-    gradients are in that bucket: about as much of the activations is free by then, and half of the block in work is
-    (its point within the block is chance; half was measured on the average).
+    `first` is what the gradient of the head takes, which comes first; a tied head's is `waiting` for that of the
+    embeddings, which comes last (measured with long sequences, where the block in the middle is the fullest moment).
+    `reduced` is the share of the model whose gradients are in that bucket: about as much of the activations is free by
+    then, and half of the block in work is (its point within the block is chance; half was measured on the average).
     """
     left = acts.kept * (1 - acts.freed * reduced)
     return [
         replace(base, name="backward", activations=acts.kept + 1.25 * acts.tail, gradients=base.gradients + first),
-        replace(base, name="backward", activations=acts.kept + acts.block),
-        replace(at_reduction, name="backward", activations=left + 0.5 * acts.block),
+        replace(base, name="backward", activations=acts.kept + acts.block, gradients=base.gradients + waiting),
+        replace(
+            at_reduction,
+            name="backward",
+            activations=left + 0.5 * acts.block,
+            gradients=at_reduction.gradients + waiting,
+        ),
     ]
 
 

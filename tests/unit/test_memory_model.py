@@ -286,7 +286,9 @@ def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:
     for file in (RESULTS / folder).glob("*.trials.csv"):
         for row in pd.read_csv(file, dtype={"gradient_checkpointing": str}).query("outcome == 'fits'").itertuples():
             usual = {"True": "on", "False": "off"}.get(getattr(row, "gradient_checkpointing", ""))
-            batch = int(row.micro_batch * row.accumulation)
+            # One of them was timed accumulating, in an engine that did so for others, and kept gradients like them.
+            accumulation = row.accumulation if pd.isna(row.accumulate_seconds) else max(row.accumulation, 2)
+            batch = int(row.micro_batch * accumulation)
             key = f"{row.rung} ckpt={usual or row.checkpointing} mb={row.micro_batch:.0f}"
             workload = Workload(
                 model=shape, task="causal-lm", seq_len=1024, global_batch_size=batch, dtype="bf16", optimizer="adamw"
