@@ -123,9 +123,9 @@ class Space:
             key=lambda candidate: candidate.micro_batch,
         )
         offloading = replace(smallest, offload_activations=True)
-        kept, rest = self.predicted_peak(smallest), self.predicted_peak(offloading)
-        is_needed = kept > SURE * self.memory_limit and kept - rest > WORTH * self.memory_limit
-        return [offloading] if is_needed and rest <= self.memory_limit else []
+        kept, rest, limit = self.predicted_peak(smallest), self.predicted_peak(offloading), self.memory_limit
+        is_needed = kept > limit or (kept > SURE * limit and kept - rest > WORTH * limit)
+        return [offloading] if is_needed and rest <= limit else []
 
     def predicted_peak(self, candidate: Candidate) -> int:
         """Bytes of a rank, before any trial."""

@@ -73,12 +73,6 @@ def test_they_are_tried_where_checkpointing_alone_is_not_sure_to_make_the_smalle
     assert offloading(space_of(hopeless)) == offloading(space_of(roomy)) == []
 
 
-def test_nor_are_they_where_it_is_not_they_that_are_too_much() -> None:
-    short = replace(LONG, seq_len=1024)
-    stage_2 = candidate_of("zero2+liger ckpt=on mb=1", 4)
-    assert not offloading(space_of(peak(stage_2, short) / GIB, workload=short, engines=(stage_2.engine,)))
-
-
 def test_they_are_not_tried_unless_transformers_can_nor_on_a_cpu_nor_with_an_encoder_and_a_decoder() -> None:
     tight = peak(KEPT) / GIB
     assert not offloading(space_of(tight, offload_activations=False))
@@ -153,9 +147,20 @@ def test_the_documented_walk_knows_nothing_of_them() -> None:
     assert not any(step.offload_activations for step in documented_steps(space))
 
 
-def test_a_remedy_counts_on_them() -> None:
+def test_a_remedy_counts_on_them_and_they_are_tried_there() -> None:
     longest = [remedies(space_of(10, offload_activations=able)).seq_len or 0 for able in (False, True)]
     assert longest[1] > 1.3 * longest[0] > 0
+    assert offloading(space_of(10, workload=replace(LONG, seq_len=longest[1]))) == [OFFLOADED.key]
+    enough = remedies(space_of(10)).gpu_memory or 0
+    assert offloading(space_of(enough / GIB)) == [OFFLOADED.key]
+
+
+def test_where_they_save_little_they_are_tried_only_if_nothing_else_makes_it_fit() -> None:
+    short = replace(LONG, seq_len=8192)
+    kept, offloaded = peak(KEPT, short) / GIB, peak(OFFLOADED, short) / GIB
+    assert kept - offloaded < 0.1 * kept
+    assert offloading(space_of((kept + offloaded) / 2, workload=short)) == [OFFLOADED.key]
+    assert not offloading(space_of(kept, workload=short))
 
 
 def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> None:
