@@ -47,7 +47,7 @@ def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
     if section.get("offload_activations", False) and target == "llama-factory":
         raise UsageError(
             "--for llama-factory: this answer keeps activations on the host, which it cannot be told, and without that "
-            "they would not fit; take another program, or tune with --documented."
+            "they would not fit; take --for axolotl or --for trl."
         )
     return EXPORTS[target](document, config.absolute())
 
