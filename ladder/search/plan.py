@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
@@ -52,11 +52,14 @@ def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int 
     frugal = min(outlooks, key=lambda outlook: outlook.memory.peak)
     best = max(sure or likely or [frugal], key=lambda outlook: outlook.speed.tokens_per_second)
     top = max(outlook.fits for outlook in outlooks)
+    # What is kept on one host may be too much for it with as many GPUs as need nothing kept there.
+    either = {frugal.candidate, replace(frugal.candidate, offload_activations=False)}
+    enough = [number for each in either if (number := smallest_world(space, each, gpus_per_node)) is not None]
     return RungPlan(
         rung=engine.rung,
         outlook=best,
         fits="yes" if sure else "perhaps" if top > SLIM else "no",
-        smallest=smallest_world(space, frugal.candidate, gpus_per_node),
+        smallest=min(enough, default=None),
     )
 
 

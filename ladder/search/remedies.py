@@ -135,9 +135,10 @@ class _Needs:
         hosts, now = (num_nodes(ranks, _GPUS_OF_A_HOST) for ranks in (world_size, space.world_size))
         host = space.host_memory * hosts / now
         needs = (
-            self._of(engine, workload, world_size, micro_batch or self.micro_batch)
+            memory
             for engine in (space.engines if engines is None else engines)
             if not engine.ulysses or (hosts == 1 and can_share(workload, world_size))
+            for memory in self._of(engine, workload, world_size, micro_batch or self.micro_batch)
         )
         return any(
             memory.upper <= space.memory_limit and space.on_host(memory.host, memory.upper) <= host for memory in needs
@@ -166,14 +167,18 @@ class _Needs:
     def hosts_ranks(self) -> bool:
         """Whether the host has memory for the processes alone, which whatever is trained needs."""
         space = self._space
-        plain = self._of(Engine(RUNGS[0]), space.workload, space.world_size, self.micro_batch)
+        plain, *_ = self._of(Engine(RUNGS[0]), space.workload, space.world_size, self.micro_batch)
         return plain.host <= space.host_memory
 
     @cached_property
     def _unchanged(self) -> list[MemoryPrediction]:
         """Of each of the space's engines, as it is asked for."""
         space = self._space
-        return [self._of(engine, space.workload, space.world_size, self.micro_batch) for engine in space.engines]
+        return [
+            memory
+            for engine in space.engines
+            for memory in self._of(engine, space.workload, space.world_size, self.micro_batch)
+        ]
 
     def longest_sequence(self) -> int | None:
         """Memory grows with the sequence, so halving the interval finds it."""
@@ -183,24 +188,30 @@ class _Needs:
     def besides_states(self) -> float:
         """Bytes that a checkpointed sequence and libraries take of a GPU, whatever else it holds."""
         workload, world_size = self._space.workload, self._space.world_size
-        plain = self._frugal(Engine(RUNGS[0]), workload, world_size, 1)
+        plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
         moments = moments_of(workload, plain, world_size, device_of(self._space))
         passing = max(moment.activations + moment.logits for moment in moments)
-        return passing + self._of(plain.engine, workload, world_size, 1).parts.outside_torch
+        return passing + self._of(plain.engine, workload, world_size, 1)[0].parts.outside_torch
 
-    def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> MemoryPrediction:
-        return predict_memory(
-            workload,
-            self._frugal(engine, workload, world_size, micro_batch),
-            world_size=world_size,
-            device=device_of(self._space),
-            calibration=self._calibration,
-        )
+    def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> list[MemoryPrediction]:
+        """With what checkpointing keeps on the GPU, and on the host where that is tried."""
+        kept = _frugal(engine, workload, world_size, micro_batch)
+        candidates = [kept, replace(kept, offload_activations=True)] if self._space.can_offload_activations else [kept]
+        return [
+            predict_memory(
+                workload,
+                candidate,
+                world_size=world_size,
+                device=device_of(self._space),
+                calibration=self._calibration,
+            )
+            for candidate in candidates
+        ]
 
-    def _frugal(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
-        sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
-        accumulation = max(1, sequences // micro_batch)
-        return Candidate(engine, 1, micro_batch, accumulation, self._space.can_offload_activations)
+
+def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
+    sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
+    return Candidate(engine, 1, micro_batch, max(1, sequences // micro_batch))
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

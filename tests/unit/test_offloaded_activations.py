@@ -155,6 +155,13 @@ def test_a_remedy_counts_on_them_and_they_are_tried_there() -> None:
     assert offloading(space_of(enough / GIB)) == [OFFLOADED.key]
 
 
+def test_a_host_that_has_no_room_for_them_is_not_asked_to_grow_for_their_sake() -> None:
+    roomy = 1.3 * peak(KEPT) / GIB
+    small = space_of(roomy, host_memory=16 * GIB)
+    needs = predict_memory(LONG, KEPT, world_size=1, device="cuda").host
+    assert (remedies(small).host_memory or 0) == pytest.approx(needs, rel=0.01)
+
+
 def test_where_they_save_little_they_are_tried_only_if_nothing_else_makes_it_fit() -> None:
     short = replace(LONG, seq_len=8192)
     kept, offloaded = peak(KEPT, short) / GIB, peak(OFFLOADED, short) / GIB
