@@ -95,11 +95,11 @@ def set_checkpointing(model: PreTrainedModel, candidate: CandidateSpec) -> None:
     is_new = hasattr(model, "activation_checkpointing_enable")  # since transformers 5.23; the old name goes in 6
     if every := candidate.checkpoint_every:
         # Each named only where it is used: transformers before 5.18 and 5.23 do not know them.
-        partial: dict[str, Any] = {"every_n_layers": every} if every > 1 else {}
+        options: dict[str, Any] = {"every_n_layers": every} if every > 1 else {}
         if candidate.offload_activations:
-            partial["offload"] = True
+            options["offload"] = True
         enable = model.activation_checkpointing_enable if is_new else model.gradient_checkpointing_enable
-        enable({"use_reentrant": False}, **partial)
+        enable({"use_reentrant": False}, **options)
     else:
         disable = model.activation_checkpointing_disable if is_new else model.gradient_checkpointing_disable
         disable()

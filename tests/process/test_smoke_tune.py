@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Finished, ladder
 
-from ladder.candidates import CHECKPOINTING, checkpointing_name
+from ladder.candidates import checkpointing_name
 from ladder.emit import load_best_config
 
 RUN = "ladder-runs/small"
-CANDIDATES = {(rung, checkpointing, 1) for rung in ("zero0", "zero2") for checkpointing in CHECKPOINTING}
+CANDIDATES = {(rung, checkpointing, 1) for rung in ("zero0", "zero2") for checkpointing in ("on", "1/2", "off")}
 
 
 def trials_of(run_dir: Path) -> list[str]:
@@ -72,7 +72,10 @@ def test_best_config_is_the_proven_answer_and_loads(small_tune_done: tuple[Path,
     assert section["proof"]["evaluation"] is True
     assert "auto" not in json.dumps(section)
     answer = pd.read_csv(folder / RUN / "trials.csv").query("status == 'answer'").iloc[0]
-    assert (section["micro_batch"], checkpointing_name(section["checkpoint_every"])) == (
+    assert (
+        section["micro_batch"],
+        checkpointing_name(section["checkpoint_every"], section["offload_activations"]),
+    ) == (
         answer["micro_batch"],
         answer["checkpointing"],
     )
