@@ -24,9 +24,9 @@ from typing import Any
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate
 from ladder.cli.plain import PlainView
-from ladder.cli.stored_run import StoredRun, read_run
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.report.table import rows
+from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.decisions import Measure, Stop
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import STRATEGIES, exhaustive

@@ -29,16 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
-from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
+from ladder.events.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
-from ladder.model.shapes import shape_from_config
-from ladder.model.source import resolve_model
-from ladder.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.search.cost import start_seconds
 from ladder.search.space import Space
 from ladder.units import GIB, MIB
-from ladder.workload import Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 SWEEPS = Path(__file__).resolve().parent / "results" / "sweeps"
 _FRAGMENTS = 1.04

@@ -3,7 +3,7 @@
     python benchmarks/search.py [--quick] [--machines 240] [--first 0] [--jobs 2] [--surprise 1]
 
 Every strategy runs through the same tuner and the same simulated launcher; what a candidate really does there is drawn
-from laws that the search does not see (ladder/launch/simulated_physics.py). The proof of fit, which all strategies owe
+from laws that the search does not see (ladder/simulation/physics.py). The proof of fit, which all strategies owe
 alike, is not counted. TPE and random search are stopped as soon as they are as good as `auto` was or within 2 % of the
 best, whichever comes first; a candidate that they ask for twice costs them nothing.
 
@@ -34,7 +34,7 @@ from recorded import recorded_sweeps
 from search_cases import ACCUMULATIONS, MemoryHistory, Problem, search, simulated_cases
 
 from ladder.candidates import HALF, Candidate
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop, Strategy
 from ladder.search.policy import STRATEGIES

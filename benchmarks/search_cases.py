@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ladder.candidates import RUNGS, Candidate, Rung
-from ladder.launch.base import Launcher, TrialRun
-from ladder.launch.simulated import SimulatedLauncher
-from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
-from ladder.launch.simulated_physics import Physics
+from ladder.events.outcome import Record
+from ladder.events.protocol import Event, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine
-from ladder.model.shapes import default_task
-from ladder.model.source import resolve_model
-from ladder.outcome import Record
-from ladder.protocol import Event, TrialSpec
 from ladder.search.decisions import Strategy
 from ladder.search.space import Space
+from ladder.simulation.launcher import SimulatedLauncher
+from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
+from ladder.simulation.physics import Physics
 from ladder.tuning.problem import make_space, micro_batches_of
 from ladder.tuning.tuner import Tuner
-from ladder.workload import Workload
+from ladder.workload.shapes import default_task
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 ACCUMULATIONS = (1, 4, 16)
 _MODELS = (

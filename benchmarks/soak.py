@@ -29,10 +29,10 @@ from pathlib import Path
 import psutil
 
 from ladder.cli.main import main as command_line
-from ladder.cli.stored_run import read_run
 from ladder.errors import UsageError
-from ladder.outcome import Record
-from ladder.protocol import RUN_MARKER
+from ladder.events.outcome import Record
+from ladder.events.protocol import RUN_MARKER
+from ladder.runs.stored_run import read_run
 from ladder.search.space import measured
 from ladder.tuning.sweep import run_marker
 

@@ -19,17 +19,18 @@ import tempfile
 from pathlib import Path
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.launch.base import Deadlines, TrialRun
+from ladder.events.protocol import PhaseEvent, StepPolicy, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import trial_seconds
+from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import Machine, detect_machine
-from ladder.model.shapes import with_layers
-from ladder.model.source import resolve_model
-from ladder.protocol import PhaseEvent, StepPolicy, TrialSpec
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
-from ladder.verdict import trial_seconds
-from ladder.workload import Workload
+from ladder.workload.shapes import with_layers
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 _WORK = ("model", "engine", "warmup", "measure")
 

@@ -24,19 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import CHECKPOINTING, Candidate, Engine, engine_named
+from ladder.events.outcome import Record
+from ladder.events.protocol import StepPolicy
+from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import Machine, detect_machine, operators_of
-from ladder.model.shapes import default_task, with_layers
-from ladder.model.source import resolve_model
-from ladder.outcome import Record
-from ladder.protocol import StepPolicy
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.units import gib, parse_bytes
-from ladder.verdict import judge, trial_seconds
-from ladder.workload import ModelShape, Workload
+from ladder.workload.shapes import default_task, with_layers
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import ModelShape, Workload
 
 _PLAIN = "plain"
 _SETTINGS: dict[str, dict[str, Any]] = {

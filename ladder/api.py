@@ -22,14 +22,14 @@ from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
-from ladder.launch.lease import InterruptedWaitError
+from ladder.machine.lease import InterruptedWaitError
 from ladder.report.table import frame
-from ladder.tracking import TrackerName, tracking
 from ladder.tuning.answering import require_answer
 from ladder.tuning.options import TuneOptions, checked_values
 from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.trackers import TrackerName, tracking
+from ladder.tuning.verification import InterruptedVerificationError, Verification, run_verification
 from ladder.units import format_bytes
-from ladder.verification import InterruptedVerificationError, Verification, run_verification
 
 if TYPE_CHECKING:
     import pandas as pd

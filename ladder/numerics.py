@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Rung
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 ELEMENTS_8BIT = 1 << 31
 """Of a tensor that bitsandbytes 0.50 updates there are fewer: its kernels count in 32 bits, and wrap silently."""

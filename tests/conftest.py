@@ -11,7 +11,7 @@ import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
 
 from ladder.launch.local import LocalLauncher
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import detect_machine
 
 

@@ -16,15 +16,16 @@ from typing import Any
 
 import psutil
 
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.engine_config import deepspeed_config
-from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.model.shapes import shape_from_config
-from ladder.model.source import resolve_model
-from ladder.outcome import Measurement, Outcome, OutcomeKind, Record
-from ladder.protocol import RUN_MARKER, CandidateSpec, Event, StepPolicy, TrialSpec
+from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
+from ladder.events.protocol import RUN_MARKER, CandidateSpec, Event, StepPolicy, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 TINY_CONFIG: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "tiny" / "config.json").read_text())
 TINY = shape_from_config(TINY_CONFIG, name="tiny", source="file")

@@ -10,13 +10,13 @@ from helpers import WORLD_SIZE
 
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.cli.views import QuietView
-from ladder.history import History
 from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine
+from ladder.runs.history import History
 from ladder.tuning.problem import make_space
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 TWO_RANKS = Machine(device="cpu", world_size=WORLD_SIZE, memory_limit=GIB, host_memory=8 * GIB, num_cores=2)
 ZERO1_AND_ZERO2 = (RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero2"])

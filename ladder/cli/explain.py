@@ -35,9 +35,9 @@ def explain(
 
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
-    from ladder.cli.stored_run import read_run
     from ladder.report.run_data import is_simulated
     from ladder.report.summary import SIMULATED, and_knobs, tried
+    from ladder.runs.stored_run import read_run
     from ladder.search.ledger import ledger
     from ladder.search.why import why_not
     from ladder.tuning.options import check_rungs

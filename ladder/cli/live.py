@@ -13,9 +13,9 @@ from rich.text import Text
 from ladder.candidates import Rung
 from ladder.cli.live_parts import best_line, ladder_table, now_lines, time_line, unsupported_line
 from ladder.cli.progress import Progress
-from ladder.launch.base import TrialRun
-from ladder.outcome import Record
-from ladder.protocol import Event, TrialSpec
+from ladder.events.outcome import Record
+from ladder.events.protocol import Event, TrialSpec
+from ladder.events.trial_run import TrialRun
 from ladder.search.space import Space
 from ladder.text import shown
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder.cli.bars import bar, columns
 from ladder.cli.plain import engine_of
 from ladder.cli.progress import CurrentTrial, Progress
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.report.table import RUNG_CELLS
 from ladder.report.times import PHASES, clock
 from ladder.search.space import Space

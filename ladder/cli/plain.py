@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ladder.candidates import Rung
-from ladder.launch.base import TrialRun
-from ladder.outcome import Record
-from ladder.protocol import Event, TrialSpec
+from ladder.events.outcome import Record
+from ladder.events.protocol import Event, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import trial_seconds
 from ladder.report.times import trial_line
 from ladder.search.space import Space, measured
 from ladder.units import format_bytes
-from ladder.verdict import trial_seconds
 
 
 def engine_of(spec: TrialSpec) -> str:

@@ -15,10 +15,10 @@ from ladder.errors import EXIT_FOUND, UsageError
 from ladder.units import format_bytes, gib
 
 if TYPE_CHECKING:
-    from ladder.launch.simulated_machine import SimulatedMachine
-    from ladder.search.plan import Plan, RungPlan
+    from ladder.search.forecast import Plan, RungPlan
     from ladder.search.space import Space
-    from ladder.workload import Dtype, OptimizerName, Task, Workload
+    from ladder.simulation.paper_machine import SimulatedMachine
+    from ladder.workload.workload import Dtype, OptimizerName, Task, Workload
 
 _NO_LIMIT = 1 << 60
 _MOST_GPUS = 1024
@@ -92,10 +92,10 @@ def plan_of(
     liger: bool = False,
 ) -> tuple[Plan, Space]:
     """What is expected of each rung, and of which space; sizes in bytes. UsageError where too little is given."""
-    from ladder.model.source import resolve_model
-    from ladder.search.plan import plan as make_plan
+    from ladder.search.forecast import plan as make_plan
     from ladder.tuning.kernels import require_liger
     from ladder.tuning.problem import workload_of
+    from ladder.workload.source import resolve_model
 
     if gpus is not None and not 1 <= gpus <= _MOST_GPUS:
         raise UsageError(f"--gpus {gpus} cannot be planned for; give 1 to {_MOST_GPUS}.")
@@ -127,7 +127,7 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
         if missing:
             raise UsageError(f"Give {' and '.join(missing)}, or a --machine such as a100-80.")
         return None
-    from ladder.launch.simulated_machine import read_machine
+    from ladder.simulation.paper_machine import read_machine
 
     simulated = read_machine(name)
     if gpu_memory is not None and gpu_memory > simulated.gpu_memory:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ladder.candidates import Rung
-from ladder.launch.base import TrialRun
-from ladder.outcome import Record
-from ladder.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
+from ladder.events.outcome import Record
+from ladder.events.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import judge, trial_seconds
 from ladder.report.rest import Rest, rest, trial_estimate
 from ladder.search.belief import Belief, believe
 from ladder.search.policy import answer
 from ladder.search.space import Space, measured, ranking
-from ladder.verdict import judge, trial_seconds
 
 
 @dataclass

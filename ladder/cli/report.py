@@ -11,7 +11,7 @@ import typer
 from ladder.errors import EXIT_FOUND, UsageError
 
 if TYPE_CHECKING:
-    from ladder.outcome import Record
+    from ladder.events.outcome import Record
     from ladder.report.run_data import ReportedRun
 
 
@@ -64,8 +64,8 @@ def report(
 
 def read_reported_run(folder: Path) -> ReportedRun:
     """The run in `folder` as far as it has come. UsageError where nothing was measured."""
-    from ladder.cli.stored_run import read_run
     from ladder.report.run_data import ANSWER_NAME, ReportedRun
+    from ladder.runs.stored_run import read_run
     from ladder.search.policy import answer
 
     stored = read_run(folder)
@@ -95,14 +95,14 @@ def _config(path: Path, found: Record | None) -> dict[str, Any] | None:
 
 def _text(runs: list[ReportedRun], output_format: ReportFormat) -> str:
     if output_format is ReportFormat.html:
-        from ladder.report.files import page_of
+        from ladder.report.writing import page_of
 
         return page_of(runs)
     if output_format is ReportFormat.markdown:
         from ladder.report.markdown import markdown
 
         return markdown(runs)
-    from ladder.report.files import csv_of
+    from ladder.report.writing import csv_of
 
     if len(runs) == 1:
         return csv_of(runs[0])

@@ -164,12 +164,12 @@ def tune(
     """
     from ladder.cli import tune_result
     from ladder.cli.views import watching
-    from ladder.launch.lease import InterruptedWaitError
-    from ladder.tracking import tracking
+    from ladder.machine.lease import InterruptedWaitError
     from ladder.tuning.answering import why_none
     from ladder.tuning.interruption import interruptible
     from ladder.tuning.options import TuneOptions, checked
     from ladder.tuning.run import run_tune
+    from ladder.tuning.trackers import tracking
 
     options = TuneOptions(
         model=model,

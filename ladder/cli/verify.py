@@ -12,7 +12,7 @@ from ladder.cli.tune import OutputFormat
 from ladder.errors import EXIT_FOUND, LadderError
 
 if TYPE_CHECKING:
-    from ladder.verification import Verification
+    from ladder.tuning.verification import Verification
 
 
 def verify(
@@ -43,7 +43,7 @@ def verify(
     from ladder.cli.tune_result import error_as_json
     from ladder.cli.views import QuietView
     from ladder.tuning.interruption import interruptible
-    from ladder.verification import InterruptedVerificationError, run_verification
+    from ladder.tuning.verification import InterruptedVerificationError, run_verification
 
     view = QuietView() if quiet else PlainView()
     with interruptible() as interruption:

@@ -12,9 +12,9 @@ from ladder.cli.plain import PlainView
 
 if TYPE_CHECKING:
     from ladder.candidates import Rung
-    from ladder.launch.base import TrialRun
-    from ladder.outcome import Record
-    from ladder.protocol import Event, TrialSpec
+    from ladder.events.outcome import Record
+    from ladder.events.protocol import Event, TrialSpec
+    from ladder.events.trial_run import TrialRun
     from ladder.search.space import Space
     from ladder.tuning.run import TuneView
 

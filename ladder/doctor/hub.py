@@ -11,7 +11,7 @@ from ladder.text import shown
 
 def token() -> Iterator[Check]:
     """That there is a token; never which."""
-    from ladder.model.source import hub_token
+    from ladder.workload.source import hub_token
 
     if hub_token():
         yield ok("Hub token", "is set")
@@ -21,7 +21,7 @@ def token() -> Iterator[Check]:
 
 def access(model: str) -> Iterator[Check]:
     """Whether trials could take `model`: only its configuration is asked for."""
-    from ladder.model.source import resolve_model
+    from ladder.workload.source import resolve_model
 
     try:
         shape = resolve_model(model)

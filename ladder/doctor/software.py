@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.launch.modules import module_command, module_environment
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import compiler
 from ladder.text import shown
 

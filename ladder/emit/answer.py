@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ladder.candidates import Candidate
-from ladder.outcome import Measurement
-from ladder.workload import Workload
+from ladder.events.outcome import Measurement
+from ladder.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

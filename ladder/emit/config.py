@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import ADAM_8BIT, BF16_STATES, candidate_of, checkpointing_name, variant_name
 from ladder.emit.answer import Answer
-from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.units import gib
-from ladder.workload import Dtype, ModelShape, OptimizerName, Task
+from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task
 
 SCHEMA_VERSION = 1
 SECTION = "ladder"

@@ -10,7 +10,7 @@ from ladder.candidates import ADAM_8BIT, RUNGS_BY_NAME
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, checkpointing_in, launch_environment, model_folder, original_text
 from ladder.units import GIB
-from ladder.workload import Dtype, OptimizerName, Source
+from ladder.workload.workload import Dtype, OptimizerName, Source
 
 YOUR_MODEL = "your model"
 """Where the user has to name one: no Hub id has a space, so that nobody's model is loaded for it."""

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import EnvironmentFaultError
-from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
+from ladder.events.protocol import UNREPORTED, MeasuredEvent, TrialSpec
+from ladder.events.trial_run import Ending, TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.launch.nvml import Gpus, Sampler
 from ladder.launch.oom_kills import OomKills
-from ladder.launch.server import TrialServer
+from ladder.launch.trial_server import TrialServer
 from ladder.launch.watch import Watch, now
-from ladder.protocol import UNREPORTED, MeasuredEvent, TrialSpec
 
 _TICK_SECONDS = 0.02
 _RELEASE_SECONDS = 30.0
@@ -132,7 +133,7 @@ class LocalLauncher(Launcher):
         while True:
             events = server.poll(_TICK_SECONDS)
             if events is None:
-                run.stop = run.stop or Stop(kind="lost_server", sentence="the trial server died")
+                run.stop = run.stop or Ending(kind="lost_server", sentence="the trial server died")
                 watch.read()
                 return False
             watch.read()
@@ -150,16 +151,16 @@ class LocalLauncher(Launcher):
                 server.kill_ranks()
                 killed_at = watch.time()
 
-    def _cancellation(self) -> Stop | None:
-        return Stop(kind="cancelled", sentence="the tune was interrupted") if self._cancelled() else None
+    def _cancellation(self) -> Ending | None:
+        return Ending(kind="cancelled", sentence="the tune was interrupted") if self._cancelled() else None
 
-    def _unreleased(self, spec: TrialSpec) -> Stop | None:
+    def _unreleased(self, spec: TrialSpec) -> Ending | None:
         try:
             if self._gpus is None or self._gpus.wait_released(_RELEASE_SECONDS):
                 return None
         except EnvironmentFaultError as lost:
-            return Stop(kind="environment", sentence=str(lost))
-        return Stop(
+            return Ending(kind="environment", sentence=str(lost))
+        return Ending(
             kind="environment",
             sentence=f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process "
             "that is not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again.",
@@ -187,25 +188,25 @@ def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> b
     return False
 
 
-def _lost_gpu(sampler: Sampler | None) -> Stop | None:
-    return Stop(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
+def _lost_gpu(sampler: Sampler | None) -> Ending | None:
+    return Ending(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
 
 
-def _unkillable(left: Sequence[int], spec: TrialSpec) -> Stop | None:
+def _unkillable(left: Sequence[int], spec: TrialSpec) -> Ending | None:
     if not left:
         return None
-    return Stop(
+    return Ending(
         kind="environment",
         sentence=f"Trial {spec.trial} left process {', '.join(map(str, left))}, which not even SIGKILL ends "
         "(a driver or a file system holds it); wait until it is gone or reboot, then start the same command again.",
     )
 
 
-def _unreported(run: TrialRun) -> Stop | None:
+def _unreported(run: TrialRun) -> Ending | None:
     rank = next((rank for rank, status in run.exits.items() if status == UNREPORTED), None)
     if rank is None:
         return None
-    return Stop(
+    return Ending(
         kind="environment",
         sentence=f"Rank {rank} could not write to {run.spec.folder}, whose disk must be full; all that was measured "
         "before is kept, so free some space and start the same command again.",

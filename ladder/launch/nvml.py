@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from ladder.errors import EnvironmentFaultError
-from ladder.launch.base import DeviceUse
+from ladder.events.trial_run import DeviceUse
 
 # Every query takes the driver's locks, which the ranks' launches need too: no more of them than the figures need.
 _PERIOD_SECONDS = 0.25

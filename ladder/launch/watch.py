@@ -11,8 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ladder.launch.base import Deadlines, Listener, Stop
-from ladder.protocol import (
+from ladder.events.protocol import (
     DoneEvent,
     Event,
     FailedEvent,
@@ -23,6 +22,8 @@ from ladder.protocol import (
     TrialSpec,
     parse_event,
 )
+from ladder.events.trial_run import Ending
+from ladder.launch.base import Deadlines, Listener
 from ladder.units import MIB
 
 # After the first rank fails, its peers get this long to report a cause of their own; then they are killed.
@@ -134,14 +135,14 @@ class Watch:
             return self.time() - self._failed_at > _GRACE_SECONDS
         return all(map(self.is_done, range(len(self.files)))) and self.time() - max(self._heard) > _LINGER_SECONDS
 
-    def overdue(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> Stop | None:
+    def overdue(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> Ending | None:
         """The rank that has been silent for longer than its phase allows.
 
         Its peers fall silent with it, waiting in a collective: a rank whose process `is_stopped` is the one to name.
         """
         time_now = self.time()
         if time_now - self._started > self._deadlines.total:
-            return Stop(kind="hang", sentence=f"the trial took longer than {self._deadlines.total:.0f} s")
+            return Ending(kind="hang", sentence=f"the trial took longer than {self._deadlines.total:.0f} s")
         waiting = [rank for rank in range(len(self.files)) if not self.is_done(rank)]
         silent = [rank for rank in waiting if time_now - self._heard[rank] > self._phase_and_limit(rank)[1]]
         if not silent:
@@ -150,9 +151,9 @@ class Watch:
         for rank in waiting:
             if is_stopped(rank):
                 sentence = f"rank {rank} is stopped (SIGSTOP) and the trial was silent for {limit:.0f} s in {phase}"
-                return Stop(kind="hang", rank=rank, sentence=sentence)
+                return Ending(kind="hang", rank=rank, sentence=sentence)
         sentence = f"rank {silent[0]} was silent for {limit:.0f} s in {phase}"
-        return Stop(kind="hang", rank=silent[0], sentence=sentence)
+        return Ending(kind="hang", rank=silent[0], sentence=sentence)
 
     def _phase_and_limit(self, rank: int) -> tuple[str, float]:
         phase = self._phase[rank]

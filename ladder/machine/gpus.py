@@ -14,7 +14,7 @@ import psutil
 import pynvml
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.protocol import RUN_MARKER
+from ladder.events.protocol import RUN_MARKER
 from ladder.units import format_bytes
 
 _BUSY_FRACTION = 0.10

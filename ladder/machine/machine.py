@@ -17,7 +17,7 @@ from ladder.machine.gpus import BEST_FOR_TRIALS, Gpu, allocator_settings, obstac
 from ladder.machine.host import host_memory as all_host_memory
 from ladder.machine.host import usable_cores
 from ladder.units import format_bytes
-from ladder.workload import OptimizerName
+from ladder.workload.workload import OptimizerName
 
 CPU_RANKS = 2
 """Ranks on a machine without GPUs: the fewest with which ZeRO partitions anything."""

@@ -12,7 +12,7 @@ from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.text import shown
 from ladder.units import MIB, format_bytes
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 _PROBE_SECONDS = 0.5
 _PROBE_BLOCKS = 64

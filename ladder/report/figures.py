@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.report.run_data import ReportedRun
 from ladder.report.times import PHASES
 from ladder.search.belief import believe

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ladder.outcome import Record
-from ladder.protocol import TrialSpec
+from ladder.events.outcome import Record
+from ladder.events.protocol import TrialSpec
 from ladder.search.belief import SLIM, Belief, Outlook
 from ladder.search.cost import MOST_TRIALS, expected_seconds, usual_seconds
 from ladder.search.policy import Stop, proof

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import Rung
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import answer
 from ladder.search.space import Space, ranking

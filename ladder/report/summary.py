@@ -10,10 +10,10 @@ from typing import Any
 from ladder.emit.export import making_accelerate
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import APPLY_LIGER
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.report.run_data import ReportedRun
-from ladder.search.hardware import mfu
 from ladder.search.knobs import turned
+from ladder.search.machine_speed import mfu
 from ladder.search.space import REFUSED, Space
 from ladder.units import counted, format_bytes
 

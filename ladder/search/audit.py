@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder.candidates import Candidate
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.belief import SLIM, Belief, believe
 from ladder.search.space import Space, failed_in_setup, measured, ruled_out
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from ladder.candidates import Engine
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.audit import to_audit
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds

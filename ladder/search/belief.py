@@ -10,8 +10,8 @@ from statistics import NormalDist
 from typing import Literal
 
 from ladder.candidates import Candidate
-from ladder.outcome import Measurement, Record
-from ladder.search.hardware import MachineSpeed, machine_speed
+from ladder.events.outcome import Measurement, Record
+from ladder.search.machine_speed import MachineSpeed, machine_speed
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,
@@ -31,7 +31,7 @@ from ladder.search.speed import (
     calibrate_speed,
     predict_speed,
 )
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 HOST_DEVIATION = 0.10
 """Relative error of predicted host memory; confirmed within 6 % on one machine."""

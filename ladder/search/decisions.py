@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ladder.candidates import Candidate, Engine
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.space import Space
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ladder.backends.deepspeed.config import PIN_MEMORY, engine_knobs
 from ladder.candidates import Candidate, Engine
-from ladder.engine_config import PIN_MEMORY, engine_knobs
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.space import Space, measured, ranking
 from ladder.search.speed import STEP_NOISE
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 Choices = Mapping[str, tuple[bool | int, ...]]
 """By knob: the values to choose from, ascending; our own among them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ladder.candidates import Rung
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer

@@ -16,11 +16,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
 from ladder.candidates import LIGER, Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
-from ladder.search.moments import Device, Moment, moments_of, offloaded
 from ladder.units import GIB, MIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 UPPER_DEVIATIONS = 2.33
 """`MemoryPrediction.upper` is this many standard deviations above `peak`: the 99 % quantile."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.candidates import Candidate
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.decisions import Decision, Measure, Prove, Stop, Strategy
 from ladder.search.knobs import less_noise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.belief import QUANTILE_90, Belief, Outlook
 from ladder.search.cost import expected_seconds
 from ladder.search.space import measured, probed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder.outcome import Measurement, Outcome, Record
+from ladder.events.outcome import Measurement, Outcome, Record
 from ladder.search.belief import HOST_DEVIATION
 from ladder.search.knobs import plain
 from ladder.search.space import REFUSED, Space

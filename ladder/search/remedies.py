@@ -9,17 +9,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ladder.backends.deepspeed.memory import moments_of
 from ladder.candidates import NUMERICS, RUNGS, SHARING, Candidate, Engine, divisors
+from ladder.events.outcome import Record
 from ladder.numerics import numerics_of
-from ladder.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
+from ladder.search.forecast import MOST_GPUS, num_nodes
 from ladder.search.memory import MemoryPrediction, predict_memory
-from ladder.search.moments import moments_of
-from ladder.search.plan import MOST_GPUS, num_nodes
 from ladder.search.sharing import can_share, sharing_engines
 from ladder.search.space import Space
 from ladder.units import GIB, format_bytes
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 _TOKENS = 64
 """Sequences are shortened by multiples of this."""

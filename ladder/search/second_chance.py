@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.belief import SLIM, believe
 from ladder.search.decisions import Measure
 from ladder.search.space import Space, late_and_in_pieces, measured, ranking, ruled_out

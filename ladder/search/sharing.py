@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ladder.candidates import Candidate, Engine
 from ladder.search.space import SURE, WORTH, Space
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose attention transformers hands to Ulysses as a whole, with keys of as many heads as their configuration says."""

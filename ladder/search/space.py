@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ladder.backends.deepspeed.memory import Device
 from ladder.candidates import Candidate, Engine, candidate_of, candidates_of
-from ladder.model.shapes import with_layers
-from ladder.outcome import MEMORY_OUTCOMES, Outcome, Record
+from ladder.events.outcome import MEMORY_OUTCOMES, Outcome, Record
 from ladder.search.memory import expected_peak
-from ladder.search.moments import Device
-from ladder.workload import Workload
+from ladder.workload.shapes import with_layers
+from ladder.workload.workload import Workload
 
 SURE = 0.85
 """Of the limit: what is predicted to take more, before any trial, is not sure to fit."""

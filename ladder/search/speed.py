@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+from ladder.backends.activations import offloaded_input, tokens_of_a_rank
+from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
-from ladder.engine_config import engine_knobs
-from ladder.search.activations import offloaded_input, tokens_of_a_rank
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
-from ladder.search.hardware import MachineSpeed, flops_per_token
-from ladder.workload import Workload
+from ladder.search.machine_speed import MachineSpeed, flops_per_token
+from ladder.workload.workload import Workload
 
 _QUANTILE_95 = 1.645  # two-sided: 90 %
 STEP_NOISE = 0.015

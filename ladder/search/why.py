@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ladder.outcome import MEMORY_OUTCOMES
+from ladder.events.outcome import MEMORY_OUTCOMES
 from ladder.search.belief import LIKELY
 from ladder.search.ledger import Entry
 from ladder.search.space import Space

@@ -6,7 +6,7 @@ import errno
 import re
 import traceback
 
-from ladder.outcome import OutcomeKind
+from ladder.events.outcome import OutcomeKind
 from ladder.units import GIB, KIB, MIB
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}

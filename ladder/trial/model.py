@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 
+from ladder.events.protocol import CandidateSpec, TrialSpec
 from ladder.numerics import ELEMENTS_8BIT
-from ladder.protocol import CandidateSpec, TrialSpec
 from ladder.trial.preload import unhide
 
 _AUTO_CLASSES = {

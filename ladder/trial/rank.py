@@ -13,7 +13,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from ladder.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
 from ladder.trial.model import (
@@ -24,7 +24,7 @@ from ladder.trial.model import (
     require_countable,
     set_checkpointing,
 )
-from ladder.trial.report import Reporter, now
+from ladder.trial.reporter import Reporter, now
 from ladder.trial.sharing import share_attention
 from ladder.trial.steps import Stepper
 

@@ -84,7 +84,7 @@ class Server:
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
-        from ladder.protocol import TrialSpec
+        from ladder.events.protocol import TrialSpec
 
         spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
         self._busy = True

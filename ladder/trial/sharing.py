@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.nn.functional import all_gather
 from transformers import PreTrainedModel
 
-from ladder.protocol import TrialSpec
+from ladder.events.protocol import TrialSpec
 
 
 def share_attention(model: PreTrainedModel, spec: TrialSpec) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.trial.model import make_batch
-from ladder.trial.report import Reporter
+from ladder.trial.reporter import Reporter
 from ladder.trial.sharing import own_part, whole_loss
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ladder.emit import Answer
 from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
+from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.machine.machine import Machine
-from ladder.outcome import MEMORY_OUTCOMES, Record
-from ladder.search.hardware import mfu
+from ladder.search.machine_speed import mfu
 from ladder.search.remedies import remedies
 from ladder.search.space import Space, warnings_of
 from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 
 def answer_of(

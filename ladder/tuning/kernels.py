@@ -9,7 +9,7 @@ import importlib.util
 
 from ladder.candidates import ADAM_8BIT, Engine
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.workload import LIGER_FAMILIES, Workload
+from ladder.workload.workload import LIGER_FAMILIES, Workload
 
 _LARGE_VOCABULARY = 100_000
 

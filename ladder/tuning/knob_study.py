@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from ladder.candidates import Candidate
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.search.belief import LIKELY, believe
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knob_choices, knobs_of, plain, turned, winner, with_knobs

@@ -15,7 +15,7 @@ from ladder.errors import UsageError
 from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.text import shown
 from ladder.units import MIB, parse_bytes
-from ladder.workload import Dtype, OptimizerName, Task
+from ladder.workload.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
 Reader = Callable[[Any], Any]

@@ -11,11 +11,11 @@ from pathlib import Path
 from ladder.emit.config import SECTION
 from ladder.emit.files import OutputPaths, is_replaceable
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.launch.simulated_machine import machine_files
+from ladder.simulation.paper_machine import machine_files
 from ladder.text import shown
 from ladder.tuning.options import TuneOptions
 from ladder.units import MIB
-from ladder.workload import ModelShape
+from ladder.workload.workload import ModelShape
 
 _DEFAULTS = Path("ladder.yaml")
 """What the command line reads its defaults from, in the folder where it is started."""

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.launch.base import TrialRun
-from ladder.model.shapes import with_layers, with_vocabulary
-from ladder.protocol import MeasuredEvent, StepPolicy, TrialSpec
-from ladder.workload import ModelShape
+from ladder.events.protocol import MeasuredEvent, StepPolicy, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.workload.shapes import with_layers, with_vocabulary
+from ladder.workload.workload import ModelShape
 
 PLAIN = Engine(RUNGS_BY_NAME["zero1"])
 """What the others are held against. Measured on CPU ranks in bf16: all stages agree to the fourth digit, once stage 0

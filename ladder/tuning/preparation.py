@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.machine.machine import Machine, operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.tuner import View
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 
 def with_operators(

@@ -12,12 +12,12 @@ from packaging.version import Version
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, SHARING, Rung, divisors, engines_of
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.model.shapes import default_seq_len, default_task, depth_of
 from ladder.numerics import numerics_of
 from ladder.search.sharing import can_share, sharing_engines
 from ladder.search.space import Space
 from ladder.text import shown
-from ladder.workload import ModelShape, Task, Workload
+from ladder.workload.shapes import default_seq_len, default_task, depth_of
+from ladder.workload.workload import ModelShape, Task, Workload
 
 if TYPE_CHECKING:
     from ladder.machine.machine import Machine

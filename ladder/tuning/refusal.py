@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder.candidates import Candidate
-from ladder.outcome import Outcome, Record
+from ladder.events.outcome import Outcome, Record
 from ladder.search.belief import Belief, believe
 from ladder.search.relevance import most_host_bytes
 from ladder.search.space import REFUSED, Space, disproved

@@ -15,19 +15,18 @@ from typing import Protocol
 from ladder import __version__
 from ladder.candidates import ADAM_8BIT, RUNGS, SHARING, Rung
 from ladder.emit import Answer, best_config, emit_all
-from ladder.history import History
-from ladder.launch.lease import Leases
-from ladder.launch.simulated_machine import SimulatedMachine
+from ladder.events.outcome import Record
+from ladder.machine.lease import Leases
 from ladder.machine.machine import Machine, detect_machine
 from ladder.machine.nvme import check_nvme_path
-from ladder.model.source import resolve_model, smoke_defaults
-from ladder.outcome import Record
-from ladder.report.files import write_reports
 from ladder.report.run_data import ReportedRun
+from ladder.report.writing import write_reports
+from ladder.runs.history import History
+from ladder.runs.snapshot import space_to_dict
 from ladder.search.policy import STRATEGIES
 from ladder.search.relevance import relevant
-from ladder.search.snapshot import space_to_dict
 from ladder.search.space import Space
+from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.kernels import about_liger, libraries_of, require_bitsandbytes, tries_liger
@@ -43,10 +42,11 @@ from ladder.tuning.problem import (
     run_fingerprint,
     workload_of,
 )
-from ladder.tuning.stage import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.tuning.tuner import Tuner, TuneResult, View
+from ladder.tuning.venue import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
 from ladder.units import format_bytes, parse_bytes
-from ladder.workload import Workload
+from ladder.workload.source import resolve_model, smoke_defaults
+from ladder.workload.workload import Workload
 
 # The disk's, not ours; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
@@ -108,10 +108,10 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
             opening = on_paper(paper, machine, cancelled=cancelled)
         else:
             opening = on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=options.cold)
-        with opening as stage:
+        with opening as venue:
             space, unsupported = make_space(
                 workload,
-                stage.machine,
+                venue.machine,
                 rungs,
                 micro_batches,
                 tolerance=options.tolerance,
@@ -125,17 +125,17 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
             view.searching(space, unsupported, relevant(space, history.records))
             result = Tuner(
                 workload=workload,
-                machine=stage.machine,
+                machine=venue.machine,
                 space=space,
                 unsupported=unsupported,
                 history=history,
-                launcher=stage.launcher,
+                launcher=venue.launcher,
                 view=view,
                 cancelled=cancelled,
                 time_budget=options.time_budget,
-                swap_prefix=stage.swap_prefix,
+                swap_prefix=venue.swap_prefix,
                 save_folder=options.save_weights,
-                clock=stage.clock,
+                clock=venue.clock,
                 knob_trials=num_knob_trials(options),
                 parity=paper is None,  # on paper no loss falls
             ).tune(STRATEGIES[options.strategy])

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ladder.launch.server import kill_marked
+from ladder.launch.trial_server import kill_marked
 
 
 def run_marker(run_folder: Path) -> str:

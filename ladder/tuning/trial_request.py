@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import ADAM_8BIT, Candidate, Engine
-from ladder.engine_config import deepspeed_config
+from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.machine.machine import Machine
 from ladder.machine.nvme import step_patience
-from ladder.protocol import CandidateSpec, StepPolicy, TrialSpec
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 PROOF_STEPS, PROOF_SECONDS = 3, 30.0
 """A proof is timed for so many optimizer steps at least, and for so long unless its speed is known before."""

@@ -10,11 +10,13 @@ from typing import Protocol
 
 from ladder.candidates import Candidate, Rung
 from ladder.errors import EnvironmentFaultError
-from ladder.history import History
-from ladder.launch.base import Launcher, TrialRun
+from ladder.events.outcome import Outcome, Record
+from ladder.events.protocol import Event, StepPolicy, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import apart, false_start, judge, trial_seconds
+from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine
-from ladder.outcome import Outcome, Record
-from ladder.protocol import Event, StepPolicy, TrialSpec
+from ladder.runs.history import History
 from ladder.search.auto import remaining
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
@@ -33,8 +35,7 @@ from ladder.tuning.trial_request import (
     trial_deadlines,
     trial_spec,
 )
-from ladder.verdict import apart, false_start, judge, trial_seconds
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 _MAX_FALSE_STARTS = 3
 _PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from helpers import WORLD_SIZE, Bench, tiny_trial
 
-from ladder.launch.base import TrialRun
-from ladder.launch.simulated import SimulatedLauncher
-from ladder.launch.simulated_machine import read_machine
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy
+from ladder.events.trial_run import TrialRun
 from ladder.launch.watch import now
-from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy
+from ladder.simulation.launcher import SimulatedLauncher
+from ladder.simulation.paper_machine import read_machine
 from ladder.units import MIB
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from helpers import TINY_CONFIG, processes_with
 
-from ladder.protocol import RUN_MARKER
+from ladder.events.protocol import RUN_MARKER
 from ladder.tuning.sweep import run_marker
 
 TUNE = ["tune", "./model", "--gpus", "0", "--seq-len", "64", "--global-batch-size", "4", "--gpu-memory", "1GiB"]

@@ -13,12 +13,12 @@ import termios
 from dataclasses import replace
 from typing import Any
 
-import ladder.launch.operators
-import ladder.verdict
+import ladder.events.verdict
+import ladder.launch.operator_builds
 
 SPEEDS = {"zero0": 100.0, "zero1": 200.0, "zero2": 400.0, "zero3": 300.0}
 ANSWER = "zero2 ckpt=on mb=1"
-_judge = ladder.verdict.judge
+_judge = ladder.events.verdict.judge
 
 
 def steady(*arguments: Any) -> Any:
@@ -36,9 +36,9 @@ def take_terminal() -> None:
 
 if __name__ == "__main__":
     take_terminal()
-    ladder.verdict.judge = steady
+    ladder.events.verdict.judge = steady
     if "TORCH_EXTENSIONS_DIR" not in os.environ:  # a test may have them built in a folder of its own
-        ladder.launch.operators.build_operators = lambda names, *_, **__: dict.fromkeys(names)
+        ladder.launch.operator_builds.build_operators = lambda names, *_, **__: dict.fromkeys(names)
     from ladder.cli.main import main
 
     sys.exit(main())

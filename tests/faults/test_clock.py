@@ -16,10 +16,10 @@ from hard_tune import HardTune, hard_tune, jumping_clock
 from helpers import tiny_trial
 
 from ladder.emit import load_best_config
+from ladder.events.protocol import PhaseEvent
 from ladder.launch import watch as watch_module
 from ladder.launch.base import Deadlines
 from ladder.launch.watch import Watch, now
-from ladder.protocol import PhaseEvent
 
 pytestmark = pytest.mark.timeout(300)
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to make the clock jump")

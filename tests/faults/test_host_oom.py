@@ -15,10 +15,11 @@ from tunes import tune_over
 
 from ladder.candidates import RUNGS, Rung
 from ladder.cli.views import QuietView
-from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
+from ladder.events.protocol import FailedEvent, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
-from ladder.protocol import FailedEvent, TrialSpec
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
 from ladder.tuning.tuner import TuneResult

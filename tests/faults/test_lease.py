@@ -34,7 +34,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from ladder.machine.gpus import visible_gpus
-from ladder.launch.lease import Leases
+from ladder.machine.lease import Leases
 leases = Leases()
 print(*(gpu.uuid for gpu in leases.choose(visible_gpus(), {count}, None)), flush=True)
 leases.name_run(Path({folder!r}))
@@ -120,7 +120,8 @@ def test_a_child_of_the_holder_does_not_inherit_its_leases(gpus: FakeGpus) -> No
 def test_with_wait_it_waits_says_for_whom_and_goes_on_when_the_first_one_ends(gpus: FakeGpus) -> None:
     with holding(gpus) as first:
         second = gpus.start(
-            "from ladder.machine.gpus import visible_gpus\nfrom ladder.launch.lease import Leases\n" + choose(wait=True)
+            "from ladder.machine.gpus import visible_gpus\nfrom ladder.machine.lease import Leases\n"
+            + choose(wait=True)
         )
         assert second.stdout is not None
         assert re.fullmatch(
@@ -193,7 +194,8 @@ def test_the_free_one_is_chosen_where_there_is_a_choice(gpus: FakeGpus) -> None:
 def test_with_wait_the_stranger_is_waited_for_and_never_signalled(gpus: FakeGpus) -> None:
     with stranger(gpus) as process:
         waiting = gpus.start(
-            "from ladder.machine.gpus import visible_gpus\nfrom ladder.launch.lease import Leases\n" + choose(wait=True)
+            "from ladder.machine.gpus import visible_gpus\nfrom ladder.machine.lease import Leases\n"
+            + choose(wait=True)
         )
         assert waiting.stdout is not None
         assert f"is used by pid {process.pid}" in waiting.stdout.readline()

@@ -13,11 +13,12 @@ from provocation import FaultyBench
 from test_ranks import records_of
 from tunes import tune_over
 
-from ladder.launch.base import Deadlines, Launcher, Listener, TrialRun
-from ladder.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.search.policy import exhaustive, walk
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 WORKLOAD = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=4)
 QUICK = StepPolicy(maximum=3, seconds=0.2)
@@ -132,7 +133,7 @@ class OverflowingEngine:
 def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy, *, untimed: int = 0) -> Any:
     import torch.distributed as dist
 
-    from ladder.trial.report import Reporter
+    from ladder.trial.reporter import Reporter
     from ladder.trial.steps import Stepper
 
     spec = tiny_trial(folder, 1)

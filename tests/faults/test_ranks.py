@@ -15,11 +15,12 @@ from helpers import WORLD_SIZE, bundled_workload, is_alive, make_candidate, tiny
 from mounts import fill, mounted
 from provocation import FaultyBench
 
-from ladder.launch.base import Deadlines, TrialRun
+from ladder.events.outcome import Outcome, Record
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import judge
+from ladder.launch.base import Deadlines
 from ladder.launch.watch import now
-from ladder.outcome import Outcome, Record
-from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy
-from ladder.verdict import judge
 
 ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
 RANKS = pytest.mark.parametrize("rank", range(WORLD_SIZE))

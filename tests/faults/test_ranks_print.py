@@ -10,7 +10,7 @@ from provocation import FaultyBench
 from test_ranks import Once, a_step_of, outcome_of, records_of
 
 from ladder.cli.plain import PlainView
-from ladder.protocol import FailedEvent, StepPolicy
+from ladder.events.protocol import FailedEvent, StepPolicy
 from ladder.units import MIB
 
 PRINTED_BYTES = 96 * MIB

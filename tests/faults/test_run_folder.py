@@ -17,9 +17,9 @@ from helpers import make_candidate, make_measurement, make_record
 from mounts import fill, make_read_only, mounted
 
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
-from ladder.history import SCHEMA_VERSION, History
-from ladder.journal import _CHECKSUM, _checksum
-from ladder.outcome import Record
+from ladder.events.outcome import Record
+from ladder.runs.history import SCHEMA_VERSION, History
+from ladder.runs.journal import _CHECKSUM, _checksum
 from ladder.tuning.run import _disk_faults
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}

@@ -19,9 +19,9 @@ from helpers import TINY_CONFIG
 import ladder
 from ladder.cli.main import main
 from ladder.doctor.software import torch_and_driver
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
-from ladder.launch.server import TrialServer
+from ladder.launch.trial_server import TrialServer
 from ladder.tuning.run import _slug
 
 pytestmark = pytest.mark.timeout(300)
@@ -227,7 +227,7 @@ def test_an_unreadable_yaml_is_a_sentence_and_runs_nothing(tmp_path: Path) -> No
     evil.write_text(
         f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{tmp_path}/pwned']]"
     )
-    code = "import sys; from ladder.launch.simulated_machine import read_machine; read_machine(sys.argv[1])"
+    code = "import sys; from ladder.simulation.paper_machine import read_machine; read_machine(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, str(evil)], check=False, capture_output=True, text=True, timeout=60
     )

@@ -11,8 +11,8 @@ from helpers import is_alive, tiny_trial, wait_until
 from provocation import FaultyBench
 from test_ranks import ENDLESS, Once, a_step_of, records_of
 
+from ladder.events.protocol import DoneEvent, Event, PhaseEvent
 from ladder.launch.watch import now
-from ladder.protocol import DoneEvent, Event, PhaseEvent
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Engine
-from ladder.engine_config import deepspeed_config
+from ladder.events.protocol import CandidateSpec, FailedEvent, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
-from ladder.model.source import resolve_model
-from ladder.protocol import CandidateSpec, FailedEvent, TrialSpec
 from ladder.units import MIB
-from ladder.workload import Workload
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 NUM_TRIALS = 1000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers import make_candidate, make_record
 
-from ladder.history import History
+from ladder.runs.history import History
 
 NUM_TRIALS = 1000
 ONE_OF = 100

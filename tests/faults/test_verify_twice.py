@@ -13,7 +13,7 @@ import pytest
 from helpers import wait_until
 
 from ladder.errors import EnvironmentFaultError
-from ladder.verification import _alone_in
+from ladder.tuning.verification import _alone_in
 
 VERIFY = [sys.executable, "-m", "ladder.cli.main", "verify"]
 
@@ -41,7 +41,7 @@ def test_a_second_verification_of_a_file_is_refused_and_leaves_the_first_one_alo
 
 
 def test_a_folder_that_a_killed_verification_held_is_free_again(tmp_path: Path) -> None:
-    hold = "import sys, time; from pathlib import Path; from ladder.verification import _alone_in\n"
+    hold = "import sys, time; from pathlib import Path; from ladder.tuning.verification import _alone_in\n"
     hold += "with _alone_in(Path(sys.argv[1]), Path('a.json')):\n    print('held', flush=True)\n    time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

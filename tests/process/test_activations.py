@@ -10,9 +10,9 @@ import torch
 import transformers
 from helpers import make_candidate
 
-from ladder.model.shapes import shape_from_config
-from ladder.search.activations import activations_of
-from ladder.workload import ModelShape, Workload
+from ladder.backends.activations import activations_of
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import ModelShape, Workload
 
 SEQ_LEN = 256
 SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128}

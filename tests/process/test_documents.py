@@ -101,7 +101,7 @@ def test_every_rung_and_every_outcome_is_explained() -> None:
     from typing import get_args
 
     from ladder.candidates import RUNGS
-    from ladder.outcome import OutcomeKind
+    from ladder.events.outcome import OutcomeKind
 
     rungs, outcomes = (ROOT / "docs" / "rungs.md").read_text(), (ROOT / "docs" / "outcomes.md").read_text()
     assert [rung.name for rung in RUNGS if f"| `{rung.name}` |" not in rungs] == []

@@ -18,9 +18,9 @@ import pytest
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
-from ladder.outcome import Measurement
+from ladder.events.outcome import Measurement
 from ladder.tuning.run import package_versions
-from ladder.workload import ModelShape, Workload
+from ladder.workload.workload import ModelShape, Workload
 
 for needed in ("torch", "deepspeed", "transformers", "accelerate"):
     pytest.importorskip(needed)

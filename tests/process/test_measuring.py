@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers import tiny_trial
 
-from ladder.protocol import CandidateSpec
+from ladder.events.protocol import CandidateSpec
 from ladder.trial.gauge import Reading
 from ladder.trial.rank import _measure
 from ladder.trial.steps import Step, Timings

@@ -31,7 +31,7 @@ CONFIG = {
 RESOLVE = """
 import json, sys, time
 from ladder.errors import LadderError
-from ladder.model.source import resolve_model
+from ladder.workload.source import resolve_model
 start = time.monotonic()
 try:
     shape = resolve_model(sys.argv[1])

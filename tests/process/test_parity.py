@@ -11,9 +11,9 @@ import torch
 from helpers import TINY, Bench, tiny_trial
 
 from ladder.candidates import HALF, RUNGS_BY_NAME, Engine
-from ladder.launch.operators import build_operators
+from ladder.events.protocol import DoneEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.launch.operator_builds import build_operators
 from ladder.numerics import ELEMENTS_8BIT
-from ladder.protocol import DoneEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.trial.model import require_countable
 from ladder.tuning.parity import compare, losses_of, parity_trial
 

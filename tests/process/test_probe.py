@@ -10,12 +10,12 @@ from tunes import tune_over
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.cli.views import QuietView
-from ladder.model.shapes import shape_from_config
-from ladder.outcome import Record
-from ladder.protocol import StepPolicy, TrialSpec
+from ladder.events.outcome import Record
+from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space
-from ladder.workload import Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import Workload
 
 DEEP = TINY_CONFIG | {"num_hidden_layers": 24}
 CANDIDATE = make_candidate("zero2", micro_batch=1, accumulation=2)

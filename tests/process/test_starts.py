@@ -18,7 +18,7 @@ from helpers import Bench, bundled_workload, tiny_trial
 from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command
-from ladder.launch.operators import build_operators
+from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import detect_machine
 from ladder.tuning.preparation import with_operators
 
@@ -50,7 +50,7 @@ def test_what_is_for_a_closed_stderr_is_not_printed_among_the_answer(tmp_path: P
 def test_children_are_waited_for_where_their_ends_were_ignored(trial_environment: dict[str, str]) -> None:
     program = (
         "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
-        "from ladder.cli import main as cli; from ladder.launch.operators import build_operators;"
+        "from ladder.cli import main as cli; from ladder.launch.operator_builds import build_operators;"
         "cli.app = lambda **_: int(build_operators(['shm_comm'], {}) != {'shm_comm': None});"
         "sys.exit(cli.main())"
     )

@@ -15,8 +15,8 @@ import pytest
 from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
-from ladder.launch.server import TrialServer, kill_marked
-from ladder.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy
+from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy
+from ladder.launch.trial_server import TrialServer, kill_marked
 
 ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
 

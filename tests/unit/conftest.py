@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ladder.candidates import RUNGS, Candidate, Engine, Knob
-from ladder.workload import ModelShape, Workload
+from ladder.workload.workload import ModelShape, Workload
 
 MEASURED = Path(__file__).parent.parent / "data" / "measured-4xh200-llama2-7b.json"
 

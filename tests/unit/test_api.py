@@ -19,7 +19,7 @@ import pytest
 import ladder
 from ladder.cli.views import QuietView
 from ladder.errors import NothingFitsError, UsageError
-from ladder.protocol import TrialSpec
+from ladder.events.protocol import TrialSpec
 from ladder.tuning.options import TuneOptions, checked_values
 from ladder.tuning.run import run_tune
 

@@ -12,6 +12,7 @@ from helpers import bundled_workload, make_candidate, make_record
 from test_emit import answer
 
 import ladder
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import (
     BF16_STATES,
     HALF,
@@ -29,10 +30,9 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
-from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
 from ladder.numerics import numerics_of
-from ladder.search.hardware import machine_speed
+from ladder.search.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies

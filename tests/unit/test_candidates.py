@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from helpers import bundled_workload, make_candidate
 
+from ladder.backends.deepspeed.config import deepspeed_config, engine_knobs
 from ladder.candidates import LEAN_KNOBS, RUNGS, RUNGS_BY_NAME, Candidate, Engine, Rung, candidates_of, divisors
-from ladder.engine_config import deepspeed_config, engine_knobs
 from ladder.errors import UsageError
 from ladder.tuning.options import check_rungs
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "deepspeed-llama-2-7b"
 NVME = Path("/nvme/swap")

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import ladder.emit.config as config_module
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import (
     Answer,
@@ -31,12 +32,11 @@ from ladder.emit import (
     trainer_command_line,
 )
 from ladder.emit.files import write_atomically
-from ladder.engine_config import deepspeed_config
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.events.outcome import Measurement
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
-from ladder.outcome import Measurement
 from ladder.units import GIB
-from ladder.workload import ModelShape, Workload
+from ladder.workload.workload import ModelShape, Workload
 
 SHAPE = ModelShape(
     name="meta-llama/Llama-2-7b-hf",

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from ladder.outcome import OutcomeKind
+from ladder.events.outcome import OutcomeKind
 from ladder.trial.failure import OverLimitError, bytes_asked, classify
 from ladder.units import GIB, MIB
 

@@ -13,9 +13,9 @@ import pytest
 from helpers import make_candidate, make_measurement, make_record
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.history import SCHEMA_VERSION, History
-from ladder.journal import _CHECKSUM, _checksum
-from ladder.outcome import Outcome, Record
+from ladder.events.outcome import Outcome, Record
+from ladder.runs.history import SCHEMA_VERSION, History
+from ladder.runs.journal import _CHECKSUM, _checksum
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}
 CANDIDATES = [make_candidate(micro_batch=size, accumulation=8 // size) for size in (1, 2, 4)]

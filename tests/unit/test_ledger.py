@@ -18,10 +18,10 @@ from ladder.candidates import RUNGS_BY_NAME
 from ladder.cli import console
 from ladder.cli.explain import explain, newest_run
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.history import History
-from ladder.outcome import Outcome
+from ladder.events.outcome import Outcome
+from ladder.runs.history import History
+from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.search.ledger import Entry, ledger
-from ladder.search.snapshot import space_from_dict, space_to_dict
 from ladder.search.space import REFUSED
 from ladder.search.why import why_not
 from ladder.units import GIB

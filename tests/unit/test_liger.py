@@ -23,15 +23,15 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.search.hardware import machine_speed
+from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.search.machine_speed import machine_speed
 from ladder.search.memory import MemoryObservation, calibrate_memory, predict_memory
 from ladder.search.remedies import remedies
-from ladder.search.snapshot import space_from_dict, space_to_dict
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
 from ladder.tuning.kernels import about_liger, require_liger, tries_liger
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 LARGE_VOCABULARY = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=32)
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}

@@ -15,8 +15,8 @@ from test_auto import fitting, make_space
 from ladder.cli.live import LiveView
 from ladder.cli.progress import Progress
 from ladder.cli.views import watching
-from ladder.launch.base import TrialRun
-from ladder.protocol import MeasuredEvent, TrialSpec
+from ladder.events.protocol import MeasuredEvent, TrialSpec
+from ladder.events.trial_run import TrialRun
 from ladder.search import belief
 from ladder.search.speed import calibrate_speed as calibrate
 from ladder.tuning.options import TuneOptions

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of
-from ladder.model.source import resolve_model
 from ladder.search.memory import (
     MemoryCalibration,
     MemoryObservation,
@@ -22,7 +21,8 @@ from ladder.search.memory import (
     predict_memory,
 )
 from ladder.units import GIB, MIB
-from ladder.workload import Workload
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 LIMIT = 40 * GIB
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

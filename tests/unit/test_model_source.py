@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.model import source as model_source
-from ladder.model.config_guard import checked_config
-from ladder.model.source import bundled_models, resolve_model, smoke_defaults
+from ladder.workload import source as model_source
+from ladder.workload.config_guard import checked_config
+from ladder.workload.source import bundled_models, resolve_model, smoke_defaults
 
 TINY = dict(resolve_model("tiny-llama").config)
 
@@ -47,7 +47,7 @@ def test_bundled_names_are_found_in_any_case_without_asking_the_hub(no_hub: list
 
 def test_a_bundled_name_is_resolved_without_importing_the_hub_library_or_transformers() -> None:
     code = (
-        "import sys; from ladder.model.source import resolve_model; resolve_model('tiny-llama');"
+        "import sys; from ladder.workload.source import resolve_model; resolve_model('tiny-llama');"
         "assert not {'huggingface_hub', 'transformers', 'torch'} & set(sys.modules)"
     )
     root = Path(model_source.__file__).parents[2]

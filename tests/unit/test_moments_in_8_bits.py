@@ -14,6 +14,7 @@ from test_emit import answer
 from tunes import TWO_RANKS
 
 import ladder
+from ladder.backends.deepspeed.config import deepspeed_config, default_knobs
 from ladder.candidates import ADAM_8BIT, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, engines_of
 from ladder.emit import best_config
 from ladder.emit.export import exported
@@ -21,16 +22,15 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
-from ladder.engine_config import deepspeed_config, default_knobs
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.model.source import resolve_model
 from ladder.numerics import ELEMENTS_8BIT, numerics_of
 from ladder.search.memory import predict_memory
 from ladder.search.remedies import remedies
 from ladder.tuning.kernels import require_bitsandbytes
 from ladder.tuning.problem import require_effect_of_allowed
 from ladder.units import GIB
-from ladder.workload import OptimizerName, Workload
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import OptimizerName, Workload
 
 LARGE_VOCABULARY = Path(__file__).parents[2] / "benchmarks" / "models" / "large-vocabulary-1.5b.json"
 

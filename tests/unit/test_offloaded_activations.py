@@ -20,7 +20,7 @@ from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
-from ladder.search.hardware import machine_speed
+from ladder.search.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
@@ -29,7 +29,7 @@ from ladder.search.speed import predict_speed
 from ladder.tuning.parity import as_plain
 from ladder.tuning.problem import knows_offload
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 LONG = bundled_workload("llama-3.2-1b", seq_len=98304, global_batch_size=4)
 ENGINE = engine_named("zero2+opt-cpu+liger")

@@ -12,23 +12,23 @@ from helpers import as_a_rank_sees, bundled_workload, make_candidate, make_measu
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.cli.main import main
-from ladder.cli.stored_run import read_run
-from ladder.launch.base import TrialRun
-from ladder.launch.simulated import SimulatedLauncher
-from ladder.launch.simulated_machine import read_machine
-from ladder.outcome import Outcome, Record
-from ladder.protocol import MeasuredEvent
+from ladder.events.outcome import Outcome, Record
+from ladder.events.protocol import MeasuredEvent
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import judge
+from ladder.runs.stored_run import read_run
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure
-from ladder.search.hardware import machine_speed
 from ladder.search.ledger import ledger
+from ladder.search.machine_speed import machine_speed
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
 from ladder.search.why import why_not
+from ladder.simulation.launcher import SimulatedLauncher
+from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.problem import make_space
 from ladder.units import GIB
-from ladder.verdict import judge
 
 SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128)
 

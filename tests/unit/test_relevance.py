@@ -13,11 +13,11 @@ from helpers import make_candidate, make_measurement, make_record
 import ladder
 from ladder.candidates import RUNGS_BY_NAME, Engine
 from ladder.errors import NothingFitsError
-from ladder.outcome import Outcome
+from ladder.events.outcome import Outcome
 from ladder.search.relevance import relevant
 from ladder.search.space import REFUSED, Space
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 
 def on_paper(folder: Path, **options: Any) -> ladder.Tuned:

@@ -9,8 +9,8 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_record
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Engine
-from ladder.outcome import Outcome
-from ladder.search.plan import plan
+from ladder.events.outcome import Outcome
+from ladder.search.forecast import plan
 from ladder.search.remedies import Remedies, remedies
 from ladder.search.space import Space
 from ladder.units import GIB

@@ -19,13 +19,13 @@ import pytest
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
 from ladder.errors import EnvironmentFaultError
-from ladder.journal import Journal, ReadOnlyJournal
 from ladder.report import page
 from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
-from ladder.report.files import page_of, write_reports
 from ladder.report.markdown import markdown
 from ladder.report.run_data import ReportedRun, named_apart
 from ladder.report.summary import introduction, usage
+from ladder.report.writing import page_of, write_reports
+from ladder.runs.journal import Journal, ReadOnlyJournal
 from ladder.search.space import REFUSED
 
 

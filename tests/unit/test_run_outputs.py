@@ -15,7 +15,7 @@ from helpers import TINY_CONFIG
 
 from ladder.cli.defaults import FILE as DEFAULTS
 from ladder.cli.main import main
-from ladder.launch.simulated_machine import machine_files
+from ladder.simulation.paper_machine import machine_files
 
 COMPANIONS = ("best_config.trainer.json", "best_config.accelerate.yaml", "best_config.launch.sh")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers import make_candidate, make_record
 from test_auto import fitting, make_space
 
-from ladder.outcome import Outcome, Record
+from ladder.events.outcome import Outcome, Record
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.second_chance import second_chance

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from ladder.backends.activations import activations_of
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of, engine_named, rung_name
 from ladder.cli.views import QuietView
 from ladder.emit import load_best_config
 from ladder.emit.export import exported
-from ladder.engine_config import deepspeed_config
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.model.source import resolve_model
-from ladder.search.activations import activations_of
-from ladder.search.hardware import machine_speed
+from ladder.search.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
 from ladder.search.remedies import remedies
 from ladder.search.sharing import sharing_engines
@@ -27,7 +26,8 @@ from ladder.tuning.options import TuneOptions
 from ladder.tuning.problem import require_sharing
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import GIB
-from ladder.workload import Workload
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 LLAMA = Workload(model=resolve_model("llama-3.1-8b"), task="causal-lm", seq_len=65536, global_batch_size=16)
 ALONE, SHARED = engine_named("zero3+liger"), engine_named("zero3+liger+ulysses")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.model.shapes import (
+from ladder.workload.shapes import (
     check_task,
     default_seq_len,
     default_task,
@@ -15,8 +15,8 @@ from ladder.model.shapes import (
     with_layers,
     with_vocabulary,
 )
-from ladder.model.source import bundled_models, resolve_model
-from ladder.workload import ModelShape
+from ladder.workload.source import bundled_models, resolve_model
+from ladder.workload.workload import ModelShape
 
 SMALL = {
     "model_type": "llama",

@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 from helpers import bundled_workload
 
+from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.engine_config import deepspeed_config
 from ladder.errors import UsageError
-from ladder.history import History
-from ladder.launch.base import Deadlines, TrialRun
-from ladder.launch.simulated import SimulatedLauncher
-from ladder.launch.simulated_machine import SimulatedMachine, machine_files, read_machine
-from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
-from ladder.search.hardware import peak_flops
+from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import judge, trial_seconds
+from ladder.launch.base import Deadlines
+from ladder.runs.history import History
+from ladder.search.machine_speed import peak_flops
 from ladder.search.policy import STRATEGIES
+from ladder.simulation.launcher import SimulatedLauncher
+from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
 from ladder.tuning.problem import make_space
 from ladder.tuning.tuner import Tuner
 from ladder.units import GIB
-from ladder.verdict import judge, trial_seconds
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 A100 = read_machine("a100-80")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ladder.cli.main import main
-from ladder.launch.simulated_machine import machine_files
+from ladder.simulation.paper_machine import machine_files
 
 ON_PAPER = ["--launcher", "simulated", "--machine"]
 

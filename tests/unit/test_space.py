@@ -7,7 +7,7 @@ from dataclasses import replace
 from helpers import make_candidate, make_record
 from test_auto import make_space, out_of_memory
 
-from ladder.outcome import Outcome
+from ladder.events.outcome import Outcome
 from ladder.search.space import PARITY, disproved, proven, ruled_out
 from ladder.units import GIB
 

@@ -12,9 +12,9 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.search.hardware import flops_per_token, machine_speed, mfu, peak_flops
+from ladder.search.machine_speed import flops_per_token, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=512)
 H200 = machine_speed("NVIDIA H200", "cuda", 4, 64)

@@ -11,7 +11,7 @@ from helpers import make_candidate, make_measurement, make_record
 from rich.console import Console
 
 from ladder.candidates import Candidate
-from ladder.outcome import Record
+from ladder.events.outcome import Record
 from ladder.report.table import frame, rows, terminal_table
 from ladder.search.ledger import Entry, Predicted, Status
 from ladder.units import GIB

@@ -16,10 +16,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ladder import api, tracking
+from ladder import api
 from ladder.cli.main import main
 from ladder.cli.views import QuietView
-from ladder.launch.lease import InterruptedWaitError
+from ladder.machine.lease import InterruptedWaitError
+from ladder.tuning import trackers as tracking
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneOutput, run_tune
 

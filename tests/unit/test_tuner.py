@@ -16,12 +16,13 @@ from ladder.candidates import BF16_STATES, RUNGS, RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
-from ladder.history import History
-from ladder.launch.base import Deadlines, Launcher, Listener, Stop, TrialRun
+from ladder.events.outcome import Outcome, Record
+from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.trial_run import Ending, TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
-from ladder.outcome import Outcome, Record
-from ladder.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.runs.history import History
 from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
@@ -295,7 +296,7 @@ def test_a_comparison_that_its_server_did_not_survive_is_made_again(tmp_path: Pa
         def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
             run = super().run(spec, deadlines, listener)
             if [each.parity for each in self.specs].count(True) == 1 and spec.parity:
-                run.events, run.stop = [[], []], Stop(kind="lost_server", sentence="the trial server died")
+                run.events, run.stop = [[], []], Ending(kind="lost_server", sentence="the trial server died")
             return run
 
     result = tune(tmp_path / "run", Losing([9.0, 9.0, 9.0]), parity=True)
@@ -319,7 +320,7 @@ def test_a_comparison_after_which_the_machine_is_in_no_state_for_trials_ends_the
         def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
             run = super().run(spec, deadlines, listener)
             if spec.parity:
-                run.stop = Stop(kind="environment", sentence="40 GiB of GPU memory are still held")
+                run.stop = Ending(kind="environment", sentence="40 GiB of GPU memory are still held")
             return run
 
     launcher = Spoiler([9.0, 8.0, 7.0])
@@ -453,7 +454,7 @@ class Dying(Pretender):
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         run = super().run(spec, deadlines, listener)
         run.events = [[], []]
-        run.stop = Stop(kind="lost_server", sentence="the trial server died")
+        run.stop = Ending(kind="lost_server", sentence="the trial server died")
         return run
 
 
@@ -538,7 +539,7 @@ def test_weights_whose_proof_was_a_false_start_are_saved_by_the_next(tmp_path: P
         def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
             run = super().run(spec, deadlines, listener)
             if len(self.specs) == 1:
-                run.events, run.stop = [[], []], Stop(kind="lost_server", sentence="the trial server died")
+                run.events, run.stop = [[], []], Ending(kind="lost_server", sentence="the trial server died")
             return run
 
     tune(tmp_path / "run", Pretender(larger_is_faster))
@@ -560,7 +561,7 @@ class Unplugged(Pretender):
             message="CUDA error: unknown error",
         )
         run.events = [[events[0], fault] for events in run.events]
-        run.stop = Stop(kind="environment", sentence="GPU 0 has fallen off the bus.")
+        run.stop = Ending(kind="environment", sentence="GPU 0 has fallen off the bus.")
         return run
 
 

@@ -11,11 +11,20 @@ from typing import Any
 import pytest
 from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate, tiny_trial
 
-from ladder.launch.base import DeviceUse, Stop, TrialRun
-from ladder.outcome import OutcomeKind, Record
-from ladder.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, Phase, PhaseEvent, TrialSpec, parse_event
+from ladder.events.outcome import OutcomeKind, Record
+from ladder.events.protocol import (
+    DoneEvent,
+    Event,
+    FailedEvent,
+    MeasuredEvent,
+    Phase,
+    PhaseEvent,
+    TrialSpec,
+    parse_event,
+)
+from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+from ladder.events.verdict import judge, trial_seconds
 from ladder.units import GIB, MIB
-from ladder.verdict import judge, trial_seconds
 
 FIRST, SECOND = make_candidate(micro_batch=1, accumulation=4), make_candidate(micro_batch=2, accumulation=2)
 WORKLOAD = bundled_workload()
@@ -205,7 +214,7 @@ def test_a_rank_that_the_launcher_killed_is_no_evidence() -> None:
 
 
 def test_a_rank_silent_past_its_deadline_is_a_hang_in_the_phase_it_was_in() -> None:
-    stop = Stop(kind="hang", rank=1, sentence="rank 1 was silent for 120 s in measure")
+    stop = Ending(kind="hang", rank=1, sentence="rank 1 was silent for 120 s in measure")
     events: list[list[Event]] = [[measured()], [measured(), phase("measure", 9.0)]]
     fits, ending = records_of(*events, stop=stop, killed=frozenset({0, 1}), exits={0: -9, 1: -9})
     assert fits.outcome.kind == "fits"
@@ -214,18 +223,18 @@ def test_a_rank_silent_past_its_deadline_is_a_hang_in_the_phase_it_was_in() -> N
 
 
 def test_an_oom_found_after_the_launcher_gave_up_waiting_is_still_the_cause() -> None:
-    stop = Stop(kind="hang", rank=1, sentence="rank 1 was silent")
+    stop = Ending(kind="hang", rank=1, sentence="rank 1 was silent")
     assert only(records_of([failed()], [phase("measure")], stop=stop)).outcome.kind == "gpu_oom"
 
 
 def test_a_lost_server_is_no_hang_and_no_lack_of_memory() -> None:
-    stop = Stop(kind="lost_server", sentence="the trial server died")
+    stop = Ending(kind="lost_server", sentence="the trial server died")
     outcome = only(records_of([phase("measure")], [phase("measure")], stop=stop)).outcome
     assert (outcome.kind, outcome.sentence) == ("crash", "the trial server died")
 
 
 def test_a_cancelled_trial_keeps_what_was_measured_and_blames_nobody() -> None:
-    stop = Stop(kind="cancelled", sentence="the tune was interrupted")
+    stop = Ending(kind="cancelled", sentence="the tune was interrupted")
     fits, ending = records_of([measured(), failed()], [measured()], stop=stop, killed=frozenset({0, 1}))
     assert (fits.candidate_key, fits.outcome.kind) == (FIRST.key, "fits")
     assert (ending.outcome.kind, ending.outcome.rank) == ("cancelled", None)

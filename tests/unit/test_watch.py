@@ -13,11 +13,11 @@ import pytest
 from helpers import bundled_workload, tiny_trial
 
 from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.events.protocol import Event, PhaseEvent, StepEvent, TrialSpec
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.watch import Watch
-from ladder.protocol import Event, PhaseEvent, StepEvent, TrialSpec
 from ladder.tuning.trial_request import trial_deadlines
 
 TURN = 0.02

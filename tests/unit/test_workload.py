@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ladder.model.shapes import with_layers
-from ladder.model.source import resolve_model
-from ladder.workload import Workload
+from ladder.workload.shapes import with_layers
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 
 def tiny_workload() -> Workload:

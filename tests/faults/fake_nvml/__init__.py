@@ -79,7 +79,7 @@ from ladder.errors import LadderError
 import time, pynvml
 from ladder.machine.gpus import obstacle, visible_gpus
 from ladder.machine.machine import detect_machine
-from ladder.launch.lease import Leases
+from ladder.machine.lease import Leases
 from ladder.launch.nvml import Gpus, Sampler"""
 _EPILOGUE = """\
 except LadderError as error:

@@ -20,8 +20,8 @@ from pydantic import TypeAdapter
 
 from ladder.candidates import CHECKPOINTING, NUMERICS, RUNGS_BY_NAME, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.journal import DamagedJournalError, Journal, keep_copy, open_storage
-from ladder.outcome import Record
+from ladder.events.outcome import Record
+from ladder.runs.journal import DamagedJournalError, Journal, keep_copy, open_storage
 from ladder.text import shown
 
 SCHEMA_VERSION = 1

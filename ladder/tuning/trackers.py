@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from ladder.candidates import Rung
 from ladder.emit import Answer
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.launch.base import TrialRun
-from ladder.launch.lease import InterruptedWaitError
-from ladder.outcome import Record
-from ladder.protocol import Event, TrialSpec
+from ladder.events.outcome import Record
+from ladder.events.protocol import Event, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import trial_seconds
+from ladder.machine.lease import InterruptedWaitError
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.options import TuneOptions
 from ladder.units import gib
-from ladder.verdict import trial_seconds
 
 if TYPE_CHECKING:
     from ladder.tuning.run import TuneView

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ladder.protocol import Event, Phase, PhaseEvent, StepEvent
+from ladder.events.protocol import Event, Phase, PhaseEvent, StepEvent
 
 
 def now() -> float:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ladder.candidates import Candidate
-from ladder.launch.base import DeviceUse, TrialRun
-from ladder.outcome import Measurement, Outcome, Purpose, Record
-from ladder.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec, relative_spread
+from ladder.events.outcome import Measurement, Outcome, Purpose, Record
+from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec, relative_spread
+from ladder.events.trial_run import DeviceUse, TrialRun
 from ladder.text import shown
 from ladder.units import format_bytes
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 _APART = 0.1
 """Relative: a proof that differs more from its trial shows a machine whose speed varies. Seen where a shared host could

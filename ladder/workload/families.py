@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ladder.model.config_guard import ConfigReader, shorten
+from ladder.workload.config_guard import ConfigReader, shorten
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,21 @@ from typing import Any
 from ladder.candidates import ADAM_8BIT, Candidate, candidate_of
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
 from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
-from ladder.history import make_private
+from ladder.events.outcome import Record
+from ladder.events.protocol import StepPolicy, TrialSpec
+from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
-from ladder.launch.lease import Leases
 from ladder.machine.gpus import allocator_in, visible_gpus
+from ladder.machine.lease import Leases
 from ladder.machine.machine import Machine
-from ladder.outcome import Record
-from ladder.protocol import StepPolicy, TrialSpec
+from ladder.runs.history import make_private
 from ladder.tuning.kernels import require_bitsandbytes, require_liger
 from ladder.tuning.options import TuneOptions, checked_values, number, whole
 from ladder.tuning.run import TuneView, workload_and_machine
-from ladder.tuning.stage import on_this_host
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
+from ladder.tuning.venue import on_this_host
 from ladder.units import GIB, format_bytes
-from ladder.verdict import false_start, judge, trial_seconds
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
 _READERS = {
@@ -138,14 +138,14 @@ def run_verification(
         rungs = [candidate.engine.rung]
         with (
             _alone_in(run_dir, path),
-            on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as stage,
+            on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as venue,
         ):
-            if (reason := stage.machine.unsupported.get(rungs[0].name)) is not None:
+            if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
             spec = _spec(
-                document, candidate, workload, stage.machine, run_dir, stage.swap_prefix, _steps(steps, minutes)
+                document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(steps, minutes)
             )
-            record, seconds = _prove(spec, candidate, workload, stage.launcher, view)
+            record, seconds = _prove(spec, candidate, workload, venue.launcher, view)
     return Verification(
         path=path,
         candidate_key=candidate.key,

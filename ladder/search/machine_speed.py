@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,15 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+from ladder.backends.activations import offloaded_input, tokens_of_a_rank
+from ladder.backends.deepspeed.config import engine_knobs
+from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
 from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine
-from ladder.engine_config import engine_knobs
-from ladder.launch.simulated_machine import SimulatedMachine
-from ladder.protocol import TrialSpec
-from ladder.search.activations import offloaded_input, tokens_of_a_rank
-from ladder.search.hardware import flops_per_token
-from ladder.search.moments import Device, Moment, moments_of, offloaded
+from ladder.events.protocol import TrialSpec
+from ladder.search.machine_speed import flops_per_token
+from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.units import GIB, MIB
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 # Standard deviations, as logarithms, of how far a machine's terms stray from the textbook at `surprise` 1.
 _STRAY = {

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
+from ladder.events.protocol import RUN_MARKER
 from ladder.launch.modules import module_command, module_environment
-from ladder.protocol import RUN_MARKER
 from ladder.text import shown
 
 _START_SECONDS = 180.0

@@ -12,12 +12,8 @@ import time
 from collections.abc import Callable
 
 from ladder.candidates import Candidate
-from ladder.launch.base import Deadlines, DeviceUse, Launcher, Listener, Stop, TrialRun
-from ladder.launch.simulated_machine import SimulatedMachine
-from ladder.launch.simulated_physics import Physics, Truth
-from ladder.model.shapes import shape_from_config
-from ladder.outcome import OutcomeKind
-from ladder.protocol import (
+from ladder.events.outcome import OutcomeKind
+from ladder.events.protocol import (
     CandidateSpec,
     DoneEvent,
     Event,
@@ -27,8 +23,13 @@ from ladder.protocol import (
     StepEvent,
     TrialSpec,
 )
+from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+from ladder.launch.base import Deadlines, Launcher, Listener
+from ladder.simulation.paper_machine import SimulatedMachine
+from ladder.simulation.physics import Physics, Truth
 from ladder.units import GIB, MIB
-from ladder.workload import Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import Workload
 
 _SIGKILL, _SIGSEGV = -9, -11
 
@@ -137,7 +138,7 @@ class _Trial:
         began = self._t
         self._tell_all(lambda t: StepEvent(t=t, candidate=spec.key, seconds=truth.boundary_seconds * factor))
         if cancelled():
-            self.run.stop = Stop(kind="cancelled", sentence="the tune was interrupted")
+            self.run.stop = Ending(kind="cancelled", sentence="the tune was interrupted")
             self._kill()
             return False
         accumulate, boundary = self._timed(truth, factor, spec, first)
@@ -219,7 +220,7 @@ class _Trial:
             waited = self._deadlines.first_step
             self._pass(waited)
             sentence = f"no rank took a step for {waited:.0f} s in {spec.key}"
-            self.run.stop = Stop(kind="hang", sentence=sentence, rank=0)
+            self.run.stop = Ending(kind="hang", sentence=sentence, rank=0)
             self._kill()
             return True
         return False

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ladder.outcome import OutcomeKind
-from ladder.workload import OptimizerName, Task
+from ladder.events.outcome import OutcomeKind
+from ladder.workload.workload import OptimizerName, Task
 
 # In the order a rank goes through them. A rank's silence is judged by the deadline of the phase it is in.
 Phase = Literal["process_group", "model", "engine", "warmup", "measure", "evaluation", "gather", "teardown"]

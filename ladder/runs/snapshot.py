@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.candidates import engine_named
 from ladder.search.space import Space
-from ladder.workload import ModelShape, Workload
+from ladder.workload.workload import ModelShape, Workload
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:

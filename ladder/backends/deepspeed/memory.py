@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ladder.backends.activations import Activations, activations_of, offloaded_input
+from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
-from ladder.engine_config import engine_knobs
-from ladder.search.activations import Activations, activations_of, offloaded_input
 from ladder.units import MIB
-from ladder.workload import ModelShape, Workload
+from ladder.workload.workload import ModelShape, Workload
 
 Device = Literal["cuda", "cpu"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import ADAM_8BIT, BF16_STATES, Device, Engine, Rung
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 PIN_MEMORY = "pin_memory"
 """The knob that DeepSpeed reads in the offload sections; all others are settings of `zero_optimization` itself."""

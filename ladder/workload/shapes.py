@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ladder.errors import UsageError
-from ladder.model.config_guard import ConfigReader, shorten
-from ladder.model.families import FAMILIES, parts_of
-from ladder.workload import ModelShape, Source, Task
+from ladder.workload.config_guard import ConfigReader, shorten
+from ladder.workload.families import FAMILIES, parts_of
+from ladder.workload.workload import ModelShape, Source, Task
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 

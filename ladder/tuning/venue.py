@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 
 from ladder.candidates import RUNGS, Rung
 from ladder.errors import UsageError
+from ladder.events.protocol import RUN_MARKER
 from ladder.launch.base import Launcher
 from ladder.launch.local import LocalLauncher
-from ladder.launch.simulated import SimulatedLauncher
-from ladder.launch.simulated_machine import SimulatedMachine, read_machine
 from ladder.machine.machine import Machine
-from ladder.protocol import RUN_MARKER
+from ladder.simulation.launcher import SimulatedLauncher
+from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.preparation import rank_environment, with_operators
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.tuner import View
-from ladder.workload import Workload
+from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
     from ladder.tuning.options import TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class Venue:
     """What the tuner needs of the place where its trials run."""
 
     machine: Machine
@@ -48,7 +48,7 @@ def on_this_host(
     view: View,
     cancelled: Callable[[], bool],
     cold: bool,
-) -> Iterator[Stage]:
+) -> Iterator[Venue]:
     """Ranks on this host's GPUs or CPU. What an earlier tune of the run left is swept away before, and after it all."""
     marker = run_marker(run_dir)
     sweep = Sweep(marker, run_dir)
@@ -69,17 +69,17 @@ def on_this_host(
         with closing(launcher):
             machine, operators = with_operators(machine, rungs, workload, environment, view, cancelled)
             launcher.load(operators)
-            yield Stage(machine=machine, launcher=launcher, swap_prefix=marker)
+            yield Venue(machine=machine, launcher=launcher, swap_prefix=marker)
     finally:
         sweep()
 
 
 @contextmanager
-def on_paper(simulated: SimulatedMachine, machine: Machine, *, cancelled: Callable[[], bool]) -> Iterator[Stage]:
+def on_paper(simulated: SimulatedMachine, machine: Machine, *, cancelled: Callable[[], bool]) -> Iterator[Venue]:
     """No process and no waiting: `machine` is `simulated` as the tune sees it."""
     launcher = SimulatedLauncher(simulated, cancelled=cancelled)
     with closing(launcher):
-        yield Stage(machine=machine, launcher=launcher, clock=launcher.now)
+        yield Venue(machine=machine, launcher=launcher, clock=launcher.now)
 
 
 def paper_machine(options: TuneOptions) -> SimulatedMachine | None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import ModelNotAccessibleError
-from ladder.model.config_guard import checked_config, shorten
-from ladder.model.shapes import check_task, shape_from_config
 from ladder.units import MIB
-from ladder.workload import ModelShape, Source, Task
+from ladder.workload.config_guard import checked_config, shorten
+from ladder.workload.shapes import check_task, shape_from_config
+from ladder.workload.workload import ModelShape, Source, Task
 
 HUB_REQUEST_SECONDS = 4.0
 HUB_TOTAL_SECONDS = 9.0

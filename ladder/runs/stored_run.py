@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.history import seconds_of
-from ladder.journal import DamagedJournalError, ReadOnlyJournal, open_storage
-from ladder.outcome import Record
+from ladder.events.outcome import Record
+from ladder.runs.history import seconds_of
+from ladder.runs.journal import DamagedJournalError, ReadOnlyJournal, open_storage
+from ladder.runs.snapshot import space_from_dict
 from ladder.search.relevance import relevant
-from ladder.search.snapshot import space_from_dict
 from ladder.search.space import Space
 from ladder.text import shown
 

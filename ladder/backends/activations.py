@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.candidates import Candidate
-from ladder.workload import ModelShape, Workload
+from ladder.workload.workload import ModelShape, Workload
 
 _NORMS_OF_QUERIES_AND_KEYS = {"qwen3": 6}
 _PLAIN_NORMS = {"opt": 10}

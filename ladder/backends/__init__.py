@@ -1,0 +1,1 @@
+"""What runs an engine: its configuration, its memory and time, one room each."""

@@ -1,0 +1,1 @@
+"""DeepSpeed: the configuration of an engine, its memory and its time."""

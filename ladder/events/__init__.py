@@ -1,0 +1,1 @@
+"""What ranks report, and what is made of it."""

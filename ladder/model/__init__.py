@@ -1,1 +1,0 @@
-"""What is trained: from a name to a shape."""

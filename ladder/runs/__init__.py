@@ -1,0 +1,1 @@
+"""The run folder: history, journal, snapshot, and reading a stored run."""

@@ -1,0 +1,1 @@
+"""Machines on paper, and what is true of them."""

@@ -1,0 +1,1 @@
+"""What an engine can be made of beside its rung, one file each."""

@@ -1,0 +1,1 @@
+"""What is trained: model shape, task, sequence length, dtype, optimizer, global batch."""
