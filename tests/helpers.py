@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import psutil
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import RUN_MARKER, CandidateSpec, Event, StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
+from ladder.machine.machine import Machine
+from ladder.search.space import Space
+from ladder.tuning.problem import make_space, problem_of, split_supported
 from ladder.units import GIB
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
@@ -239,3 +242,26 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def problem_for(workload: Workload, world_size: int = 1, device: str = "cuda", **changes: Any) -> Problem:
+    """`workload` on a machine with plenty of memory."""
+    facts = {"memory_limit": 1 << 50, "host_memory": 1 << 50, **changes}
+    return Problem(workload=workload, world_size=world_size, device=device, **facts)
+
+
+def space_on(
+    workload: Workload,
+    machine: Machine,
+    rungs: Sequence[Rung],
+    micro_batches: Sequence[int],
+    *,
+    techniques: Sequence[Technique] = (),
+    checkpointing: Sequence[str] = (),
+) -> tuple[Space, dict[Rung, str]]:
+    """The space of a tune on `machine`, and the rungs that it does not support with the reason."""
+    supported, unsupported = split_supported(rungs, machine)
+    problem = problem_of(workload, machine)
+    return make_space(
+        problem, supported, micro_batches, techniques=techniques, checkpointing=checkpointing
+    ), unsupported

@@ -16,8 +16,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ladder.backends.activations import terms_of
 from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
-from ladder.candidates import LIGER, Candidate
+from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
 from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
@@ -101,8 +102,7 @@ class _Footprint:
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
         # What is kept where half of the blocks are checkpointed is mostly the other half's.
         self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.12 * doubt), own)
-        # Liger's loss was the fullest moment of nothing that was measured.
-        self._logits: Factor = (("logits:liger", 0.2) if candidate.engine.liger else ("logits", 0.12), own)
+        self._logits: Factor = (terms_of(workload, candidate, world_size).loss_doubt, own)
         self._buffers: Factor = (("buffers", 0.25),)
         self._live: Factor = (("live", 0.1),)
         states = self.moments[0].parameters + self.moments[0].optimizer
@@ -132,9 +132,9 @@ class _Footprint:
 
 
 def _kind(candidate: Candidate) -> str:
-    """What a block keeps differs with checkpointing and with the kernels."""
+    """What a block keeps differs with checkpointing and with some techniques."""
     kind = {"on": "ckpt", "cpu": "ckpt", "off": "whole"}.get(candidate.checkpointing, "half")
-    return kind + (LIGER if candidate.engine.liger else "")
+    return "+".join([kind, *(each.name for each in candidate.engine.techniques if each.changes_blocks)])
 
 
 def predict_memory(

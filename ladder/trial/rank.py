@@ -19,14 +19,12 @@ from ladder.trial.gauge import Gauge, make_gauge
 from ladder.trial.model import (
     build_model,
     forget_steps,
-    import_optimizer,
     make_optimizer,
-    require_countable,
     set_checkpointing,
 )
 from ladder.trial.reporter import Reporter, now
-from ladder.trial.sharing import share_attention
 from ladder.trial.steps import Stepper
+from ladder.trial.techniques import techniques_of
 
 # The controller ends a silent trial long before; this only keeps torch from ending a slow one.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
@@ -89,7 +87,8 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     clock.lap("init_distributed")
     _claim_buffers(spec)
     clock.lap("first collectives")
-    import_optimizer(spec)
+    for technique in techniques_of(spec):
+        technique.prepare()
     clock.lap("optimizer")
 
 
@@ -123,11 +122,14 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     model = build_model(spec)
     vocab_size = model.config.vocab_size
     reporter.phase("engine")
-    groups = share_attention(model, spec)
+    techniques = techniques_of(spec)
+    made = (technique.process_groups(model, spec) for technique in techniques)
+    groups = next((each for each in made if each is not None), None)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed, mpu=groups
     )
-    require_countable(spec, engine.basic_optimizer)
+    for technique in techniques:
+        technique.check_optimizer(engine.basic_optimizer)
     if spec.parity:
         forget_steps(engine.optimizer)
     stepper = Stepper(engine, spec, reporter, vocab_size)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.trial.model import make_batch
 from ladder.trial.reporter import Reporter
-from ladder.trial.sharing import own_part, whole_loss
+from ladder.trial.techniques import techniques_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Stepper:
         self._engine, self._spec, self._reporter, self._vocab_size = engine, spec, reporter, vocab_size
         self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
         # Seeded by rank and not by candidate: each candidate of each engine sees the same stream of tokens.
-        self._seed = spec.seed * 1000 + (0 if spec.ulysses or spec.same_data else dist.get_rank())
+        same_data = spec.shares_sequences or spec.same_data
+        self._seed = spec.seed * 1000 + (0 if same_data else dist.get_rank())
+        self._techniques = techniques_of(spec)
         self._generator = torch.Generator().manual_seed(self._seed)
         self._flag = torch.zeros(1, device=spec.device)
         self._before = Step(None, math.inf, math.inf, [], skipped=False)  # the last untimed step
@@ -100,15 +102,15 @@ class Stepper:
         )
 
     def evaluate(self, micro_batch: int) -> None:
-        """One evaluation pass at the candidate's micro-batch; where ranks share sequences, of one rank's part alone."""
+        """One evaluation pass at the candidate's micro-batch."""
         self._engine.eval()
         with torch.no_grad(), self._reporter.during("evaluation"):
-            # With Liger's kernels the Trainer asks for no logits where it wants the loss alone.
-            only_loss = {"skip_logits": True} if self._spec.liger else {}
             batch = make_batch(self._spec, self._vocab_size, micro_batch, self._generator)
-            if self._spec.ulysses:  # a whole one is each rank's own then, and mostly more than it has room for
-                batch = {name: part.chunk(self._spec.world_size, dim=1)[0] for name, part in batch.items()}
-            self._engine(**batch, **only_loss)
+            arguments: dict[str, Any] = {}
+            for technique in self._techniques:
+                batch = technique.evaluation_batch(batch, self._spec)
+                arguments |= technique.evaluation_arguments
+            self._engine(**batch, **arguments)
         self._engine.train()
         self._sync()
 
@@ -140,14 +142,14 @@ class Stepper:
 
     def _micro_step(self, candidate: CandidateSpec) -> tuple[float, float]:
         batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
-        if self._spec.ulysses:
-            batch = own_part(batch)
+        for technique in self._techniques:
+            batch = technique.own_batch(batch)
         self._sync()
         start = time.perf_counter()
         with self._reporter.during("forward"):
             loss = self._engine(**batch).loss
-            if self._spec.ulysses:
-                loss = whole_loss(loss, batch["labels"])
+            for technique in self._techniques:
+                loss = technique.whole_loss(loss, batch)
         with self._reporter.during("backward"):
             self._engine.backward(loss)
         with self._reporter.during("step"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import ADAM_8BIT, Candidate, Engine
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.machine.machine import Machine
@@ -79,9 +79,9 @@ def trial_spec(
         optimizer=workload.optimizer,
         dtype=workload.dtype,
         deepspeed=deepspeed,
-        liger=engine.liger,
-        adam_8bit=engine.numerics == ADAM_8BIT,
-        ulysses=engine.ulysses,
+        techniques=tuple(technique.name for technique in engine.techniques),
+        rank_modules=tuple(technique.rank_module for technique in engine.techniques if technique.rank_module),
+        shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
         steps=steps,

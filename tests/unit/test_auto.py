@@ -12,11 +12,11 @@ from helpers import bundled_workload, make_candidate, make_measurement, make_rec
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.outcome import Outcome, Record
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.audit import audit_report
 from ladder.search.auto import _is_worth_a_trial, auto, remaining
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop
-from ladder.search.machine_speed import machine_speed
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
 from ladder.search.speed import predict_speed
