@@ -33,6 +33,8 @@ class Rung:
     offload_optimizer: Device = "none"
     offload_param: Device = "none"
     knobs: tuple[Knob, ...] = ()
+    backend: str = "deepspeed"
+    """Who trains its engines."""
     documented: bool = True
     """Part of the recipe that is walked by hand; the others lie beyond it."""
 

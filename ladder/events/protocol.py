@@ -122,6 +122,8 @@ class TrialSpec(_Frozen):
     seq_len: int
     optimizer: OptimizerName
     dtype: Literal["bf16", "fp16"]
+    backend_module: str = "ladder.trial.backends.deepspeed"
+    """What ranks import to train the engine."""
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
     techniques: tuple[str, ...] = ()

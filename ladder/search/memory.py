@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ladder.backends.activations import terms_of
-from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
+from ladder.backends.base import Device, Moment
+from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
 from ladder.units import GIB, MIB
@@ -95,7 +96,8 @@ class _Footprint:
     """The moments of a candidate, and what is not known about them: about 12 % of a term, and a few MiB at rest."""
 
     def __init__(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> None:
-        self.moments = moments_of(workload, candidate, world_size, device)
+        backend = backend_of(candidate.engine.rung)
+        self.moments = backend.moments(workload, candidate, world_size, device)
         key, kind = candidate.engine.states, _kind(candidate)
         # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
         doubt = 1.0 if device == "cuda" else 2.5
@@ -265,7 +267,7 @@ def predict_host(
     workload: Workload, candidate: Candidate, world_size: int, ratios: Mapping[str, float]
 ) -> tuple[int, int]:
     """Host memory of all ranks, and its pinned part; at stages 1 and 2 the model may pass through the host at first."""
-    on_host, pinned = offloaded(workload, candidate, world_size)
+    on_host, pinned = backend_of(candidate.engine.rung).host_bytes(workload, candidate, world_size)
     total = _HOST_PROCESS * world_size + on_host
     ratio = ratios.get(candidate.engine.states, ratios.get("", 1.0))
     return int(total * ratio), int(pinned)

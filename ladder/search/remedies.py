@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from ladder.backends.deepspeed.memory import moments_of
+from ladder.backends.registry import backend_of
 from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors
 from ladder.events.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
@@ -200,7 +200,8 @@ class _Needs:
         """Bytes that a checkpointed sequence and libraries take of a GPU, whatever else it holds."""
         workload, world_size = self._space.workload, self._space.world_size
         plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
-        moments = moments_of(workload, plain, world_size, device_of(self._space))
+        backend = backend_of(plain.engine.rung)
+        moments = backend.moments(workload, plain, world_size, device_of(self._space))
         passing = max(moment.activations + moment.logits for moment in moments)
         return passing + self._of(plain.engine, workload, world_size, 1)[0].parts.outside_torch
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.backends.deepspeed.memory import Device
+from ladder.backends.base import Device
 from ladder.candidates import Candidate, Engine, Problem, candidates_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.events.outcome import MEMORY_OUTCOMES, Outcome, Record

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from ladder.backends.deepspeed.speed import step_terms
+from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
@@ -91,7 +91,7 @@ class _Steps:
     ) -> None:
         rung, family = candidate.engine.rung, candidate.engine.rung.family
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
-        self._terms = step_terms(workload, candidate, world_size, machine)
+        self._terms = backend_of(rung).step_terms(workload, candidate, world_size, machine)
         doubt = machine.doubt
         self._compute: Factor = (("compute", 0.35 * doubt), *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)

@@ -13,8 +13,9 @@ import random
 from dataclasses import dataclass, replace
 
 from ladder.backends.activations import offloaded_input, tokens_of_a_rank
+from ladder.backends.base import Device, Moment
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
+from ladder.backends.deepspeed.memory import moments_of, offloaded
 from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.events.protocol import TrialSpec
 from ladder.machine.machine_speed import flops_per_token

@@ -9,19 +9,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
 
 from ladder.events.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.trial.backends import backend_of
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
-from ladder.trial.model import (
-    build_model,
-    forget_steps,
-    make_optimizer,
-    set_checkpointing,
-)
+from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.steps import Stepper
 from ladder.trial.techniques import techniques_of
@@ -83,8 +78,8 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         backend, store=store, rank=rank, world_size=spec.world_size, timeout=_COLLECTIVE_TIMEOUT, device_id=device
     )
     clock.lap("init_process_group")
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    clock.lap("init_distributed")
+    backend_of(spec).join(spec)
+    clock.lap("backend")
     _claim_buffers(spec)
     clock.lap("first collectives")
     for technique in techniques_of(spec):
@@ -122,17 +117,8 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     model = build_model(spec)
     vocab_size = model.config.vocab_size
     reporter.phase("engine")
-    techniques = techniques_of(spec)
-    made = (technique.process_groups(model, spec) for technique in techniques)
-    groups = next((each for each in made if each is not None), None)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed, mpu=groups
-    )
-    for technique in techniques:
-        technique.check_optimizer(engine.basic_optimizer)
-    if spec.parity:
-        forget_steps(engine.optimizer)
-    stepper = Stepper(engine, spec, reporter, vocab_size)
+    training = backend_of(spec).start(model, spec)
+    stepper = Stepper(training, spec, reporter, vocab_size)
     first_seconds = 0.0  # the same on all ranks, so all leave the same candidates out
     for index, candidate in enumerate(spec.candidates):
         if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):

@@ -12,35 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, offloaded_input, terms_of
+from ladder.backends.base import Device, Moment
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import ModelShape, Workload
 
-Device = Literal["cuda", "cpu"]
-
 _WORKSPACE = 64 * MIB  # cuBLAS's, seen in every measurement as 0.065 GiB beyond the model states
 _NORM_PIECE = 250_000_000  # elements; stage3._constant_buffered_norm2
 _UNFUSED_BUCKET = 500_000_000  # engine.MEMORY_OPT_ALLREDUCE_SIZE, elements of stage 0's all-reduce
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Bytes allocated at one moment, by part, before any correction."""
-
-    name: str
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float = 0.0
-    logits: float = 0.0
-    buffers: float = 0.0
-    live: float = 0.0
-    """Parameters gathered by stage 3."""
 
 
 def moments_of(workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:

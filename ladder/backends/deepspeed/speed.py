@@ -6,9 +6,8 @@ tests/data: a Llama-2-7B shape on four H200.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ladder.backends.activations import offloaded_input, terms_of
+from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import Candidate
 from ladder.machine.machine_speed import MachineSpeed, flops_per_token
@@ -19,31 +18,6 @@ _RAMP_TOKENS = 200.0
 _LAUNCH_SECONDS = 0.003
 """A block's kernels, forward and backward, started one by one from Python. Measured 0.0044 to 0.0051 where 16 cores of
 a shared host feed an H200; a host of one's own is up to three times as fast (estimate)."""
-
-
-@dataclass(frozen=True)
-class StepTerms:
-    """Seconds of a candidate's parts by the machine's prior, before any correction."""
-
-    compute: float
-    ramp: float
-    """What compute takes more because kernels of a finite batch do not fill the GPU: the same for any micro-batch."""
-    launch: float
-    """Host work to start the kernels: the least a micro-step takes, however small its batch."""
-    reduce: float
-    """Reduction of gradients, and their way to the host, in every micro-step."""
-    gather: float
-    """Stage 3's parameters: the transfers, or the host's work for them where that takes longer."""
-    exchange: float
-    """What ranks exchange in forward and backward besides gradients and parameters."""
-    inputs: float
-    """Of layers, on their way to the host in forward and back in backward: the kernels wait for them."""
-    hidden: float
-    """The share of `reduce` that runs beside backward."""
-    update: float
-    """All that only the boundary does: the optimizer, reduction at stages 0 and 1, parameters on their way back."""
-    doubts: tuple[tuple[str, float], ...]
-    """What the techniques leave unknown, as in `Terms`."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
