@@ -14,7 +14,7 @@ from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.cli.views import QuietView
 from ladder.emit import load_best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
