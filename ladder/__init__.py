@@ -10,10 +10,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ladder.api import Planned, Tuned, load_best_config, plan, tune, verify
+    from ladder.api import (
+        Note,
+        Planned,
+        RankReported,
+        SearchBegins,
+        TrialBegins,
+        TrialEnds,
+        Tuned,
+        TuneEnds,
+        TuneEvent,
+        load_best_config,
+        plan,
+        tune,
+        verify,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Planned", "Tuned", "load_best_config", "plan", "tune", "verify"]
+__all__ = [
+    "Note",
+    "Planned",
+    "RankReported",
+    "SearchBegins",
+    "TrialBegins",
+    "TrialEnds",
+    "TuneEnds",
+    "TuneEvent",
+    "Tuned",
+    "load_best_config",
+    "plan",
+    "tune",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -163,13 +163,13 @@ def tune(
       ladder tune llama-2-7b --launcher simulated --machine a100-40
     """
     from ladder.cli import tune_result
-    from ladder.cli.views import watching
     from ladder.machine.lease import InterruptedWaitError
     from ladder.tuning.answering import why_none
     from ladder.tuning.interruption import interruptible
     from ladder.tuning.options import TuneOptions, checked
     from ladder.tuning.run import run_tune
     from ladder.tuning.trackers import tracking
+    from ladder.tuning.watch import watching
 
     options = TuneOptions(
         model=model,
@@ -206,9 +206,8 @@ def tune(
         try:
             options = checked(options)  # before a tracker opens a run
             tracker = log_to.value if log_to else None
-            with tracking(tracker, options) as tracked, watching(quiet=quiet) as view:
-                done = run_tune(options, tracked.before(view), interruption)
-                tracked.answer(done.answer, interrupted=done.result.cancelled)
+            with tracking(tracker, options) as tracked, watching(quiet=quiet) as shown:
+                done = run_tune(options, tracked.beside(shown), interruption)
         except InterruptedWaitError:
             return interruption.exit_code
         except LadderError as error:

@@ -39,16 +39,16 @@ def verify(
 
       ladder verify best_config.json --minutes 30 --tolerance 0.1
     """
-    from ladder.cli.plain import PlainView
     from ladder.cli.tune_result import error_as_json
-    from ladder.cli.views import QuietView
-    from ladder.tuning.interruption import interruptible
-    from ladder.tuning.verification import InterruptedVerificationError, run_verification
+    from ladder.tuning.interruption import InterruptedVerificationError, interruptible
+    from ladder.tuning.tune_events import ignore
+    from ladder.tuning.verification import run_verification
+    from ladder.tuning.watch.plain import plain_lines
 
-    view = QuietView() if quiet else PlainView()
+    tell = ignore if quiet else plain_lines
     with interruptible() as interruption:
         try:
-            done = run_verification(config, view, interruption, steps=steps, minutes=minutes, tolerance=tolerance)
+            done = run_verification(config, tell, interruption, steps=steps, minutes=minutes, tolerance=tolerance)
         except InterruptedVerificationError:
             return interruption.exit_code
         except LadderError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder.candidates import ADAM_8BIT, Candidate, candidate_of
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
-from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
+from ladder.errors import EnvironmentFaultError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.verdict import false_start, judge, trial_seconds
@@ -22,11 +22,13 @@ from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
 from ladder.machine.machine import Machine
 from ladder.runs.history import make_private
+from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.kernels import require_bitsandbytes, require_liger
 from ladder.tuning.options import TuneOptions, checked_values, number, whole
-from ladder.tuning.run import TuneView, workload_and_machine
+from ladder.tuning.run import workload_and_machine
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
-from ladder.tuning.venue import on_this_host
+from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
+from ladder.tuning.venue import ThisHost
 from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
@@ -37,12 +39,6 @@ _READERS = {
     "tolerance": number("a number from 0 to 0.99: 0.05 is 5 % slower", lambda share: 0 <= share <= 0.99),
 }
 _TRIAL = "0001"
-
-
-class InterruptedVerificationError(LadderError):
-    """The user ended it; nothing is known."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,7 @@ class Verification:
 
 def run_verification(
     path: Path,
-    view: TuneView,
+    tell: Subscriber = ignore,
     cancelled: Callable[[], bool] = lambda: False,
     *,
     steps: int | None = None,
@@ -120,12 +116,14 @@ def run_verification(
             f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
             "run `ladder tune` on the machine itself."
         )
-    with Leases(note=view.note, cancelled=cancelled) as leases:
-        workload, machine = workload_and_machine(_options(promise, document), None, view, leases)
+    with Leases(note=noting(tell), cancelled=cancelled) as leases:
+        options = _options(promise, document)
+        host = ThisHost(options, leases, tell, cancelled)
+        workload, machine = workload_and_machine(options, host, tell)
         if machine.world_size != promise["world_size"]:
             raise UsageError(f"{str(path)!r} is for {promise['world_size']} ranks, and here are {machine.world_size}.")
         if machine.gpu_name != promise["gpu"]:
-            view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
+            tell(Note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}."))
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
         if candidate.engine.liger:
@@ -136,16 +134,13 @@ def run_verification(
         make_private(run_dir)
         leases.name_run(run_dir)
         rungs = [candidate.engine.rung]
-        with (
-            _alone_in(run_dir, path),
-            on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as venue,
-        ):
+        with _alone_in(run_dir, path), host.opened(machine, workload, rungs, run_dir) as venue:
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
             spec = _spec(
                 document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(steps, minutes)
             )
-            record, seconds = _prove(spec, candidate, workload, venue.launcher, view)
+            record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     return Verification(
         path=path,
         candidate_key=candidate.key,
@@ -268,17 +263,17 @@ def _spec(
 
 
 def _prove(
-    spec: TrialSpec, candidate: Candidate, workload: Workload, launcher: Launcher, view: TuneView
+    spec: TrialSpec, candidate: Candidate, workload: Workload, launcher: Launcher, tell: Subscriber
 ) -> tuple[Record, float]:
     """The proof's record, and the seconds it took. InterruptedVerificationError if the user ended it."""
     shutil.rmtree(spec.folder, ignore_errors=True)  # an earlier verification's
-    view.trial_begins(spec, "what the file promises")
+    tell(TrialBegins(spec, "what the file promises"))
     deadlines = trial_deadlines(workload, candidate.engine)
     if spec.steps.seconds > PROOF_SECONDS:
         deadlines = replace(deadlines, total=deadlines.total + min(spec.steps.seconds, _LONGEST_SECONDS))
-    run = launcher.run(spec, deadlines, view.event)
+    run = launcher.run(spec, deadlines, hearing(tell))
     records = judge(run, workload, [candidate])
-    view.trial_ends(run, records)
+    tell(TrialEnds(run, tuple(records)))
     if run.stop is not None and run.stop.kind == "cancelled":
         raise InterruptedVerificationError("The verification was interrupted.")
     if run.stop is not None and run.stop.kind == "environment":

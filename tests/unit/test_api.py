@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 import ladder
-from ladder.cli.views import QuietView
 from ladder.errors import NothingFitsError, UsageError
-from ladder.events.protocol import TrialSpec
 from ladder.tuning.options import TuneOptions, checked_values
 from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import TrialBegins, TuneEvent
 
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
 
@@ -127,7 +126,7 @@ def test_every_option_of_a_tune_is_checked() -> None:
 
 def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
     with pytest.raises(UsageError, match="--gradient-clipping: inf will not do"):
-        run_tune(TuneOptions(model="llama-2-7b", gradient_clipping=float("inf")), QuietView())
+        run_tune(TuneOptions(model="llama-2-7b", gradient_clipping=float("inf")))
 
 
 def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
@@ -182,15 +181,17 @@ def test_a_tune_runs_off_the_main_thread(tmp_path: Path) -> None:
     assert results[0].best.candidate.engine.rung.name == "zero3"
 
 
-class Pressing(QuietView):
+class Pressing:
     """Watches a tune, and presses Ctrl-C when its second trial begins."""
 
     def __init__(self, times: int) -> None:
         self.times = times
         self.trials: list[str] = []
 
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        self.trials.append(spec.trial)
+    def __call__(self, event: TuneEvent) -> None:
+        if not isinstance(event, TrialBegins):
+            return
+        self.trials.append(event.spec.trial)
         if len(self.trials) == 2:
             for _ in range(self.times):
                 os.kill(os.getpid(), signal.SIGINT)

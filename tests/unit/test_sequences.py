@@ -12,7 +12,6 @@ import pytest
 from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of, engine_named, rung_name
-from ladder.cli.views import QuietView
 from ladder.emit import load_best_config
 from ladder.emit.export import exported
 from ladder.errors import EnvironmentFaultError, UsageError
@@ -175,7 +174,7 @@ def tuned(tmp_path: Path, **options: Any) -> TuneOutput:
         "run_dir": tmp_path / "run",
         "output": tmp_path / "best_config.json",
     }
-    return run_tune(TuneOptions(**settings | options), QuietView(), lambda: False)
+    return run_tune(TuneOptions(**settings | options))
 
 
 def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:

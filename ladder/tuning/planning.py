@@ -1,0 +1,154 @@
+"""What to expect of a model on some GPUs, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from ladder.candidates import RUNGS, Engine
+from ladder.errors import UsageError
+from ladder.search.forecast import Plan, RungPlan
+from ladder.search.forecast import plan as make_plan
+from ladder.search.remedies import remedies
+from ladder.search.space import Space
+from ladder.tuning.kernels import require_liger
+from ladder.tuning.problem import knows_offload, micro_batches_of, workload_of
+from ladder.units import format_bytes, gib
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Dtype, OptimizerName, Task, Workload
+
+if TYPE_CHECKING:
+    from ladder.simulation.paper_machine import SimulatedMachine
+
+_NO_LIMIT = 1 << 60
+_MOST_GPUS = 1024
+
+
+def plan_of(
+    model: str,
+    note: Callable[[str], None],
+    *,
+    gpus: int | None = None,
+    gpu_memory: int | None = None,
+    machine: str | None = None,
+    host_memory: int | None = None,
+    seq_len: int | None = None,
+    global_batch_size: int | None = None,
+    dtype: Dtype = "bf16",
+    optimizer: OptimizerName = "adamw",
+    task: Task | None = None,
+    liger: bool = False,
+) -> tuple[Plan, Space]:
+    """What is expected of each rung, and of which space; sizes in bytes. `note` is told of what was not asked for.
+
+    UsageError where too little is given.
+    """
+    if gpus is not None and not 1 <= gpus <= _MOST_GPUS:
+        raise UsageError(f"--gpus {gpus} cannot be planned for; give 1 to {_MOST_GPUS}.")
+    simulated = _machine(machine, gpus, gpu_memory)
+    world_size = gpus or (simulated.num_gpus if simulated else 1)
+    shape = resolve_model(model, task=task)
+    if shape.note:
+        note(shape.note)
+    workload = workload_of(
+        shape,
+        world_size,
+        note,
+        task=task,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+    )
+    if liger:
+        require_liger(workload, "cuda", on_paper=True)
+    space = _space(workload, world_size, simulated, gpu_memory, host_memory, liger=liger)
+    per_node = simulated.num_gpus if simulated is not None and host_memory is None else None
+    return make_plan(space, per_node), space
+
+
+def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:
+    if name is None:
+        missing = [option for option, value in (("--gpus", gpus), ("--gpu-memory", gpu_memory)) if value is None]
+        if missing:
+            raise UsageError(f"Give {' and '.join(missing)}, or a --machine such as a100-80.")
+        return None
+    from ladder.simulation.paper_machine import read_machine  # needs yaml, which takes time to load
+
+    simulated = read_machine(name)
+    if gpu_memory is not None and gpu_memory > simulated.gpu_memory:
+        raise UsageError(
+            f"--gpu-memory {format_bytes(gpu_memory)} is more than {simulated.name} has "
+            f"({format_bytes(simulated.gpu_memory)}); leave one of them out."
+        )
+    return simulated
+
+
+def _space(
+    workload: Workload,
+    world_size: int,
+    simulated: SimulatedMachine | None,
+    gpu_memory: int | None,
+    host_memory: int | None,
+    *,
+    liger: bool,
+) -> Space:
+    nodes = -(-world_size // simulated.num_gpus) if simulated else 1
+    has_nvme = simulated is None or simulated.nvme_space > 0
+    return Space(
+        workload=workload,
+        world_size=world_size,
+        device="cuda",
+        memory_limit=gpu_memory or (simulated.gpu_memory if simulated else 0),
+        host_memory=host_memory or (simulated.host_memory * nodes if simulated else _NO_LIMIT),
+        engines=tuple(Engine(rung, liger=liger) for rung in RUNGS if has_nvme or "nvme" not in rung.devices),
+        micro_batches=micro_batches_of(workload, world_size, None),
+        gpu_name=simulated.gpu_name if simulated else None,
+        num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
+        num_nodes=nodes,
+        offload_activations=knows_offload(version("transformers")),
+    )
+
+
+def rung_row(row: RungPlan) -> dict[str, Any]:
+    """A rung of the plan as plain values: GiB and tokens/s."""
+    memory, candidate = row.outlook.memory, row.outlook.candidate
+    return {
+        "rung": candidate.engine.name,
+        "fits": row.fits,
+        "checkpointing": candidate.checkpointing,
+        "micro_batch": candidate.micro_batch,
+        **{f"{part}_gib": gib(num_bytes) for part, num_bytes in asdict(memory.parts).items()},
+        "peak_gib": gib(memory.peak),
+        "upper_gib": gib(memory.upper),
+        "host_gib": gib(memory.host),
+        "pinned_gib": gib(memory.pinned),
+        "tokens_per_second": round(row.outlook.speed.tokens_per_second),
+        "smallest_gpus": row.smallest,
+    }
+
+
+def as_json(made: Plan, space: Space) -> dict[str, Any]:
+    """The plan as plain values: GiB, seconds, tokens/s."""
+    return {
+        "model": space.workload.model.name,
+        "gpus": space.world_size,
+        "gpu_memory_gib": gib(space.memory_limit),
+        "host_memory_gib": gib(space.host_memory) if space.host_memory < _NO_LIMIT else None,
+        "seq_len": space.workload.seq_len,
+        "global_batch_size": space.workload.global_batch_size,
+        "rungs": [rung_row(row) for row in made.rungs],
+        "tune_seconds": [round(made.least_seconds), round(made.most_seconds)],
+        "remedies": None if made.most_seconds else _remedies(space),
+    }
+
+
+def _remedies(space: Space) -> dict[str, Any]:
+    sizes = ("gpu_memory", "host_memory", "lora", "qlora")
+    found = asdict(remedies(space))
+    return {
+        f"{key}_gib" if key in sizes else key: gib(value) if key in sizes and value else value
+        for key, value in found.items()
+    }
