@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
@@ -16,11 +15,12 @@ from ladder.emit.config import SECTION
 from ladder.errors import UsageError
 from ladder.report.table import frame
 from ladder.tuning.answering import require_answer
+from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
-from ladder.tuning.options import TuneOptions, checked_values
+from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyOptions
 from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.run import TuneOutput, run_tune
-from ladder.tuning.trackers import TrackerName, tracking
+from ladder.tuning.trackers import tracking
 from ladder.tuning.tune_events import (
     Note,
     RankReported,
@@ -57,6 +57,7 @@ __all__ = [
     "verify",
 ]
 
+T = TypeVar("T")
 _SHOWN_COLUMNS = [
     "rung",
     "checkpointing",
@@ -159,9 +160,7 @@ def tune(
     A callback that raises an exception does not end the tune: the exception is logged with its traceback by the logger
     "ladder" (on stderr, unless the program configures logging), and this callback is called no more.
     """
-    known = {field.name for field in fields(TuneOptions)} - {"model"}
-    _require_known("tune", options, known)
-    asked = TuneOptions(**checked_values({"model": model, **options}))
+    asked = _asked(TuneOptions, "tune", {"model": model, **options})
     with interruptible_call() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as shown:
         tell = each_of(tracked.beside(shown), *map(harmless, callbacks))
         return Tuned(run_tune(asked, tell, cancelled))
@@ -173,24 +172,17 @@ def plan(model: str, **options: Any) -> Planned:
     `options`: gpus, gpu_memory ("80GiB" or bytes), machine, host_memory, seq_len, global_batch_size, dtype, optimizer,
     task.
     """
-    _require_known("plan", options, set(signature(plan_of).parameters) - {"model", "note"})
-    return Planned(as_json(*plan_of(**checked_values({"model": model, **options}), note=say)))
+    return Planned(as_json(*plan_of(_asked(PlanOptions, "plan", {"model": model, **options}), say)))
 
 
-def verify(
-    path: str | Path = "best_config.json",
-    *,
-    steps: int | None = None,
-    minutes: float | None = None,
-    tolerance: float = 0.05,
-    quiet: bool = False,
-) -> Verification:
+def verify(path: str | Path = "best_config.json", *, quiet: bool = False, **options: Any) -> Verification:
     """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went.
 
-    Ctrl-C ends it as it ends `tune`.
+    `options`: steps, minutes, tolerance. Ctrl-C ends it as it ends `tune`.
     """
+    asked = _asked(VerifyOptions, "verify", options)
     with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
-        return run_verification(Path(path), tell, cancelled, steps=steps, minutes=minutes, tolerance=tolerance)
+        return run_verification(Path(path), asked, tell, cancelled)
 
 
 def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
@@ -198,6 +190,10 @@ def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
     return _load(Path(path))
 
 
-def _require_known(function: str, options: Mapping[str, Any], known: Set[str]) -> None:
-    if unknown := sorted(options.keys() - known):
-        raise UsageError(f"{function}() has no option {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+def _asked(options: type[T], function: str, given: Mapping[str, Any]) -> T:
+    """What was given by name, as the command's options. UsageError for what is unknown or cannot be."""
+    known = declared(options)
+    if unknown := sorted(given.keys() - known.keys()):
+        others = sorted(each.name for each in known.values() if not each.option.is_argument)
+        raise UsageError(f"{function}() has no option {', '.join(unknown)}; there are {', '.join(others)}.")
+    return gathered(options, checked_values(options, given))

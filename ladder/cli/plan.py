@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ladder.cli import workload_options as ask
+from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
+from ladder.tuning.declaring import Option, checked
+from ladder.tuning.options import OUTPUT, PlanOptions
 from ladder.units import format_bytes
 
 if TYPE_CHECKING:
     from ladder.search.forecast import Plan
     from ladder.search.space import Space
 
-_MOST_GPUS = 1024
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """How the command prints the plan."""
+
+    output_format: Annotated[Literal["table", "json"], Option("How to print the plan.", OUTPUT, flag="--format")] = (
+        "table"
+    )
 
 
-class Format(str, Enum):
-    table = "table"
-    json = "json"
-
-
-def plan(
-    model: Annotated[str, typer.Argument(help="A Hub id, a folder, a config.json, or a bundled shape.")],
-    gpus: Annotated[int | None, typer.Option(min=1, max=_MOST_GPUS, help="How many; default: the machine's.")] = None,
-    gpu_memory: Annotated[int | None, ask.size_option("Of one GPU, e.g. 80GiB; default: the machine's.")] = None,
-    machine: Annotated[str | None, typer.Option(help="A bundled machine, e.g. a100-80, or a YAML file.")] = None,
-    host_memory: ask.HostMemory = None,
-    seq_len: ask.SeqLen = None,
-    global_batch_size: ask.GlobalBatchSize = None,
-    dtype: ask.Dtype = ask.DtypeName.bf16,
-    optimizer: ask.Optimizer = ask.OptimizerChoice.adamw,
-    task: ask.Task = None,
-    liger: Annotated[
-        bool, typer.Option("--liger/--no-liger", help="On Liger's kernels, which keep no logits.", show_default=False)
-    ] = False,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
-) -> int:
+@takes(PlanOptions, Shown)
+def plan(options: PlanOptions, shown: Shown) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.
 
     Needs no GPU. Memory is what has to be held; where there is room, the allocator keeps up to 40 % more. Speed is a
@@ -55,21 +45,8 @@ def plan(
     from ladder.tuning.planning import as_json, plan_of
     from ladder.tuning.watch.plain import say
 
-    made, space = plan_of(
-        model,
-        say,
-        gpus=gpus,
-        gpu_memory=gpu_memory,
-        machine=machine,
-        host_memory=host_memory,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype.value,
-        optimizer=optimizer.value,
-        task=task.value if task else None,
-        liger=liger,
-    )
-    if output_format is Format.json:
+    made, space = plan_of(checked(options), say)
+    if shown.output_format == "json":
         typer.echo(json.dumps(as_json(made, space), indent=2))
     else:
         _print(made, space)

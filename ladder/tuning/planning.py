@@ -14,58 +14,42 @@ from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.kernels import require_liger
+from ladder.tuning.options import PlanOptions
 from ladder.tuning.problem import knows_offload, micro_batches_of, workload_of
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
-from ladder.workload.workload import Dtype, OptimizerName, Task, Workload
+from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
     from ladder.simulation.paper_machine import SimulatedMachine
 
 _NO_LIMIT = 1 << 60
-_MOST_GPUS = 1024
 
 
-def plan_of(
-    model: str,
-    note: Callable[[str], None],
-    *,
-    gpus: int | None = None,
-    gpu_memory: int | None = None,
-    machine: str | None = None,
-    host_memory: int | None = None,
-    seq_len: int | None = None,
-    global_batch_size: int | None = None,
-    dtype: Dtype = "bf16",
-    optimizer: OptimizerName = "adamw",
-    task: Task | None = None,
-    liger: bool = False,
-) -> tuple[Plan, Space]:
+def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
     """What is expected of each rung, and of which space; sizes in bytes. `note` is told of what was not asked for.
 
     UsageError where too little is given.
     """
-    if gpus is not None and not 1 <= gpus <= _MOST_GPUS:
-        raise UsageError(f"--gpus {gpus} cannot be planned for; give 1 to {_MOST_GPUS}.")
-    simulated = _machine(machine, gpus, gpu_memory)
-    world_size = gpus or (simulated.num_gpus if simulated else 1)
-    shape = resolve_model(model, task=task)
+    simulated = _machine(options.machine, options.gpus, options.gpu_memory)
+    world_size = options.gpus or (simulated.num_gpus if simulated else 1)
+    shape = resolve_model(options.model, task=options.task)
     if shape.note:
         note(shape.note)
     workload = workload_of(
         shape,
         world_size,
         note,
-        task=task,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        dtype=dtype,
-        optimizer=optimizer,
+        task=options.task,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
     )
-    if liger:
+    if options.liger:
         require_liger(workload, "cuda", on_paper=True)
-    space = _space(workload, world_size, simulated, gpu_memory, host_memory, liger=liger)
-    per_node = simulated.num_gpus if simulated is not None and host_memory is None else None
+    space = _space(workload, world_size, simulated, options.gpu_memory, options.host_memory, liger=options.liger)
+    per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
     return make_plan(space, per_node), space
 
 

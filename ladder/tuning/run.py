@@ -27,8 +27,9 @@ from ladder.search.relevance import relevant
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of
+from ladder.tuning.declaring import checked
 from ladder.tuning.kernels import libraries_of
-from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require_effect, require_text
+from ladder.tuning.options import TuneOptions, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.problem import (
     knows_offload,

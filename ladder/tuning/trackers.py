@@ -21,11 +21,11 @@ from ladder.events.verdict import trial_seconds
 from ladder.machine.lease import InterruptedWaitError
 from ladder.search.space import Space
 from ladder.text import shown
-from ladder.tuning.options import TuneOptions
+from ladder.tuning.declaring import spread
+from ladder.tuning.options import TrackerName, TuneOptions
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TrialEnds, TuneEnds, TuneEvent, each_of, ignore
 from ladder.units import gib
 
-TrackerName = Literal["trackio", "wandb", "mlflow"]
 HowItEnded = Literal["succeeded", "failed", "interrupted"]
 """Of a tune: one that was interrupted may be gone on with, and says nothing of what fits."""
 _PACKAGES = {"mlflow": "mlflow-skinny sqlparse"}
@@ -148,7 +148,7 @@ def _open(name: str, asked: TuneOptions) -> Tracker:
         "wandb": _Wandb,
         "mlflow": _Mlflow,
     }
-    config = {key: _plain(value) for key, value in vars(asked).items() if value is not None}
+    config = {key: _plain(value) for key, value in spread(asked).items() if value is not None}
     try:
         with redirect_stdout(sys.stderr):
             return trackers[name](library, asked.model, config)

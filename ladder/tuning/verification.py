@@ -22,9 +22,10 @@ from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
 from ladder.machine.machine import Machine
 from ladder.runs.history import make_private
+from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.kernels import require_bitsandbytes, require_liger
-from ladder.tuning.options import TuneOptions, checked_values, number, whole
+from ladder.tuning.options import TuneOptions, VerifyOptions
 from ladder.tuning.run import workload_and_machine
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
@@ -33,11 +34,6 @@ from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
-_READERS = {
-    "steps": whole(1),
-    "minutes": number("a number above 0", lambda minutes: minutes > 0),
-    "tolerance": number("a number from 0 to 0.99: 0.05 is 5 % slower", lambda share: 0 <= share <= 0.99),
-}
 _TRIAL = "0001"
 
 
@@ -94,20 +90,17 @@ class Verification:
 
 def run_verification(
     path: Path,
+    asked: VerifyOptions,
     tell: Subscriber = ignore,
     cancelled: Callable[[], bool] = lambda: False,
-    *,
-    steps: int | None = None,
-    minutes: float | None = None,
-    tolerance: float = 0.05,
 ) -> Verification:
     """Train as `path` says, in fresh processes, with an evaluation pass and the gathering of weights.
 
-    `steps` optimizer steps, or as many as `minutes` have room for; by default enough to know the speed. Raises
-    UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other GPUs
-    than there are, and for a length or a tolerance that cannot be.
+    As many optimizer steps as were `asked` for, or as the minutes have room for; by default enough to know the speed.
+    Raises UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other
+    GPUs than there are, and for a length or a tolerance that cannot be.
     """
-    _require_sense(steps, minutes, tolerance)
+    asked = _sensible(asked)
     document = load_best_config(path)
     promise = document[SECTION]
     if promise["proof"].get("simulated"):
@@ -137,9 +130,7 @@ def run_verification(
         with _alone_in(run_dir, path), host.opened(machine, workload, rungs, run_dir) as venue:
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
-            spec = _spec(
-                document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(steps, minutes)
-            )
+            spec = _spec(document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked))
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     return Verification(
         path=path,
@@ -148,7 +139,7 @@ def run_verification(
         promised_tokens_per_second=promise["tokens_per_second"],
         promised_device_bytes=int(promise["memory_per_gpu"]["peak_device_gib"] * GIB),
         memory_limit=machine.memory_limit,
-        tolerance=tolerance,
+        tolerance=asked.tolerance,
         seconds=seconds,
     )
 
@@ -162,11 +153,10 @@ def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Mach
     return replace(machine, allocator=allocator_in(environment), num_cores=threads * machine.world_size)
 
 
-def _require_sense(steps: int | None, minutes: float | None, tolerance: float) -> None:
-    if steps is not None and minutes is not None:
+def _sensible(asked: VerifyOptions) -> VerifyOptions:
+    if asked.steps is not None and asked.minutes is not None:
         raise UsageError("steps and minutes both say how long to train; give one of them.")
-    given = {name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None}
-    checked_values({**given, "tolerance": tolerance}, _READERS)
+    return checked(asked)
 
 
 @contextmanager
@@ -220,11 +210,11 @@ def _candidate(promise: Mapping[str, Any], workload: Workload, machine: Machine)
     return candidate_of(candidate_key_in(promise), workload.global_batch_size, machine.world_size)
 
 
-def _steps(steps: int | None, minutes: float | None) -> StepPolicy:
-    if steps is not None:
-        return StepPolicy(minimum=steps, maximum=steps, seconds=_LONGEST_SECONDS)
-    if minutes is not None:
-        return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * minutes, target_spread=0.0)
+def _steps(asked: VerifyOptions) -> StepPolicy:
+    if asked.steps is not None:
+        return StepPolicy(minimum=asked.steps, maximum=asked.steps, seconds=_LONGEST_SECONDS)
+    if asked.minutes is not None:
+        return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * asked.minutes, target_spread=0.0)
     return StepPolicy(minimum=PROOF_STEPS, seconds=PROOF_SECONDS)
 
 

@@ -18,7 +18,8 @@ import pytest
 
 import ladder
 from ladder.errors import NothingFitsError, UsageError
-from ladder.tuning.options import TuneOptions, checked_values
+from ladder.tuning.declaring import checked_values
+from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import TrialBegins, TuneEvent
 
@@ -121,7 +122,7 @@ def test_an_option_that_cannot_be_is_a_usage_error(options: dict[str, Any], word
 def test_every_option_of_a_tune_is_checked() -> None:
     for field in fields(TuneOptions):
         with pytest.raises(UsageError):
-            checked_values({field.name: object()})
+            checked_values(TuneOptions, {field.name: object()})
 
 
 def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
@@ -131,7 +132,7 @@ def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
 
 def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
     given = {"rungs": "zero2", "micro_batches": 4, "allow": "bf16-states", "output": "best.json", "host_memory": "1GiB"}
-    assert checked_values({**given, "model": Path("a"), "gpus": None}) == {
+    assert checked_values(TuneOptions, {**given, "model": Path("a"), "gpus": None}) == {
         "rungs": ("zero2",),
         "micro_batches": (4,),
         "allow": ("bf16-states",),
@@ -146,7 +147,7 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
     ("options", "words"),
     [
         ({"gpus": -4}, "--gpus: -4 will not do"),
-        ({"gpus": 0}, "--gpus 0 cannot be planned for; give 1 to 1024"),
+        ({"gpus": 0}, "--gpus: 0 will not do; give a whole number from 1 to 1024"),
         ({"seq_len": -3}, "--seq-len: -3 will not do"),
         ({"dtype": "fp32"}, "--dtype: 'fp32' is unknown"),
         ({"host_memory": 0}, "--host-memory: 0 will not do"),
