@@ -21,18 +21,7 @@ from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyO
 from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.tuning.trackers import tracking
-from ladder.tuning.tune_events import (
-    Note,
-    RankReported,
-    SearchBegins,
-    Subscriber,
-    TrialBegins,
-    TrialEnds,
-    TuneEnds,
-    TuneEvent,
-    each_of,
-    harmless,
-)
+from ladder.tuning.tune_events import Subscriber, each_of, harmless
 from ladder.tuning.verification import Verification, run_verification
 from ladder.tuning.watch import watching
 from ladder.tuning.watch.plain import say
@@ -40,22 +29,6 @@ from ladder.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "Note",
-    "Planned",
-    "RankReported",
-    "SearchBegins",
-    "TrialBegins",
-    "TrialEnds",
-    "TuneEnds",
-    "TuneEvent",
-    "Tuned",
-    "load_best_config",
-    "plan",
-    "tune",
-    "verify",
-]
 
 T = TypeVar("T")
 _SHOWN_COLUMNS = [

@@ -54,7 +54,7 @@ class WorkloadOptions:
         str,
         Option("A Hub id, a folder, a config.json, or a bundled shape such as tiny-llama.", WORKLOAD, is_argument=True),
     ]
-    task: Annotated[Task | None, Option("What is trained.", WORKLOAD, unset="what the model is made for")] = None
+    task: Annotated[Task | None, Option("The training task.", WORKLOAD, unset="what the model is made for")] = None
     seq_len: Annotated[
         int | None,
         Option("Tokens of a sequence.", WORKLOAD, whole(2), unset="the most that the model takes, up to 2048"),

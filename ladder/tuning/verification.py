@@ -101,14 +101,8 @@ def run_verification(
     GPUs than there are, and for a length or a tolerance that cannot be.
     """
     asked = _sensible(asked)
-    document = load_best_config(path)
+    document = _measured_document(path)
     promise = document[SECTION]
-    if promise["proof"].get("simulated"):
-        # Even a match would say nothing: beside figures of a machine on paper, "slower" blames the wrong one.
-        raise UsageError(
-            f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
-            "run `ladder tune` on the machine itself."
-        )
     with Leases(note=noting(tell), cancelled=cancelled) as leases:
         options = _options(promise, document)
         host = ThisHost(options, leases, tell, cancelled)
@@ -151,6 +145,17 @@ def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Mach
     """
     threads = int(environment.get("OMP_NUM_THREADS", machine.host_threads))
     return replace(machine, allocator=allocator_in(environment), num_cores=threads * machine.world_size)
+
+
+def _measured_document(path: Path) -> dict[str, Any]:
+    document = load_best_config(path)
+    if document[SECTION]["proof"].get("simulated"):
+        # Even a match would say nothing: beside figures of a machine on paper, "slower" blames the wrong one.
+        raise UsageError(
+            f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
+            "run `ladder tune` on the machine itself."
+        )
+    return document
 
 
 def _sensible(asked: VerifyOptions) -> VerifyOptions:
