@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import typer
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from ladder.errors import EXIT_FOUND, UsageError
 from ladder.text import shown
@@ -24,11 +24,11 @@ _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
 class Parameter(NamedTuple):
-    """An option of a command: the parameter it sets, its type, what typer was told of it, and its default."""
+    """An option or argument of a command: the parameter it sets, its type, what typer was told of it, its default."""
 
     name: str
     annotation: Any
-    info: OptionInfo
+    info: ParameterInfo
     default: Any
 
 
@@ -59,7 +59,7 @@ def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, An
         known = _known(command, options, f"{path}: there is no command")
         for name, value in _mapping(values, f"{path}: {command}").items():
             parameter = _known(name, known, f"{path}: ladder {command} has no option")
-            several = _takes_several(parameter) and value is not None and not isinstance(value, list)
+            several = takes_several(parameter) and value is not None and not isinstance(value, list)
             defaults.setdefault(command, {})[parameter.name] = _as_typed([value] if several else value)
     return defaults
 
@@ -119,17 +119,28 @@ def commands_of(app: typer.Typer) -> dict[str, Callable[..., Any]]:
 
 def options_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
     """The options of `command` by their long names without dashes."""
-    callback = commands_of(app)[command]
+    for parameter in _parameters_of(app, command):
+        if isinstance(parameter.info, OptionInfo):
+            # In an annotation the first name stands where a default would; a switch names its opposite, too.
+            given = [str(each).split("/")[0] for each in (parameter.info.default, *(parameter.info.param_decls or ()))]
+            names = [each for each in given if each.startswith("-")]
+            longest = max(names or [f"--{parameter.name.replace('_', '-')}"], key=len)
+            yield longest.lstrip("-"), parameter
+
+
+def arguments_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
+    """The arguments of `command`, which are typed without a name, by what stands for them in a help."""
+    for parameter in _parameters_of(app, command):
+        if not isinstance(parameter.info, OptionInfo):
+            yield parameter.info.metavar or parameter.name.upper(), parameter
+
+
+def _parameters_of(app: typer.Typer, command: str) -> Iterator[Parameter]:
     # Not typing.get_type_hints, which in Python 3.10 makes other types of those that have None for a default.
-    for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
-        annotation = parameter.annotation
-        for info in getattr(annotation, "__metadata__", ()):
-            if isinstance(info, OptionInfo):
-                # In an annotation the first name stands where a default would; a switch names its opposite, too.
-                given = [str(each).split("/")[0] for each in (info.default, *(info.param_decls or ()))]
-                names = [each for each in given if each.startswith("-")]
-                longest = max(names or [f"--{name.replace('_', '-')}"], key=len)
-                yield longest.lstrip("-"), Parameter(name, annotation.__origin__, info, parameter.default)
+    for name, parameter in inspect.signature(commands_of(app)[command], eval_str=True).parameters.items():
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(info, ParameterInfo):
+                yield Parameter(name, parameter.annotation.__origin__, info, parameter.default)
 
 
 def _kind(parameter: Parameter) -> Any:
@@ -139,20 +150,21 @@ def _kind(parameter: Parameter) -> Any:
     return next(kind for kind in get_args(parameter.annotation) if kind is not type(None))
 
 
-def _takes_several(parameter: Parameter) -> bool:
+def takes_several(parameter: Parameter) -> bool:
+    """Whether it may be given several times."""
     return get_origin(_kind(parameter)) is list
 
 
 def _property(parameter: Parameter) -> dict[str, Any]:
     found = schema_of_value(parameter)
-    if _takes_several(parameter):  # one of them may stand without brackets
+    if takes_several(parameter):  # one of them may stand without brackets
         found = {"anyOf": [{"type": "array", "items": found}, found]}
     return {**found, "description": parameter.info.help or ""}
 
 
 def schema_of_value(parameter: Parameter) -> dict[str, Any]:
     """The schema of a value of the option; of one value, where it takes several."""
-    kind = get_args(_kind(parameter))[0] if _takes_several(parameter) else _kind(parameter)
+    kind = get_args(_kind(parameter))[0] if takes_several(parameter) else _kind(parameter)
     if parameter.info.parser is not None:  # a size or a duration, which need their units
         return {"type": "string"}
     if get_origin(kind) is Literal:

@@ -10,10 +10,10 @@ from typing import Any
 
 import typer
 
-from ladder.cli.defaults import Parameter, commands_of, options_of, schema_of_value
+from ladder.cli.defaults import Parameter, arguments_of, commands_of, options_of, schema_of_value, takes_several
 
 _UNSET = re.compile(r"^(.*?)(?: \[default: (.*)\])?$", re.DOTALL)
-_TITLES = ("option", "in Python", "values", "default", "meaning")
+_TITLES = ("option", "values", "default", "meaning")
 
 
 def reference(app: typer.Typer) -> str:
@@ -21,14 +21,18 @@ def reference(app: typer.Typer) -> str:
     sections = [
         "# Commands and options\n\n"
         "Every option can have a default of yours in `ladder.yaml`, under its command and without the dashes: "
-        "`tune: {gpus: 4, gpu-memory: 40GiB}`."
+        "`tune: {gpus: 4, gpu-memory: 40GiB}`. Python callers of `ladder.tune`, `ladder.plan` and `ladder.verify` "
+        "write underscores for dashes, and times in seconds: "
+        '`ladder.tune("llama-2-7b", gpu_memory="40GiB", time_budget=900)`.'
     ]
     for name, callback in commands_of(app).items():
         about = inspect.cleandoc(callback.__doc__ or "").partition("\n\nExamples:")[0]
         sections.append(f"## ladder {name}\n\n{about}")
         panels: dict[str, list[str]] = {}
+        for argument, parameter in arguments_of(app, name):
+            panels.setdefault(parameter.info.rich_help_panel or "Arguments", []).append(_row(argument, parameter))
         for option, parameter in options_of(app, name):
-            panels.setdefault(parameter.info.rich_help_panel or "Options", []).append(_row(option, parameter))
+            panels.setdefault(parameter.info.rich_help_panel or "Options", []).append(_row(f"--{option}", parameter))
         sections += [_table(title, rows) for title, rows in panels.items()]
     return "\n\n".join(sections) + "\n"
 
@@ -42,7 +46,9 @@ def _row(option: str, parameter: Parameter) -> str:
     matched = _UNSET.match(parameter.info.help or "")
     meaning, unset = matched.groups() if matched else ("", None)
     default = unset or _shown(parameter.default)
-    cells = (f"`--{option}`", f"`{parameter.name}`", ", ".join(_values(parameter)), default, meaning)
+    is_renamed = takes_several(parameter) and option != "--" + parameter.name and option.startswith("--")
+    name = f"`{option}`" + (f", in Python `{parameter.name}`" if is_renamed else "")
+    cells = (name, ", ".join(_values(parameter)), default, meaning)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -26,7 +26,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """Where else the command says it."""
+    """Where the figures are logged as well."""
 
     log_to: Annotated[
         TrackerName | None,

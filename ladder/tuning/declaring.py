@@ -42,7 +42,10 @@ class Option:
 
 
 class Contributed(Protocol):
-    """A switch that another module contributes: on, off, or left to ladder where nobody says."""
+    """A switch that another module contributes: on, off, or left to ladder where nobody says.
+
+    It may have an `unset` too, as an Option has.
+    """
 
     @property
     def name(self) -> str:

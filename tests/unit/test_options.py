@@ -103,8 +103,9 @@ def test_it_may_have_a_default_in_ladder_yaml_and_is_in_its_schema(tmp_path: Pat
 
 def test_it_is_in_the_reference() -> None:
     text = reference(app_of(MadeUp)[0])
-    assert "| `--patience` | `patience` | `N`, at least 1, at most 9 | until noon | How long to be patient, in" in text
-    assert "| `--big-pages` | `big_pages` | a switch |  | Try big pages too. |" in text
+    assert "| `--patience` | `N`, at least 1, at most 9 | until noon | How long to be patient, in" in text
+    assert "| `MODEL` | `MODEL` |  | A Hub id" in text
+    assert "| `--big-pages` | a switch |  | Try big pages too. |" in text
 
 
 def test_contributed_switches_land_in_one_mapping_and_come_out_again() -> None:
@@ -147,7 +148,7 @@ def test_the_reference_has_every_option_of_the_schema(capsys: pytest.CaptureFixt
     commands = json.loads(capsys.readouterr().out)["properties"]
     for command, body in commands.items():
         section = text.partition(f"## ladder {command}\n")[2].partition("\n## ")[0]
-        assert re.findall(r"^\| `--(\S+)` \|", section, re.MULTILINE) == list(body["properties"])
+        assert re.findall(r"^\| `--(\S+)`", section, re.MULTILINE) == list(body["properties"])
     assert {each.flag for each in declared(TuneOptions).values() if not each.option.is_argument} <= set(
         re.findall(r"`(--\S+)`", text)
     )
