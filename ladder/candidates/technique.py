@@ -40,6 +40,8 @@ class Consent:
     """The option `--SWITCH/--no-SWITCH`: unless told otherwise, tried where its libraries are installed."""
     help: str = ""
     """Of that option."""
+    unset: str = ""
+    """What happens where the option is not given, in a few words."""
     caution: str = ""
     """Of a technique that `--allow NAME` permits: what the user should know before training with it."""
 

@@ -23,7 +23,7 @@ class Liger(Technique):
     title = "Liger's kernels"
     slot = "kernels"
     consent = Consent(
-        switch="liger", help="Try each rung on Liger's kernels too. [default: where liger-kernel is installed]"
+        switch="liger", help="Try each rung on Liger's kernels too.", unset="where liger-kernel is installed"
     )
     libraries = (Library("liger-kernel", "liger_kernel"),)
     rank_module = "ladder.trial.techniques.liger"

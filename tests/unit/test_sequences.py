@@ -12,7 +12,6 @@ import pytest
 from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.cli.views import QuietView
 from ladder.emit import load_best_config
 from ladder.emit.exporters.registry import exported
 from ladder.errors import EnvironmentFaultError, UsageError
@@ -174,11 +173,11 @@ def tuned(tmp_path: Path, **options: Any) -> TuneOutput:
         "seq_len": 131072,
         "global_batch_size": 16,
         "gpu_memory": 24 * GIB,
-        "liger": True,
+        "switches": {"liger": True},
         "run_dir": tmp_path / "run",
         "output": tmp_path / "best_config.json",
     }
-    return run_tune(TuneOptions(**settings | options), QuietView(), lambda: False)
+    return run_tune(TuneOptions(**settings | options))
 
 
 def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:
