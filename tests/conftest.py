@@ -1,4 +1,4 @@
-"""Fixtures for tests that start real trials on two CPU ranks, or look at a tune that is over."""
+"""Fixtures: shapes and measurements, tests that start real trials on two CPU ranks, and tunes that are over."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from typing import Any
 
 import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
+from helpers.shapes import Point, llama_like, measured
 
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import detect_machine
+from ladder.workload.workload import Workload
+
+
+@pytest.fixture(name="llama_like")
+def llama_like_fixture() -> Callable[..., Workload]:
+    return llama_like
+
+
+@pytest.fixture(scope="session")
+def measured_points() -> list[Point]:
+    return list(measured())
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provocation import FaultyBench, Provocation
+from faults.provocation import FaultyBench, Provocation
 
 from ladder.launch.local import LocalLauncher
 

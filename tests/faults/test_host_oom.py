@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
 from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
-from provocation import FaultyBench
-from test_ranks import ENDLESS, Once, a_step_of, outcome_of
-from tunes import tune_over
+from helpers.tunes import tune_over
 
 from ladder.candidates import RUNGS, Rung
 from ladder.cli.views import QuietView

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from hard_tune import HardTune, hard_tune
+from faults.hard_tune import HardTune, hard_tune
 from helpers import Bench, tiny_trial
 
 from ladder.cli.main import main

@@ -8,84 +8,25 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from helpers import bundled_workload, make_candidate, make_measurement, make_record
+from helpers import bundled_workload, make_candidate, make_record
+from helpers.searches import fitting, make_space, out_of_memory, play
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.outcome import Outcome, Record
 from ladder.search.audit import audit_report
 from ladder.search.auto import _is_worth_a_trial, auto, remaining
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop
-from ladder.search.machine_speed import machine_speed
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
-from ladder.search.speed import predict_speed
 from ladder.units import GIB
 
 CPU_RUNGS = ("zero0", "zero1", "zero2", "zero3")
-
-
-def make_space(*rungs: str, **changes: object) -> Space:
-    """Llama-2-7B on four A100 of 80 GB, without NVMe."""
-    names = rungs or tuple(rung.name for rung in RUNGS if "nvme" not in rung.devices)
-    settings = {
-        "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64),
-        "world_size": 4,
-        "device": "cuda",
-        "memory_limit": 80 * GIB,
-        "host_memory": 1024 * GIB,
-        "engines": tuple(Engine(RUNGS_BY_NAME[name]) for name in names),
-        "micro_batches": (1, 2, 4, 8, 16),
-        "gpu_name": "NVIDIA A100-SXM4-80GB",
-        "num_cores": 64,
-    }
-    return Space(**settings | changes)
 
 
 def decide(space: Space, records: Sequence[Record]) -> Measure:
     decision = auto(space, records)
     assert isinstance(decision, Measure)
     return decision
-
-
-def fitting(space: Space, candidate: Candidate, *, slower: float = 1.0, trial: str = "0001") -> Record:
-    """A record as the prior predicts it, or `slower`."""
-    machine = machine_speed(space.gpu_name, "cuda", space.world_size, space.num_cores)
-    speed = predict_speed(space.workload, candidate, world_size=space.world_size, machine=machine)
-    return make_record(
-        candidate,
-        trial=trial,
-        tokens_per_second=speed.tokens_per_second / slower,
-        measurement=make_measurement(
-            accumulate_seconds=speed.accumulate_seconds * slower,
-            boundary_seconds=speed.boundary_seconds * slower,
-            peak_allocated=20 * GIB,
-            peak_reserved=21 * GIB,
-            peak_device=22 * GIB,
-        ),
-    )
-
-
-def out_of_memory(candidate: Candidate, trial: str = "0001") -> Record:
-    outcome = Outcome(kind="gpu_oom", moment="backward", sentence="ran out", bytes_asked=2 * GIB, bytes_free=GIB)
-    return make_record(candidate, "gpu_oom", trial=trial, outcome=outcome)
-
-
-def play(space: Space, answer_all: str) -> list[Record]:
-    """A whole search in which every candidate fits as predicted, or none does."""
-    records: list[Record] = []
-    for trial in range(200):
-        decision = auto(space, records)
-        if isinstance(decision, Stop):
-            return records
-        name = f"{trial + 1:04d}"
-        for candidate in decision.candidates:
-            assert candidate.key not in {record.candidate_key for record in records}, "tried twice"
-            if answer_all == "oom":
-                records.append(out_of_memory(candidate, name))
-                break
-            records.append(fitting(space, candidate, trial=name))
-    raise AssertionError("the search does not end")
 
 
 def test_auto_is_a_strategy():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 from helpers import make_candidate, make_measurement, make_record
+from helpers.searches import fitting, make_space, out_of_memory, play
 from rich.console import Console
-from test_auto import fitting, make_space, out_of_memory, play
 from typer.testing import CliRunner
 
 from ladder.candidates import RUNGS_BY_NAME

@@ -11,12 +11,10 @@ import pytest
 from helpers import as_a_rank_sees, bundled_workload, make_candidate, make_measurement, make_record, tiny_trial
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.cli.main import main
 from ladder.events.outcome import Outcome, Record
 from ladder.events.protocol import MeasuredEvent
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
-from ladder.runs.stored_run import read_run
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure
@@ -25,7 +23,6 @@ from ladder.search.machine_speed import machine_speed
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
 from ladder.search.why import why_not
-from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.problem import make_space
 from ladder.units import GIB
@@ -202,32 +199,3 @@ def test_what_a_probe_saw_is_recorded_as_a_probes(tmp_path: Path):
     )
     (record,) = judge(TrialRun(spec=spec, events=[[event], [event]]), SEVEN_BILLION, [tried])
     assert (record.purpose, record.tokens_per_second, record.warnings) == ("probe", None, ())
-
-
-def test_a_tune_on_paper_probes_keeps_the_probes_and_goes_on_from_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    command = ["tune", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--launcher", "simulated"]
-    command += ["--machine", "h200", "--run-dir", "run"]
-    shallow = []
-    run_trial = SimulatedLauncher.run
-
-    def watched(launcher, spec, *rest):
-        if spec.probe:
-            shallow.append(spec.model_config_json["num_hidden_layers"])
-        return run_trial(launcher, spec, *rest)
-
-    monkeypatch.setattr(SimulatedLauncher, "run", watched)
-    assert main(command) == 0
-    printed = capsys.readouterr().err
-    assert "probe of " in printed
-    assert " s for a step of few layers" in printed
-    assert set(shallow) == {4}
-    records = read_run(tmp_path / "run").records
-    probes = [record for record in records if record.purpose == "probe"]
-    assert probes
-    assert all(record.tokens_per_second is None for record in probes)
-    assert main(command) == 0
-    assert "probe of " not in capsys.readouterr().err
-    assert len(read_run(tmp_path / "run").records) == len(records)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +10,13 @@ import pytest
 from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of, engine_named, rung_name
-from ladder.cli.views import QuietView
-from ladder.emit import load_best_config
-from ladder.emit.export import exported
-from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.errors import EnvironmentFaultError
 from ladder.search.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
-from ladder.search.remedies import remedies
 from ladder.search.sharing import sharing_engines
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.problem import require_sharing
-from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -160,47 +152,3 @@ def test_sequences_are_shared_with_an_accelerate_whose_trainer_can() -> None:
     for older in ("1.11.0", ""):
         with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later"):
             require_sharing(older)
-
-
-def tuned(tmp_path: Path, **options: Any) -> TuneOutput:
-    """Llama-3.1-8B on eight GPUs held to 24 GiB, on paper."""
-    settings = {
-        "model": "llama-3.1-8b",
-        "machine": "a100-40",
-        "launcher": "simulated",
-        "seq_len": 131072,
-        "global_batch_size": 16,
-        "gpu_memory": 24 * GIB,
-        "liger": True,
-        "run_dir": tmp_path / "run",
-        "output": tmp_path / "best_config.json",
-    }
-    return run_tune(TuneOptions(**settings | options), QuietView(), lambda: False)
-
-
-def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:
-    tuned(tmp_path, allow=("ulysses",))
-    section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
-    assert section["ulysses"] is True
-    assert (section["micro_batch"], section["accumulation"]) == (1, 16)
-    assert section["environment"]["PARALLELISM_CONFIG_SP_SIZE"] == "8"
-    assert any("share each sequence" in warning for warning in section["warnings"])
-    with pytest.raises(UsageError, match="as the environment tells the Trainer"):
-        exported(load_best_config(tmp_path / "best_config.json"), tmp_path / "best_config.json", "trl")
-    script = exported(load_best_config(tmp_path / "best_config.json"), tmp_path / "best_config.json", "torchrun")
-    assert "export PARALLELISM_CONFIG_SP_SIZE=8\n" in script
-    launch = (tmp_path / "best_config.launch.sh").read_text()
-    assert "export ACCELERATE_USE_PARALLELISM_CONFIG=true\n" in launch
-    assert "position_ids" in launch
-
-
-def test_unless_it_is_allowed_no_sequence_is_shared_and_the_user_is_told_that_it_could_be(tmp_path: Path) -> None:
-    found = tuned(tmp_path)
-    assert found.answer is None
-    assert not any("ulysses" in record.candidate_key for record in found.result.records)
-    assert remedies(found.result.space).allow == ("ulysses",)
-
-
-def test_what_cannot_be_shared_is_not_allowed_in_vain(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--allow ulysses has no effect here: sequences are shared at stage 3"):
-        tuned(tmp_path, rungs=("zero2",), allow=("ulysses",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from helpers import make_candidate, make_record
-from test_auto import make_space, out_of_memory
+from helpers.searches import make_space, out_of_memory
 
 from ladder.events.outcome import Outcome
 from ladder.search.space import PARITY, disproved, proven, ruled_out

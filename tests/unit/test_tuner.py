@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record
-from tunes import TWO_RANKS, tune_over
+from helpers.tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import BF16_STATES, RUNGS, RUNGS_BY_NAME
 from ladder.cli.main import main

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from helpers import tiny_trial
+from helpers.searches import fitting, make_space
 from rich.console import Console
-from test_auto import fitting, make_space
 
 from ladder.cli.live import LiveView
 from ladder.cli.progress import Progress

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import WORLD_SIZE
-
+from helpers.values import WORLD_SIZE
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.cli.views import QuietView
 from ladder.launch.base import Launcher
