@@ -1,7 +1,8 @@
-"""Write `requirements/ci.txt`, the exact packages that CI installs: `python scripts/lock.py`, under Python 3.11 on Linux.
+"""Write `requirements/ci.txt`, the exact packages that CI installs: `python scripts/lock.py`.
 
-It installs ladder with its `dev` extra into a new environment, beside the torch that CI takes, and records what came,
-with the hashes that the package index publishes. torch itself is left out: its builds for CPU and CUDA share a version.
+It runs under Python 3.11 on Linux, installs what ladder and its `dev` extra need into a new environment, beside the
+torch that CI takes, and records what came, with the hashes that the package index publishes. torch itself is left out:
+its builds for CPU and for CUDA share a version.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 import venv
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "ci.txt"

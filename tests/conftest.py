@@ -76,7 +76,8 @@ def local_bench(
     """Makes benches with a LocalLauncher, warm or cold; whoever asked for one closes its launcher."""
 
     def make(*, cold: bool = False) -> Bench:
-        marker, cancellation = f"ladder-test-{secrets.token_hex(8)}", []
+        cancellation: list[bool] = []
+        marker = f"ladder-test-{secrets.token_hex(8)}"
         launcher = LocalLauncher(
             marker=marker,
             job=trial_job,

@@ -45,7 +45,7 @@ def lock() -> Path:
 
 
 @pytest.fixture
-def holder(lock: Path):  # type: ignore[no-untyped-def]
+def holder(lock: Path):
     process = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

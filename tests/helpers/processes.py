@@ -35,14 +35,14 @@ class Finished:
 def ladder(*arguments: str, folder: Path) -> Finished:
     """Run the command line in `folder`. Its descendants are known by a variable that they inherit."""
     variable, value = "LADDER_TEST_MARKER", secrets.token_hex(8)
-    with (folder / "stdout.txt").open("w") as output, (folder / "stderr.txt").open("w") as errors:
+    with (folder / "stdout.txt").open("w") as stdout, (folder / "stderr.txt").open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "ladder.cli.main", *arguments],
             cwd=folder,
             env={**os.environ, variable: value, "HF_HUB_OFFLINE": "1", "COLUMNS": "160"},
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
+            stdout=stdout,
+            stderr=stderr,
         )
     num_marked = 0
     while process.poll() is None:
@@ -52,8 +52,8 @@ def ladder(*arguments: str, folder: Path) -> Finished:
     left = processes_with(variable, value)
     for survivor in left:
         survivor.kill()
-    said = [(folder / name).read_text() for name in ("stdout.txt", "stderr.txt")]
-    return Finished(process.returncode, *said, num_marked, len(left))
+    output, errors = ((folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
+    return Finished(process.returncode, output, errors, num_marked, len(left))
 
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:

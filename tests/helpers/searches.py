@@ -20,7 +20,7 @@ BILLION = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=64)
 def make_space(*rungs: str, **changes: object) -> Space:
     """Llama-2-7B on four A100 of 80 GB, without NVMe."""
     names = rungs or tuple(rung.name for rung in RUNGS if "nvme" not in rung.devices)
-    settings = {
+    settings: dict[str, Any] = {
         "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64),
         "world_size": 4,
         "device": "cuda",

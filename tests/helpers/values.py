@@ -24,7 +24,7 @@ PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, 
 
 def bundled_workload(model: str = "tiny-llama", **changes: Any) -> Workload:
     """A causal-lm workload on a bundled shape; `changes` are of the workload's own fields."""
-    settings = {"task": "causal-lm", "seq_len": 64, "global_batch_size": 8} | changes
+    settings: dict[str, Any] = {"task": "causal-lm", "seq_len": 64, "global_batch_size": 8} | changes
     return Workload(model=resolve_model(model), **settings)
 
 
@@ -35,7 +35,7 @@ def make_candidate(
 
 
 def make_measurement(**changes: Any) -> Measurement:
-    settings = {
+    settings: dict[str, Any] = {
         "accumulate_seconds": 1.0,
         "boundary_seconds": 2.0,
         "spread": 0.01,
@@ -50,11 +50,11 @@ def make_measurement(**changes: Any) -> Measurement:
 
 
 def make_record(
-    candidate: Candidate, kind: OutcomeKind = "fits", *, tokens_per_second: float = 100.0, **changes: Any
+    candidate: Candidate, kind: OutcomeKind = "fits", *, tokens_per_second: float | None = 100.0, **changes: Any
 ) -> Record:
     """A record with a measurement where it fits, and with the given outcome where it does not."""
     fits = kind == "fits"
-    settings = {
+    settings: dict[str, Any] = {
         "candidate_key": candidate.key,
         "trial": "0001",
         "purpose": "measure",

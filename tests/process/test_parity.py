@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ladder.trial.model import require_countable
 from ladder.tuning.parity import compare, losses_of, parity_trial
 
 
-def losses(bench: Bench, folder: Path, change: Callable[[TrialSpec], TrialSpec] = lambda spec: spec, **trial: str):
+def losses(bench: Bench, folder: Path, change: Callable[[TrialSpec], TrialSpec] = lambda spec: spec, **trial: Any):
     return losses_of(bench.run(change(parity_trial(tiny_trial(folder, 1, **trial), TINY))))
 
 

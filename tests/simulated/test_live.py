@@ -75,7 +75,7 @@ class Crew:
 
 
 def tune(view: Any, folder: Path) -> None:
-    options = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
+    options: dict[str, Any] = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
     run_tune(TuneOptions(**options, run_dir=folder / "run", output=folder / "best_config.json"), view)
 
 

@@ -85,7 +85,7 @@ def test_an_answer_with_moments_in_8_bits_says_so_and_wins_where_the_usual_ones_
 
 def tuned_for_sequences(tmp_path: Path, **options: Any) -> TuneOutput:
     """Llama-3.1-8B on eight GPUs held to 24 GiB, on paper."""
-    settings = {
+    settings: dict[str, Any] = {
         "model": "llama-3.1-8b",
         "machine": "a100-40",
         "launcher": "simulated",

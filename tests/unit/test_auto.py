@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record
@@ -145,7 +146,7 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_so
     behind: float, deviation: float, fits: float, worth_it: bool
 ):
     speed = 100.0 * (1 - behind)
-    outlook = SimpleNamespace(
+    outlook: Any = SimpleNamespace(
         speed=SimpleNamespace(tokens_per_second=speed),
         deviation=deviation,
         fits=fits,
@@ -191,7 +192,7 @@ def test_once_something_fits_a_trials_first_candidate_decides_about_the_others()
     assert first.first_within == {}  # there is nothing to compare with
     records = [fitting(space, candidate) for candidate in first.candidates]
     later = decide(space, records)
-    best = max(record.tokens_per_second for record in records)
+    best = max(record.tokens_per_second or 0.0 for record in records)
     step = space.workload.global_batch_size * space.workload.seq_len / best
     assert set(later.first_within) == {candidate.key for candidate in later.candidates[1:]}
     assert all(seconds > step / 2 for seconds in later.first_within.values())
@@ -218,7 +219,7 @@ def test_ranks_on_a_cpu_are_searched_too(model: str):
 
 
 @pytest.mark.parametrize("doubtful", [{"num_steps": 1}, {"alloc_retries": 2}])
-def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candidates(doubtful: dict[str, int]):
+def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candidates(doubtful: dict[str, Any]):
     space = make_space("zero2", "zero3")
     tried, other = (next(each for each in space.candidates if each.micro_batch == size) for size in (2, 4))
     known = fitting(space, tried)

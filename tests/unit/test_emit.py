@@ -61,7 +61,7 @@ def test_an_answer_that_changes_the_global_batch_is_refused() -> None:
 @pytest.mark.parametrize("field", ["world_size", "memory_limit", "host_threads", "tokens_per_second"])
 def test_an_answer_without_a_positive_count_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} must be above zero"):
-        answer(**{field: 0})
+        answer("zero3", **{field: 0})
 
 
 # best_config.json

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -270,7 +271,7 @@ def test_the_same_observations_give_the_same_calibration(fitting):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_the_peak_that_candidates_are_sorted_by_is_the_one_that_is_predicted(device: str, llama_like):
+def test_the_peak_that_candidates_are_sorted_by_is_the_one_that_is_predicted(device: Any, llama_like):
     workload = llama_like(8)
     for rung in RUNGS:
         for micro_batch in (1, 4):
@@ -284,7 +285,8 @@ def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:
     shape = resolve_model(str(RESULTS.parent / "models" / "large-vocabulary-1.5b.json"))
     errors = []
     for file in (RESULTS / folder).glob("*.trials.csv"):
-        for row in pd.read_csv(file, dtype={"gradient_checkpointing": str}).query("outcome == 'fits'").itertuples():
+        rows: Any = pd.read_csv(file, dtype={"gradient_checkpointing": str}).query("outcome == 'fits'").itertuples()
+        for row in rows:
             usual = {"True": "on", "False": "off"}.get(getattr(row, "gradient_checkpointing", ""))
             # One of them was timed accumulating, in an engine that did so for others, and kept gradients like them.
             accumulation = row.accumulation if pd.isna(row.accumulate_seconds) else max(row.accumulation, 2)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import as_a_rank_sees, bundled_workload, make_candidate, make_measurement, make_record, tiny_trial
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.events.outcome import Outcome, Record
+from ladder.events.outcome import Outcome, OutcomeKind, Record
 from ladder.events.protocol import MeasuredEvent
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
@@ -32,7 +33,7 @@ SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=1
 
 def space_of(**changes: object) -> Space:
     """Llama-2-7B on four H200 that are held to 40 GiB, without NVMe."""
-    settings = {
+    settings: dict[str, Any] = {
         "workload": SEVEN_BILLION,
         "world_size": 4,
         "device": "cuda",
@@ -149,7 +150,8 @@ def test_from_four_layers_the_steps_of_thirty_two_are_as_measured_within_what_is
 def test_a_probe_that_failed_rules_nothing_out():
     space = space_of()
     tried = candidate(space, "zero3+opt-cpu", 4)
-    for kind, moment in (("crash", "engine"), ("gpu_oom", "forward")):
+    ways: list[tuple[OutcomeKind, str]] = [("crash", "engine"), ("gpu_oom", "forward")]
+    for kind, moment in ways:
         failed = [
             make_record(tried, kind, purpose="probe", trial=trial, outcome=Outcome(kind=kind, moment=moment))
             for trial in ("0001", "0002")

@@ -60,7 +60,7 @@ def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_
         (LLAMA, 6, False),  # 32 heads
         (LLAMA, 32, True),  # a key-value head for each four ranks
         (replace(LLAMA, seq_len=65537), 8, False),
-        (replace(LLAMA, task="seq-classification"), 8, False),
+        (replace(LLAMA, task="seq-classification"), 8, False),  # type: ignore[arg-type]
         (of_model(num_kv_heads=6, num_heads=24), 8, False),
         (of_model(model_type="opt"), 8, False),
         (of_model(model_type="mistral", config={"sliding_window": 4096}), 8, False),

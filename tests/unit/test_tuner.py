@@ -445,7 +445,7 @@ class Noting(QuietView):
     """A view that keeps what is said to the user."""
 
     def __init__(self, notes: list[str]) -> None:
-        self.note = notes.append  # type: ignore[method-assign]
+        self.note = notes.append  # type: ignore[assignment, method-assign]
 
 
 class Dying(Pretender):

@@ -42,7 +42,7 @@ def phase(name: Phase, t: float = 0.0) -> PhaseEvent:
 
 
 def measured(candidate: str = FIRST.key, t: float = 5.0, **changes: Any) -> MeasuredEvent:
-    settings = {
+    settings: dict[str, Any] = {
         "began": 1.0,
         "accumulate_seconds": [1.0, 1.2, 1.1],
         "boundary_seconds": [2.0, 2.4, 2.2],
@@ -59,7 +59,8 @@ def measured(candidate: str = FIRST.key, t: float = 5.0, **changes: Any) -> Meas
 
 
 def failed(outcome: OutcomeKind = "gpu_oom", t: float = 6.0, **changes: Any) -> FailedEvent:
-    settings = {"candidate": SECOND.key, "moment": "backward", "message": "RuntimeError: it failed\nat length"}
+    settings: dict[str, Any] = {"candidate": SECOND.key, "moment": "backward"}
+    settings["message"] = "RuntimeError: it failed\nat length"
     return FailedEvent(t=t, outcome=outcome, **settings | changes)
 
 
