@@ -242,3 +242,33 @@ def test_what_does_not_accumulate_is_not_measured_in_an_engine_that_does(strateg
         records += [fitting(space, candidate, trial=f"{number:04d}") for candidate in decision.candidates]
     assert any(record.candidate_key.endswith("mb=16") for record in records)
     assert mixed <= {"zero3"}
+
+
+def test_where_nothing_is_believed_to_fit_a_few_engines_show_that_it_is_so():
+    space = make_space(memory_limit=2 * GIB)
+    assert not any(believe(space, ()).outlook(candidate).fits > 0.03 for candidate in space.candidates)
+    records = play(space, "oom")
+    engines = {space.by_key[record.candidate_key].engine for record in records}
+    assert 2 <= len(engines) < len(space.engines) / 2
+    assert len(records) == len(engines), "one candidate of each is enough"
+
+
+@pytest.mark.parametrize("gib", [32, 40, 64, 80])
+def test_a_trial_of_an_engine_with_a_candidate_that_surely_fits_has_such_a_one(gib: int):
+    space = make_space(memory_limit=gib * GIB)
+    decision = decide(space, ())
+    own, asked = (
+        max(believe(space, ()).outlook(candidate).fits for candidate in candidates)
+        for candidates in (space.of_engine(decision.engine), decision.candidates)
+    )
+    assert asked > 0.9 or asked == own
+
+
+def test_a_host_with_a_third_too_little_memory_is_believed_to_be_too_small():
+    space = make_space("zero3+param-cpu+opt-cpu")
+    candidate = space.candidates[0]
+    enough = believe(space, ()).outlook(candidate).host
+    small = replace(space, host_memory=int(enough * 2 / 3))
+    assert believe(small, ()).outlook(candidate).fits < 0.03
+    ample = replace(space, host_memory=int(enough * 3 / 2))
+    assert believe(ample, ()).outlook(candidate).fits > 0.97

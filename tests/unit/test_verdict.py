@@ -284,3 +284,9 @@ def test_a_trials_time_is_told_by_phase_of_the_slowest_rank_and_adds_up() -> Non
 def test_a_loss_that_is_infinite_does_not_make_a_report_unreadable() -> None:
     event = measured(losses=[float("inf"), 9.0])
     assert parse_event(event.model_dump_json().encode()) == event
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85, 0.95])
+def test_a_fit_with_a_twentieth_of_the_memory_left_is_not_warned_of(share: float) -> None:
+    record = records_of([measured(peak_device=int(share * LIMIT))], [measured()])[0]
+    assert record.warnings == ()
