@@ -130,8 +130,10 @@ def test_where_files_cannot_be_locked_operators_are_built_all_the_same(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
+    taken = []
     with operators._turn(tmp_path / "one"), operators._turn(tmp_path / "one"):
-        pass
+        taken.append("both")
+    assert taken == ["both"]
 
 
 def _environment() -> dict[str, str]:

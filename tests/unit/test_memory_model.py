@@ -92,7 +92,7 @@ def test_what_fitted_under_the_limit_is_not_gated_away_once_its_engine_is_known(
     known = learn([p for p in deepest if p.candidate.gradient_checkpointing and p.candidate.micro_batch == 1])
     gated = [p for p in deepest if predict(p.workload, p.candidate, known=known).upper > LIMIT + OUTSIDE]
     # 37.2 GiB allocated and 39.5 reserved of 40: the one point that nobody should count on.
-    assert [p.candidate.variant for p in gated] in ([], ["ckpt=off mb=2"])
+    assert [p.candidate.variant for p in gated] == ["ckpt=off mb=2"]
 
 
 def test_nothing_that_ran_out_of_memory_is_predicted_to_fit(measured_points):
@@ -315,3 +315,9 @@ def test_beyond_the_ladder_allocated_memory_is_known_before_any_trial(folder: st
     assert sum(named in key for key, _ in errors) == number  # there is something to compare
     assert max(abs(error) for _, error in errors) < 0.05
     assert statistics.fmean(abs(error) for _, error in errors) < 0.01
+
+
+def test_before_any_trial_a_few_per_cent_are_set_aside_for_what_the_allocator_leaves_in_pieces(llama_like: Build):
+    predicted = predict(llama_like(), candidate("zero2"))
+    allocated = max(predicted.moments.values())
+    assert 0.02 < (predicted.peak - predicted.parts.outside_torch) / allocated - 1 < 0.08

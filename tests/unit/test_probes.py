@@ -18,9 +18,11 @@ from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
 from ladder.search.auto import auto
 from ladder.search.belief import believe
+from ladder.search.cost import expected_seconds
 from ladder.search.decisions import Measure
 from ladder.search.ledger import ledger
 from ladder.search.machine_speed import machine_speed
+from ladder.search.probes import probe_first
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
 from ladder.search.why import why_not
@@ -104,8 +106,7 @@ def test_a_probe_that_shows_a_slow_engine_saves_its_trial():
     space = space_of()
     asked = decide(space, [measured_zero3(space)])
     slow = [probe_record(space, each, slower=2.0) for each in asked.candidates]
-    later = auto(space, [measured_zero3(space), *slow])
-    assert not isinstance(later, Measure) or later.engine != asked.engine
+    assert decide(space, [measured_zero3(space), *slow]).engine != asked.engine
 
 
 def test_a_probe_narrows_the_doubt_about_its_engine_and_is_no_measurement_of_its_candidate():
@@ -201,3 +202,13 @@ def test_what_a_probe_saw_is_recorded_as_a_probes(tmp_path: Path):
     )
     (record,) = judge(TrialRun(spec=spec, events=[[event], [event]]), SEVEN_BILLION, [tried])
     assert (record.purpose, record.tokens_per_second, record.warnings) == ("probe", None, ())
+
+
+def test_an_engine_whose_trial_takes_no_longer_than_a_probe_is_not_probed():
+    space = space_of()
+    belief = believe(space, [measured_zero3(space)])
+    dear = [belief.outlook(candidate(space, "zero3+opt-cpu", 16))]
+    shallow = [belief.outlook(each.candidate, shallow=True) for each in dear]
+    seconds, target = expected_seconds(shallow), 30_700.0
+    assert probe_first(belief, (), dear, 100 * seconds, 100 * target), "a long and hopeless trial was to be probed"
+    assert not probe_first(belief, (), dear, seconds, 100 * target)
