@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.shapes import Point, llama_like, measured
 
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import detect_machine
+from ladder.machine.machine import compiler, detect_machine
 from ladder.workload.workload import Workload
 
 
@@ -32,6 +33,8 @@ def trial_environment() -> dict[str, str]:
     """What CPU ranks see beyond our own environment, with the operator that they all load built."""
     from ladder.tuning.preparation import rank_environment  # here: most tests do without all that it imports
 
+    if shutil.which(compiler()) is None:
+        pytest.skip(f"there is no {compiler()} to build DeepSpeed's shm_comm, which all ranks on the CPU load")
     environment = rank_environment(detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None))
     assert build_operators(["shm_comm"], environment) == {"shm_comm": None}
     return environment
@@ -55,7 +58,9 @@ def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_tune_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def small_tune_done(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]
+) -> tuple[Path, Finished]:
     """A folder with an awkward name in which a real tune has run, on two CPU ranks, and what was seen of it."""
     folder = tmp_path_factory.mktemp('it\'s a "small" tune é')
     done = ladder(*SMALL_TUNE, folder=folder)

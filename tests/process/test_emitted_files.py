@@ -25,6 +25,8 @@ from ladder.workload.workload import ModelShape, Workload
 for needed in ("torch", "deepspeed", "transformers", "accelerate"):
     pytest.importorskip(needed)
 
+pytestmark = pytest.mark.usefixtures("trial_environment")  # the operator that CPU ranks load
+
 PROGRAMS = Path(__file__).parent / "emitted"
 WORLD_SIZE = 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WORLD_SIZE)]
