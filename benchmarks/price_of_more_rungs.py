@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 from search_cases import Case, search, simulated_cases
 
+from ladder.candidates import RUNGS
 from ladder.search.policy import auto
 from ladder.search.space import ranking
+from ladder.techniques.registry import TECHNIQUES
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def run_machine(cases: Sequence[Case]) -> list[tuple[Tune, Tune, Tune]]:
         (
             tuned(case, beyond=False, liger=False),
             tuned(case, beyond=True, liger=False),
-            tuned(case, beyond=True, liger=case.workload.has_liger),
+            tuned(case, beyond=True, liger=any(TECHNIQUES["liger"].suits(case.space(), rung) for rung in RUNGS)),
         )
         for case in cases
     ]

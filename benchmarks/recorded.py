@@ -136,7 +136,7 @@ class Sweep:
             gpu_name=self.machine.gpu_name,
             num_cores=self.machine.num_cores,
             probe_layers=self.facts.get("probe_layers", 0),
-            partial=any(candidate.checkpoint_every == HALF for candidate in candidates),
+            checkpointing=("1/2",) if any(candidate.checkpoint_every == HALF for candidate in candidates) else (),
             only=frozenset(self.rows),
         )
 

@@ -142,7 +142,7 @@ def suggested(space: Space, trial: optuna.Trial) -> Candidate:
     """The candidate that a trial's parameters stand for."""
     engines = {engine.key: engine for engine in space.engines}
     engine = engines[trial.suggest_categorical("engine", sorted(engines))]
-    every = trial.suggest_categorical("checkpoint_every", [0, 1, HALF] if space.partial else [0, 1])
+    every = trial.suggest_categorical("checkpoint_every", [0, 1, HALF] if "1/2" in space.checkpointing else [0, 1])
     size = space.micro_batches[trial.suggest_int("micro_batch_index", 0, len(space.micro_batches) - 1)]
     return Candidate(engine, every, size, space.sequences_per_rank // size)
 

@@ -21,7 +21,8 @@ from ladder.search.space import Space
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
 from ladder.simulation.physics import Physics
-from ladder.tuning.problem import make_space, micro_batches_of
+from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
+from ladder.tuning.problem import make_space, micro_batches_of, problem_of, split_supported
 from ladder.tuning.tuner import Tuner
 from ladder.workload.shapes import default_task
 from ladder.workload.source import resolve_model
@@ -80,10 +81,15 @@ class Case:
         """What the search sees: with or without what lies beyond the documented ladder, and Liger's kernels."""
         rungs = [rung for rung in self.rungs if rung.documented or beyond]
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
-        space, _ = make_space(
-            self.workload, self.machine, rungs, micro_batches, partial=beyond, offload_activations=beyond, liger=liger
+        supported, _ = split_supported(rungs, self.machine)
+        problem = problem_of(self.workload, self.machine)
+        return make_space(
+            problem,
+            supported,
+            micro_batches,
+            techniques=[TECHNIQUES["liger"]] if liger else [],
+            checkpointing=tuple(WAYS_OF_CHECKPOINTING) if beyond else (),
         )
-        return space
 
 
 class Problem(Protocol):

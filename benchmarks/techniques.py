@@ -12,7 +12,8 @@ from typing import Any
 import deepspeed
 
 from ladder.trial import model as trial_model
-from ladder.trial import rank, steps
+from ladder.trial import steps
+from ladder.trial.backends import deepspeed as backend
 from ladder.trial.preload import unhide
 
 
@@ -48,12 +49,12 @@ def keep_moments_in_torchaos_8_bits() -> None:
 
         return AdamW8bit(trial_model._parameter_groups(model.parameters()), lr=1e-5)
 
-    rank.make_optimizer = made
+    backend.make_optimizer = made  # type: ignore[attr-defined]
 
 
 def leave_the_optimizer_to_deepspeed() -> None:
     """Engines from now on make the optimizer that their configuration names."""
-    rank.make_optimizer = lambda spec, model: None  # type: ignore[assignment, return-value]
+    backend.make_optimizer = lambda spec, model: None  # type: ignore[attr-defined]
 
 
 _IN_RANKS: dict[str, Callable[[], None]] = {

@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import CHECKPOINTING, Candidate, Engine, engine_named
+from ladder.candidates import CHECKPOINTING, Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy
 from ladder.events.verdict import judge, trial_seconds
@@ -31,6 +31,7 @@ from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import Machine, detect_machine, operators_of
+from ladder.techniques.keys import engine_named
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.units import gib, parse_bytes

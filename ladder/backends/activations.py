@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Terms
 from ladder.workload.workload import ModelShape, Workload
 
 _NORMS_OF_QUERIES_AND_KEYS = {"qwen3": 6}
@@ -40,34 +40,44 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     net keeps two widths, a LayerNorm input and output. Logits, measured 12.0–13.1 bytes each: the fp32 log-softmax, its
     gradient, and that of the fp32 logits; the 16-bit logits are gone by then. (18 are published for older code.)
     OPT's norms keep their input and output (8 h), its dropout two masks of a byte. Qwen3 norms its queries and keys,
-    too. Of experts, those count that a token meets. With Liger's kernels a norm keeps its input in 16 bits and its
-    output, a net not the activated gate. Ranks that share a sequence each keep their part of it, what attention made of
-    their heads and what they got for it, and copies while it is exchanged (measured: 6 to 8 bytes a query's value).
+    too. Of experts, those count that a token meets. What a technique changes stands in its own module.
     """
-    model, liger = workload.model, candidate.engine.liger
-    tokens = tokens_of_a_rank(workload, candidate, world_size)
-    h, f = model.hidden_size, model.intermediate_size
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = 4 * queries + 4 * keys
-    shared = 2 * queries if candidate.engine.ulysses else 0
-    attention += shared
-    attention += _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
-    norms = ((8 if liger else 16) if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12)) * h
-    net = (6 if liger else 8) if model.gated_mlp else _plain_net_bytes(model)
-    block = norms + attention + net * f * _experts_of_a_token(model)
+    model, terms = workload.model, terms_of(workload, candidate, world_size)
+    tokens, h = terms.tokens, model.hidden_size
+    block = terms.norms * h + terms.attention + terms.net * model.intermediate_size * _experts_of_a_token(model)
     if model.is_encoder_decoder:
         # Half the blocks attend twice; T5 adds position biases, so the scores themselves are kept.
-        block += attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
+        block += terms.attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
     kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
+    again = block + 2 * model.intermediate_size + terms.passing
     # Where inputs wait on the host, one of them is on the GPU, on its way or in use.
     layers = 1 if candidate.offload_activations else model.num_layers
     return Activations(
         kept=float(tokens * layers * kept),
         freed=1 - candidate.checkpointed,
-        block=float(tokens * (block + 2 * f + 3 * shared)) if candidate.gradient_checkpointing else 0.0,
-        tail=float(tokens * (4 if liger else 8) * h),
-        logits=_fused_loss(workload, tokens) if liger else float(tokens * 12 * model.vocab_size),
+        block=float(tokens * again) if candidate.gradient_checkpointing else 0.0,
+        tail=float(tokens * terms.tail * h),
+        logits=float(terms.loss),
     )
+
+
+def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+    """The coefficients of the usual kernels, as the candidate's techniques change them."""
+    model = workload.model
+    tokens = tokens_of_a_rank(workload, candidate, world_size)
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = 4 * queries + 4 * keys + _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
+    terms = Terms(
+        tokens=tokens,
+        norms=16 if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12),
+        attention=attention,
+        net=8 if model.gated_mlp else _plain_net_bytes(model),
+        tail=8,
+        loss=float(tokens * 12 * model.vocab_size),
+    )
+    for technique in candidate.engine.techniques:
+        terms = technique.costs(terms, workload, candidate, world_size)
+    return terms
 
 
 def offloaded_input(workload: Workload, candidate: Candidate, world_size: int) -> float:
@@ -91,15 +101,3 @@ def _plain_net_bytes(model: ModelShape) -> int:
 def _experts_of_a_token(model: ModelShape) -> int:
     active = model.config.get("num_experts_per_tok")
     return active if isinstance(active, int) and active > 0 else 1
-
-
-def _fused_loss(workload: Workload, tokens: int) -> float:
-    """Bytes of Liger's fused linear cross-entropy, which takes the logits in chunks (liger-kernel 0.8.5, ops/).
-
-    A chunk has as many 16-bit logits as `tokens` hidden values, rounded up to a power of two; their gradient replaces
-    them. Gradients of hidden states and head are made at once, the head's with a product of the same size beside it.
-    """
-    h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
-    rows = -(-tokens // -(-vocabulary // h))
-    chunk = min(tokens, 1 << (rows - 1).bit_length())
-    return float(2 * chunk * vocabulary + 2 * tokens * h + 4 * vocabulary * h)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from ladder.errors import EXIT_FOUND, UsageError
 from ladder.units import format_bytes, gib
 
 if TYPE_CHECKING:
+    from ladder.candidates import Technique
     from ladder.search.forecast import Plan, RungPlan
     from ladder.search.space import Space
     from ladder.simulation.paper_machine import SimulatedMachine
@@ -93,7 +95,7 @@ def plan_of(
 ) -> tuple[Plan, Space]:
     """What is expected of each rung, and of which space; sizes in bytes. UsageError where too little is given."""
     from ladder.search.forecast import plan as make_plan
-    from ladder.tuning.kernels import require_liger
+    from ladder.tuning.consent import Consent, techniques_tried
     from ladder.tuning.problem import workload_of
     from ladder.workload.source import resolve_model
 
@@ -114,9 +116,8 @@ def plan_of(
         dtype=dtype,
         optimizer=optimizer,
     )
-    if liger:
-        require_liger(workload, "cuda", on_paper=True)
-    space = _space(workload, world_size, simulated, gpu_memory, host_memory, liger=liger)
+    techniques = techniques_tried(Consent(switches={"liger": liger}), workload, "cuda", on_paper=True)
+    space = _space(workload, world_size, simulated, gpu_memory, host_memory, techniques=techniques)
     per_node = simulated.num_gpus if simulated is not None and host_memory is None else None
     return make_plan(space, per_node), space
 
@@ -149,26 +150,30 @@ def _space(
     gpu_memory: int | None,
     host_memory: int | None,
     *,
-    liger: bool,
+    techniques: Sequence[Technique],
 ) -> Space:
-    from ladder.candidates import RUNGS, Engine
-    from ladder.search.space import Space
-    from ladder.tuning.problem import knows_offload, micro_batches_of
+    from ladder.candidates import RUNGS, Problem
+    from ladder.tuning.consent import ways_of_checkpointing
+    from ladder.tuning.problem import make_space, micro_batches_of
 
     nodes = -(-world_size // simulated.num_gpus) if simulated else 1
     has_nvme = simulated is None or simulated.nvme_space > 0
-    return Space(
+    problem = Problem(
         workload=workload,
         world_size=world_size,
         device="cuda",
         memory_limit=gpu_memory or (simulated.gpu_memory if simulated else 0),
         host_memory=host_memory or (simulated.host_memory * nodes if simulated else _NO_LIMIT),
-        engines=tuple(Engine(rung, liger=liger) for rung in RUNGS if has_nvme or "nvme" not in rung.devices),
-        micro_batches=micro_batches_of(workload, world_size, None),
         gpu_name=simulated.gpu_name if simulated else None,
         num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
         num_nodes=nodes,
-        offload_activations=knows_offload(version("transformers")),
+    )
+    return make_space(
+        problem,
+        [rung for rung in RUNGS if has_nvme or "nvme" not in rung.devices],
+        micro_batches_of(workload, world_size, None),
+        techniques=techniques,
+        checkpointing=ways_of_checkpointing(version("transformers")),
     )
 
 
@@ -208,7 +213,7 @@ def _remedies(space: Space) -> dict[str, Any]:
     from ladder.search.remedies import remedies
 
     sizes = ("gpu_memory", "host_memory", "lora", "qlora")
-    found = asdict(remedies(space))
+    found = remedies(space).plain()
     return {
         f"{key}_gib" if key in sizes else key: gib(value) if key in sizes and value else value
         for key, value in found.items()

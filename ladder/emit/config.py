@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import ADAM_8BIT, BF16_STATES, candidate_of, checkpointing_name, variant_name
+from ladder.candidates import checkpointing_name, variant_name
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
+from ladder.techniques.keys import candidate_of
+from ladder.techniques.registry import TECHNIQUES
 from ladder.units import gib
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task
 
@@ -24,13 +26,6 @@ SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
 _WORKLOAD = {*_WORDS, "seq_len", "global_batch_size", "gradient_clipping"}
-# What accelerate reads where nobody gives it a ParallelismConfig, for the Trainer.
-_SHARED_SEQUENCES = {
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-    "PARALLELISM_CONFIG_SP_BACKEND": "deepspeed",
-    "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE": "true",
-    "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa",
-}
 _AUTO = re.compile(r"\\*auto")
 
 
@@ -63,12 +58,11 @@ def best_config(answer: Answer) -> dict[str, Any]:
 def launch_environment(answer: Answer) -> dict[str, str]:
     """Environment variables under which training runs as it was measured.
 
-    Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls. That ranks
-    share sequences is said here alone: no file of the Trainer's or of DeepSpeed's has a place for it.
+    Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls.
     """
     environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
-    if answer.candidate.engine.ulysses:
-        environment |= _SHARED_SEQUENCES | {"PARALLELISM_CONFIG_SP_SIZE": str(answer.world_size)}
+    for technique in answer.candidate.engine.techniques:
+        environment |= technique.environment(answer.world_size)
     if answer.device == "cuda":
         return environment | answer.allocator
     # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
@@ -119,12 +113,8 @@ def load_best_config(path: Path) -> dict[str, Any]:
 
 
 def checkpointing_in(section: Mapping[str, Any]) -> tuple[int, bool]:
-    """`Candidate.checkpoint_every` and `Candidate.offload_activations` of a "ladder" section.
-
-    Older files say only whether every layer is checkpointed.
-    """
-    every = int(section.get("checkpoint_every", section["gradient_checkpointing"]))
-    return every, section.get("offload_activations", False)
+    """`Candidate.checkpoint_every` and `Candidate.offload_activations` of a "ladder" section."""
+    return section["checkpoint_every"], section["offload_activations"]
 
 
 def candidate_key_in(section: Mapping[str, Any]) -> str:
@@ -155,10 +145,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "rung": candidate.engine.rung.name,
         "engine": candidate.engine.key,
-        "liger": candidate.engine.liger,
-        "bf16_states": candidate.engine.numerics == BF16_STATES,
-        "adam_8bit": candidate.engine.numerics == ADAM_8BIT,
-        "ulysses": candidate.engine.ulysses,
+        **{technique.key: technique in candidate.engine.techniques for technique in TECHNIQUES.values()},
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "checkpoint_every": candidate.checkpoint_every,
         "offload_activations": candidate.offload_activations,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ladder.candidates import Export
 from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.config import SECTION
 from ladder.emit.files import OutputPaths
@@ -22,10 +23,7 @@ from ladder.text import shown
 from ladder.units import GIB, format_bytes
 
 _OF_CAUSAL_LMS = ("axolotl", "llama-factory", "trl")
-_IN_ENVIRONMENT = ("torchrun", "sbatch")
 _CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
-# All that its plugin can switch on for a Llama-like model, as `use_liger_kernel` does.
-_AXOLOTL_LIGER = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 _LOADERS_OF_A_RANK = 4 * GIB
 """For a rank's data loaders, which the trials had none of."""
 
@@ -39,17 +37,30 @@ def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
     task = section["workload"]["task"]
     if target in _OF_CAUSAL_LMS and task != "causal-lm":
         raise UsageError(f"--for {target}: it trains causal-lm models, and this answer is for {task}.")
-    if section.get("ulysses", False) and target not in _IN_ENVIRONMENT:
-        raise UsageError(
-            f"--for {target}: in this answer ranks share each sequence, as the environment tells the Trainer and no "
-            f"file can; take --for {' or '.join(_IN_ENVIRONMENT)}."
-        )
-    if section.get("offload_activations", False) and target == "llama-factory":
-        raise UsageError(
-            "--for llama-factory: this answer keeps activations on the host, which it cannot be told, and without that "
-            "they would not fit; take --for axolotl or --for trl."
-        )
+    settings = settings_in(document)
+    for said in _said(settings, target):
+        if isinstance(said, str):
+            raise UsageError(f"--for {target}: {said}.")
     return EXPORTS[target](document, config.absolute())
+
+
+def _said(settings: Settings, target: str) -> list[Export | str]:
+    """What the answer's techniques and its way of checkpointing say about an export for `target`."""
+    way = settings.way_of_checkpointing
+    return [*(technique.export(target) for technique in settings.techniques), *([way.export(target)] if way else [])]
+
+
+def _apply(settings: Settings, target: str, fragment: dict[str, Any]) -> list[str]:
+    """Change `fragment` as `_said`; returns comments."""
+    notes = []
+    for said in _said(settings, target):
+        assert isinstance(said, Export)  # `exported` has refused the others
+        for name, value in said.changes.items():
+            fragment.pop(name, None)
+            if value is not None:
+                fragment[name] = value
+        notes += [f"# {said.note}"] if said.note else []
+    return notes
 
 
 def making_accelerate(config: Path) -> str:
@@ -91,8 +102,7 @@ def _axolotl(document: Mapping[str, Any], config: Path) -> str:
     }
     if settings.gradient_checkpointing:
         fragment[_CHECKPOINTING_KWARGS] = arguments[_CHECKPOINTING_KWARGS]
-    if settings.liger:
-        fragment |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **dict.fromkeys(_AXOLOTL_LIGER, True)}
+    _apply(settings, "axolotl", fragment)
     run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
     return _with_comment(settings, run) + to_yaml(fragment)
 
@@ -101,7 +111,7 @@ def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
     settings = settings_in(document)
     arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
     # It switches checkpointing by a name of its own.
-    for name in (CHECKPOINTING, _CHECKPOINTING_KWARGS, "use_liger_kernel"):
+    for name in (CHECKPOINTING, _CHECKPOINTING_KWARGS):
         arguments.pop(name, None)
     fragment = {
         "model_name_or_path": settings.model,
@@ -112,11 +122,9 @@ def _llama_factory(document: Mapping[str, Any], config: Path) -> str:
     }
     if settings.gradient_checkpointing:
         fragment["use_reentrant_gc"] = False  # as it was measured
-    if settings.liger:
-        fragment["enable_liger_kernel"] = True
-    note = "# It checkpoints all layers or none: all takes less memory than was measured, and more time.\n"
+    notes = _apply(settings, "llama-factory", fragment)
     run = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
-    return _with_comment(settings, run) + (note if settings.checkpoint_every > 1 else "") + to_yaml(fragment)
+    return _with_comment(settings, run) + _lines(notes) + to_yaml(fragment)
 
 
 def _trl(document: Mapping[str, Any], config: Path) -> str:

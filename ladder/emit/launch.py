@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from ladder.candidates import ADAM_8BIT, Candidate
+from ladder.candidates import Candidate, TrainerOnly
 from ladder.emit.answer import Answer
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
+from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
-
-APPLY_LIGER = "transformers.integrations.liger.apply_liger_kernel(model, None)"
-"""What a script calls that is not the Trainer's: for that `use_liger_kernel` does it."""
 
 # Without `fused` the step makes copies of what it updates, up to twice its bytes, which the trials' did not.
 _OPTIMIZERS = {
@@ -20,9 +18,6 @@ _OPTIMIZERS = {
     "adam": "torch.optim.Adam(…, fused=True)",
     "sgd": "torch.optim.SGD(…)",
 }
-
-
-_IN_8_BITS = {"adamw": "bitsandbytes.optim.AdamW8bit(…)", "adam": "bitsandbytes.optim.Adam8bit(…)"}
 
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
@@ -50,13 +45,17 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
     candidate = answer.candidate
     arguments = trainer_command_line(trainer_arguments(answer, paths.config))
-    scripts = _with_the_trainer_alone if candidate.engine.ulysses else _with_any_script
+    told = (technique.only_the_trainer(answer.world_size) for technique in candidate.engine.techniques)
+    alone = next(filter(None, told), None)
+    scripts = _with_any_script(answer, paths, arguments)
+    if alone is not None:
+        scripts = _with_the_trainer_alone(alone, answer, paths, arguments)
     return f"""\
 Written by ladder for {answer.workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
 {format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}
 
-{scripts(answer, paths, arguments)}"""
+{scripts}"""
 
 
 def _with_any_script(answer: Answer, paths: OutputPaths, arguments: str) -> str:
@@ -66,7 +65,7 @@ def _with_any_script(answer: Answer, paths: OutputPaths, arguments: str) -> str:
 A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
   bash {_quoted(paths.launch)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
-so such a script sets it on its model.{_kernels(answer)}{_on_cpu(answer)}
+so such a script sets it on its model.{_first_calls(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
 {_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
@@ -77,18 +76,16 @@ the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
 
 
-def _with_the_trainer_alone(answer: Answer, paths: OutputPaths, arguments: str) -> str:
-    """Where ranks share sequences, any other script has half of its work to do itself."""
-    on_cpu = "\n- On a CPU it first calls deepspeed.init_distributed()." if answer.device == "cpu" else ""
+def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths, arguments: str) -> str:
+    """Where any other script would have half of the work to do itself."""
+    on_cpu = ("On a CPU it first calls deepspeed.init_distributed().",) if answer.device == "cpu" else ()
+    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu))
     return f"""\
-All {answer.world_size} ranks share each sequence, as the exports below tell the Hugging Face Trainer.
+{alone.sentence}
 Its script takes these arguments after its own. They are also in
 {_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
   bash {_quoted(paths.launch)} train.py {arguments}
-- Sequences have position_ids (torch.arange of their length), and a length that divides by {answer.world_size}.
-- They are neither packed nor padded on the left: attention sees all that comes before a token.
-- Training is one epoch of the data: accelerate's loader ends later ones early. Repeat the data instead.
-- Evaluation is not shared: there each rank has whole sequences, or shorter ones if they do not fit.{on_cpu}"""
+{demands}"""
 
 
 def _accumulating(candidate: Candidate) -> str:
@@ -106,13 +103,14 @@ def _warnings(answer: Answer) -> str:
     return "".join(f"\nWarning: {warning}." for warning in answer.warnings)
 
 
-def _kernels(answer: Answer) -> str:
-    """What only the Trainer's `use_liger_kernel` does by itself."""
-    if not answer.candidate.engine.liger:
-        return ""
-    return f"""
-It was measured on Liger's kernels: before its model goes to DeepSpeed or accelerate, such a script calls
-{APPLY_LIGER}."""
+def _first_calls(answer: Answer) -> str:
+    """What only the Trainer's arguments do by themselves."""
+    return "".join(
+        f"\nIt was measured on {technique.title}: before its model goes to DeepSpeed or accelerate, such a script calls"
+        f"\n{call}."
+        for technique in answer.candidate.engine.techniques
+        if (call := technique.first_call())
+    )
 
 
 def _on_cpu(answer: Answer) -> str:
@@ -125,8 +123,9 @@ for the only one and gives all of them the same data."""
 
 
 def _optimizer(answer: Answer) -> str:
-    names = _IN_8_BITS if answer.candidate.engine.numerics == ADAM_8BIT else _OPTIMIZERS
-    return names[answer.workload.optimizer]
+    name = answer.workload.optimizer
+    special = (technique.optimizer(name) for technique in answer.candidate.engine.techniques)
+    return next(filter(None, special), _OPTIMIZERS[name])
 
 
 def _client_optimizer(answer: Answer) -> str:
@@ -157,8 +156,5 @@ def _quoted(path: object) -> str:
 
 
 def _checkpointing(candidate: Candidate) -> str:
-    if candidate.offload_activations:
-        return "on, keeping activations on the host (offload, transformers 5.23 or later)"
-    if candidate.checkpoint_every < 2:
-        return candidate.checkpointing
-    return f"on for every {candidate.checkpoint_every} layers (every_n_layers, transformers 5.18 or later)"
+    way = WAYS_OF_CHECKPOINTING.get(candidate.checkpointing)
+    return candidate.checkpointing if way is None else way.in_words

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ladder.candidates import ADAM_8BIT, RUNGS_BY_NAME
+from ladder.candidates import RUNGS_BY_NAME, Technique, checkpointing_name
+from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, checkpointing_in, launch_environment, model_folder, original_text
+from ladder.techniques.keys import engine_named
+from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import GIB
 from ladder.workload.workload import Dtype, OptimizerName, Source
 
@@ -32,9 +35,9 @@ class Settings:
     accumulation: int
     checkpoint_every: int
     """Layers of which one is checkpointed; 0 for none."""
-    offload_activations: bool
-    liger: bool
-    adam_8bit: bool
+    checkpointing: str
+    """In a word, as in a candidate's key."""
+    techniques: tuple[Technique, ...]
     world_size: int
     device: Literal["cuda", "cpu"]
     stage: int
@@ -49,6 +52,11 @@ class Settings:
     @property
     def gradient_checkpointing(self) -> bool:
         return self.checkpoint_every > 0
+
+    @property
+    def way_of_checkpointing(self) -> WayOfCheckpointing | None:
+        """None for all layers or none."""
+        return WAYS_OF_CHECKPOINTING.get(self.checkpointing)
 
 
 def settings_of(source: Answer | Settings) -> Settings:
@@ -66,9 +74,8 @@ def settings_of(source: Answer | Settings) -> Settings:
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
         checkpoint_every=candidate.checkpoint_every,
-        offload_activations=candidate.offload_activations,
-        liger=candidate.engine.liger,
-        adam_8bit=candidate.engine.numerics == ADAM_8BIT,
+        checkpointing=candidate.checkpointing,
+        techniques=candidate.engine.techniques,
         world_size=source.world_size,
         device=source.device,
         stage=candidate.engine.rung.stage,
@@ -85,6 +92,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
     workload, model = section["workload"], section["model"]
     name = original_text(model["name"])
     checkpoint_every, offload_activations = checkpointing_in(section)
+    engine, _, _ = section["engine"].partition("[")
     host_gib, warnings = section.get("host_memory_gib"), tuple(section.get("warnings", ()))
     return Settings(
         model=_loadable(name, model["source"], model.get("folder")),
@@ -96,9 +104,8 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         micro_batch=section["micro_batch"],
         accumulation=section["accumulation"],
         checkpoint_every=checkpoint_every,
-        offload_activations=offload_activations,
-        liger=section.get("liger", False),  # files written before there was a choice have none
-        adam_8bit=section.get("adam_8bit", False),
+        checkpointing=checkpointing_name(checkpoint_every, offload_activations),
+        techniques=engine_named(engine).techniques,
         world_size=section["world_size"],
         device=section["device"],
         stage=RUNGS_BY_NAME[section["rung"]].stage,

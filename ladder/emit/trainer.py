@@ -38,12 +38,13 @@ def trainer_arguments(
         switch: settings.gradient_checkpointing,
     }
     if settings.gradient_checkpointing:
-        partial = {"every_n_layers": settings.checkpoint_every} if settings.checkpoint_every > 1 else {}
-        offload = {"offload": True} if settings.offload_activations else {}
-        arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **partial, **offload}
-    if settings.liger:
-        arguments["use_liger_kernel"] = True
-    arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **_optimizer(settings)}
+        way = settings.way_of_checkpointing
+        arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **(way.trainer_options() if way else {})}
+    optimizer = _optimizer(settings)
+    for technique in settings.techniques:
+        for name, value in technique.trainer_arguments().items():
+            (optimizer if name in optimizer else arguments)[name] = value
+    arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **optimizer}
     if settings.device == "cpu":
         arguments["use_cpu"] = True
     return arguments
@@ -71,6 +72,6 @@ def _optimizer(settings: Settings) -> dict[str, Any]:
     if settings.optimizer == "sgd":
         return {"optim": "sgd"}
     # With an optimizer offload accelerate replaces either form of torch's by DeepSpeedCPUAdam.
-    adamw = {"optim": "adamw_bnb_8bit" if settings.adam_8bit else "adamw_torch_fused"}
+    adamw = {"optim": "adamw_torch_fused"}
     # The Trainer has no plain Adam; AdamW without decay takes the same steps.
     return adamw | {"weight_decay": 0.0} if settings.optimizer == "adam" else adamw

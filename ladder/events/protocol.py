@@ -122,13 +122,15 @@ class TrialSpec(_Frozen):
     seq_len: int
     optimizer: OptimizerName
     dtype: Literal["bf16", "fp16"]
+    backend_module: str = "ladder.trial.backends.deepspeed"
+    """What ranks import to train the engine."""
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
-    liger: bool = False
-    """The model runs on Liger's kernels."""
-    adam_8bit: bool = False
-    """Adam's moments are bitsandbytes' of 8 bits."""
-    ulysses: bool = False
+    techniques: tuple[str, ...] = ()
+    """By name."""
+    rank_modules: tuple[str, ...] = ()
+    """What ranks import for the techniques that need it."""
+    shares_sequences: bool = False
     """All ranks work on the same sequences, each on its part of them."""
     same_data: bool = False
     """All ranks train on the same sequences, as those that share them do: to be compared with such."""

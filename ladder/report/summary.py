@@ -9,12 +9,12 @@ from typing import Any
 
 from ladder.emit.export import making_accelerate
 from ladder.emit.files import OutputPaths
-from ladder.emit.launch import APPLY_LIGER
 from ladder.events.outcome import Record
+from ladder.machine.machine_speed import mfu
 from ladder.report.run_data import ReportedRun
 from ladder.search.knobs import turned
-from ladder.search.machine_speed import mfu
 from ladder.search.space import REFUSED, Space
+from ladder.techniques.keys import engine_named
 from ladder.units import counted, format_bytes
 
 _NONE = "–"
@@ -92,11 +92,12 @@ def usage(config: Mapping[str, Any], path: Path) -> str:
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
     simulated = section["proof"].get("simulated")
     verifying = "" if simulated else f"\n# does it still fit, after an upgrade?\nladder verify {answer}"
-    if section.get("ulysses"):
+    techniques = engine_named(section["engine"].partition("[")[0]).techniques
+    if any(technique.only_the_trainer(section["world_size"]) for technique in techniques):
         launch = shlex.quote(str(OutputPaths.beside(path).launch))
         asked = "# a Hugging Face Trainer script, with the arguments and the data that it asks for"
         return f"{asked}\nbash {launch} train.py{verifying}"
-    kernels = f"; it first calls {APPLY_LIGER}" if section.get("liger") else ""
+    calls = "".join(f"; it first calls {call}" for technique in techniques if (call := technique.first_call()))
     accelerate = OutputPaths.beside(path).accelerate
     making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # an older tune did not write it here
     return f"""\
@@ -104,7 +105,7 @@ def usage(config: Mapping[str, Any], path: Path) -> str:
 {exports}
 # a Hugging Face Trainer script; its arguments have to agree: `ladder export {answer} --for trainer`
 torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed {answer}
-# an accelerate script{kernels}
+# an accelerate script{calls}
 {making}accelerate launch --config_file {shlex.quote(str(accelerate))} train.py{verifying}"""
 
 

@@ -18,10 +18,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
-from ladder.candidates import CHECKPOINTING, NUMERICS, RUNGS_BY_NAME, Candidate
+from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Record
 from ladder.runs.journal import DamagedJournalError, Journal, keep_copy, open_storage
+from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 
 SCHEMA_VERSION = 1
@@ -241,9 +242,7 @@ def seconds_of(study: optuna.Study, records: Sequence[Record]) -> dict[str, dict
 def _distributions() -> dict[str, BaseDistribution]:
     return {
         "rung": CategoricalDistribution(list(RUNGS_BY_NAME)),
-        "liger": CategoricalDistribution([False, True]),
-        "numerics": CategoricalDistribution(["", *NUMERICS]),
-        "ulysses": CategoricalDistribution([False, True]),
+        **{name: CategoricalDistribution([False, True]) for name in TECHNIQUES},
         "checkpointing": CategoricalDistribution(list(CHECKPOINTING)),
         "micro_batch": IntDistribution(1, 1 << 40),
     }
@@ -256,9 +255,7 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
         values=None if speed is None else [speed],
         params={
             "rung": candidate.engine.rung.name,
-            "liger": candidate.engine.liger,
-            "numerics": candidate.engine.numerics,
-            "ulysses": candidate.engine.ulysses,
+            **{name: technique in candidate.engine.techniques for name, technique in TECHNIQUES.items()},
             "checkpointing": candidate.checkpointing,
             "micro_batch": candidate.micro_batch,
         },

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from ladder.candidates import engine_named
 from ladder.search.space import Space
+from ladder.techniques.keys import engine_named
 from ladder.workload.workload import ModelShape, Workload
 
 
@@ -32,5 +32,6 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
                 engine_named(name, tuple((knob, value) for knob, value in knobs)) for name, knobs in facts["engines"]
             ),
             "micro_batches": tuple(facts["micro_batches"]),
+            "checkpointing": tuple(facts["checkpointing"]),
         }
     )

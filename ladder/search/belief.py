@@ -11,7 +11,7 @@ from typing import Literal
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement, Record
-from ladder.search.machine_speed import MachineSpeed, machine_speed
+from ladder.machine.machine_speed import MachineSpeed, machine_speed
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,

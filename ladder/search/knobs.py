@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ladder.backends.deepspeed.config import PIN_MEMORY, engine_knobs
+from ladder.backends.deepspeed.config import PIN_MEMORY
+from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.search.space import Space, measured, ranking
@@ -35,7 +36,7 @@ _NOISES = 2.0
 
 def knob_choices(workload: Workload, engine: Engine) -> Choices:
     """What can be turned of `engine`, in elements and switches; nothing at stage 0."""
-    usual = engine_knobs(workload, Engine(engine.rung))
+    usual = backend_of(engine.rung).knobs(workload, Engine(engine.rung))
     choices: dict[str, tuple[bool | int, ...]] = {}
     for name, factors in _FACTORS.items():
         if usual.get(name):  # what a rung has switched off stays so
@@ -49,7 +50,7 @@ def knob_choices(workload: Workload, engine: Engine) -> Choices:
 
 def knobs_of(workload: Workload, engine: Engine) -> dict[str, bool | int]:
     """The value of every knob of `engine` that can be turned."""
-    values = {PIN_MEMORY: True, **engine_knobs(workload, engine), **dict(engine.knobs)}
+    values = backend_of(engine.rung).knobs(workload, engine)
     return {name: values[name] for name in knob_choices(workload, engine)}
 
 

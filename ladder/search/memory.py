@@ -16,8 +16,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
-from ladder.candidates import LIGER, Candidate
+from ladder.backends.activations import terms_of
+from ladder.backends.base import Device, Moment
+from ladder.backends.registry import backend_of
+from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
 from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
@@ -94,15 +96,15 @@ class _Footprint:
     """The moments of a candidate, and what is not known about them: about 12 % of a term, and a few MiB at rest."""
 
     def __init__(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> None:
-        self.moments = moments_of(workload, candidate, world_size, device)
+        backend = backend_of(candidate.engine.rung)
+        self.moments = backend.moments(workload, candidate, world_size, device)
         key, kind = candidate.engine.states, _kind(candidate)
         # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
         doubt = 1.0 if device == "cuda" else 2.5
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
         # What is kept where half of the blocks are checkpointed is mostly the other half's.
         self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.12 * doubt), own)
-        # Liger's loss was the fullest moment of nothing that was measured.
-        self._logits: Factor = (("logits:liger", 0.2) if candidate.engine.liger else ("logits", 0.12), own)
+        self._logits: Factor = (terms_of(workload, candidate, world_size).loss_doubt, own)
         self._buffers: Factor = (("buffers", 0.25),)
         self._live: Factor = (("live", 0.1),)
         states = self.moments[0].parameters + self.moments[0].optimizer
@@ -132,9 +134,9 @@ class _Footprint:
 
 
 def _kind(candidate: Candidate) -> str:
-    """What a block keeps differs with checkpointing and with the kernels."""
+    """What a block keeps differs with checkpointing and with some techniques."""
     kind = {"on": "ckpt", "cpu": "ckpt", "off": "whole"}.get(candidate.checkpointing, "half")
-    return kind + (LIGER if candidate.engine.liger else "")
+    return "+".join([kind, *(each.name for each in candidate.engine.techniques if each.changes_blocks)])
 
 
 def predict_memory(
@@ -265,7 +267,7 @@ def predict_host(
     workload: Workload, candidate: Candidate, world_size: int, ratios: Mapping[str, float]
 ) -> tuple[int, int]:
     """Host memory of all ranks, and its pinned part; at stages 1 and 2 the model may pass through the host at first."""
-    on_host, pinned = offloaded(workload, candidate, world_size)
+    on_host, pinned = backend_of(candidate.engine.rung).host_bytes(workload, candidate, world_size)
     total = _HOST_PROCESS * world_size + on_host
     ratio = ratios.get(candidate.engine.states, ratios.get("", 1.0))
     return int(total * ratio), int(pinned)

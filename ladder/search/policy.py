@@ -34,9 +34,7 @@ def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
 def documented_steps(space: Space) -> list[Candidate]:
     """The ladder as it is written down: micro-batch 1, gradient checkpointing first, then rung after rung."""
     smallest = space.micro_batches[0]
-    engines = [
-        engine for engine in space.engines if engine.rung.documented and not engine.liger and not engine.numerics
-    ]
+    engines = [engine for engine in space.engines if engine.rung.documented and not engine.techniques]
     steps = []
     for index, engine in enumerate(engines):
         for candidate in space.of_engine(engine):

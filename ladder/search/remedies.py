@@ -6,18 +6,18 @@ Everything is predicted, with what trials taught about this machine, and stands 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
-from ladder.backends.deepspeed.memory import moments_of
-from ladder.candidates import NUMERICS, RUNGS, SHARING, Candidate, Engine, divisors
+from ladder.backends.registry import backend_of
+from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors
 from ladder.events.outcome import Record
-from ladder.numerics import numerics_of
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.forecast import MOST_GPUS, num_nodes
 from ladder.search.memory import MemoryPrediction, predict_memory
-from ladder.search.sharing import can_share, sharing_engines
 from ladder.search.space import Space
+from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
@@ -46,16 +46,25 @@ class Remedies:
     """The longest, in tokens."""
     micro_batch: int | None = None
     """Where only larger ones were asked for."""
-    liger: bool = False
-    """Liger's kernels."""
-    allow: tuple[str, ...] = ()
-    """What trains otherwise or asks something of the script, one of them."""
+    techniques: tuple[Technique, ...] = ()
+    """Any one of them."""
     nvme: bool = False
     """The NVMe rungs, unsupported here so far."""
     lora: int | None = None
     """Bytes a GPU needs to train adapters of rank 16 on all linear layers, the weights frozen in 16 bits."""
     qlora: int | None = None
     """The same with the weights in 4 bits, where 16 are too many."""
+
+    def plain(self) -> dict[str, Any]:
+        """All of them as plain values: bytes, tokens, numbers; techniques by the option that asks for them."""
+        facts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "techniques"}
+        switches = {
+            technique.consent.switch: technique in self.techniques
+            for technique in TECHNIQUES.values()
+            if technique.consent.switch
+        }
+        allow = [technique.name for technique in self.techniques if not technique.consent.switch]
+        return facts | switches | {"allow": allow}
 
     def sentence(self, *, on_cpu: bool = False) -> str:
         """All of them in words; empty if none is left. Ranks on the CPU have no GPUs that could be larger."""
@@ -66,8 +75,7 @@ class Remedies:
             f"{format_bytes(self.host_memory)} of host memory" if self.host_memory else "",
             f"--seq-len {self.seq_len}" if self.seq_len else "",
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
-            "--liger" if self.liger else "",
-            *(f"--allow {name}" for name in self.allow),
+            *(technique.consent.option(technique.name) for technique in self.techniques),
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
             f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
             f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
@@ -85,17 +93,6 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
     adapters, trained = _adapter_bytes(workload), workload.model.num_parameters
     passing = needs.besides_states()
     lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
-    has_liger = workload.has_liger and space.device == "cuda" and not any(engine.liger for engine in space.engines)
-    on_liger = [replace(engine, liger=True) for engine in space.engines] if has_liger else []
-    not_allowed = {
-        name: [
-            replace(engine, numerics=name)
-            for engine in space.engines
-            if not engine.numerics and name in numerics_of(engine.rung, workload, space.world_size, space.device)
-        ]
-        for name in NUMERICS
-    }
-    not_allowed[SHARING] = [engine for engine in sharing_engines(space) if engine not in space.engines]
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
     adapts = needs.hosts_ranks and not on_cpu
@@ -105,12 +102,25 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         host_memory=needs.smallest_host(),
         seq_len=needs.longest_sequence(),
         micro_batch=1 if needs.micro_batch > 1 and needs.fit(micro_batch=1) else None,
-        liger=needs.fit(engines=on_liger),
-        allow=tuple(name for name, engines in not_allowed.items() if needs.fit(engines=engines)),
+        techniques=tuple(
+            technique for technique in TECHNIQUES.values() if needs.fit(engines=_untried(technique, space))
+        ),
         nvme=needs.fit(engines=on_disk),
         lora=lora if lora <= space.memory_limit and adapts else None,
         qlora=qlora if qlora <= space.memory_limit < lora and adapts else None,
     )
+
+
+def _untried(technique: Technique, space: Space) -> list[Engine]:
+    """Engines of the space with `technique` too, which are none of the space's."""
+    engines = technique.engines(space, space.engines, space.predicted_peak)
+    if technique.is_tried_everywhere:
+        engines = [
+            engine.having(technique)
+            for engine in space.engines
+            if not engine.has_slot_of(technique) and technique.suits(space, engine.rung)
+        ]
+    return [engine for engine in engines if engine not in space.engines]
 
 
 class _Needs:
@@ -134,10 +144,11 @@ class _Needs:
         world_size = world_size or space.world_size
         hosts, now = (num_nodes(ranks, _GPUS_OF_A_HOST) for ranks in (world_size, space.world_size))
         host = space.host_memory * hosts / now
+        asked = replace(space, workload=workload, world_size=world_size, num_nodes=hosts)
         needs = (
             memory
             for engine in (space.engines if engines is None else engines)
-            if not engine.ulysses or (hosts == 1 and can_share(workload, world_size))
+            if all(each.suits(asked, engine.rung) for each in engine.techniques if each.shares_sequences)
             for memory in self._of(engine, workload, world_size, micro_batch or self.micro_batch)
         )
         return any(
@@ -189,14 +200,15 @@ class _Needs:
         """Bytes that a checkpointed sequence and libraries take of a GPU, whatever else it holds."""
         workload, world_size = self._space.workload, self._space.world_size
         plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
-        moments = moments_of(workload, plain, world_size, device_of(self._space))
+        backend = backend_of(plain.engine.rung)
+        moments = backend.moments(workload, plain, world_size, device_of(self._space))
         passing = max(moment.activations + moment.logits for moment in moments)
         return passing + self._of(plain.engine, workload, world_size, 1)[0].parts.outside_torch
 
     def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> list[MemoryPrediction]:
         """With what checkpointing keeps on the GPU, and on the host where that is tried."""
         kept = _frugal(engine, workload, world_size, micro_batch)
-        candidates = [kept, replace(kept, offload_activations=True)] if self._space.can_offload_activations else [kept]
+        candidates = [kept, *(way.of(kept) for way in self._space.ways_of_checkpointing if way.is_more_frugal)]
         return [
             predict_memory(
                 workload,

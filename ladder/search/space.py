@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.backends.deepspeed.memory import Device
-from ladder.candidates import Candidate, Engine, candidate_of, candidates_of
+from ladder.backends.base import Device
+from ladder.candidates import Candidate, Engine, Problem, candidates_of
+from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.events.outcome import MEMORY_OUTCOMES, Outcome, Record
 from ladder.search.memory import expected_peak
+from ladder.techniques.keys import candidate_of
+from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.workload.shapes import with_layers
 from ladder.workload.workload import Workload
 
-SURE = 0.85
-"""Of the limit: what is predicted to take more, before any trial, is not sure to fit."""
-WORTH = 0.15
-"""Of the limit: what keeping activations elsewhere has to save, so that it is they that are too much."""
 _BROKEN_AFTER = 2
 PARITY = "parity"
 """The moment of a failure that is none of memory: the losses were not the plain rung's."""
@@ -25,36 +24,20 @@ REFUSED = "refused"
 _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
 
 
-@dataclass(frozen=True)
-class Space:
+@dataclass(frozen=True, kw_only=True)
+class Space(Problem):
     """All candidates of a tune. Facts only; everything else is derived."""
 
-    workload: Workload
-    world_size: int
-    device: str
-    memory_limit: int
-    """Bytes per rank."""
-    host_memory: int
-    """Bytes for all ranks together."""
     engines: tuple[Engine, ...]
     """The engines that this machine supports, in the documented order."""
     micro_batches: tuple[int, ...]
     """Ascending divisors of the sequences a rank has per step."""
-    gpu_name: str | None = None
-    """As the driver gives it; the prior of the speed model."""
-    num_cores: int = 16
-    """CPU cores of all nodes: CPU Adam's speed depends on them."""
-    num_nodes: int = 1
-    nvme_path: str | None = None
-    """The folder of the NVMe rungs: what was measured in another one says nothing of this drive."""
     tolerance: float = 0.02
     """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
     probe_layers: int = 0
     """Layers of the model that an engine may be probed with before a full trial is paid for; 0: none."""
-    partial: bool = False
-    """Candidates that checkpoint half of the layers are tried, too."""
-    offload_activations: bool = False
-    """So are those whose activations wait on the host, where checkpointing alone is not sure to make them fit."""
+    checkpointing: tuple[str, ...] = ()
+    """Names of the ways of checkpointing that are tried beside all layers and none."""
     audit: float = 0.0
     """The share of the candidates ruled out unmeasured that is measured anyway, to know how often that was wrong."""
 
@@ -74,10 +57,9 @@ class Space:
         return host if self.device == "cuda" else held * self.world_size
 
     @property
-    def can_offload_activations(self) -> bool:
-        """Whether a candidate's activations may wait on the host."""
-        # An encoder's output is an input of every layer of the decoder, and would be offloaded as often.
-        return self.offload_activations and self.device == "cuda" and not self.workload.model.is_encoder_decoder
+    def ways_of_checkpointing(self) -> list[WayOfCheckpointing]:
+        """Those of `checkpointing` that candidates of this workload can have."""
+        return [way for name in self.checkpointing if (way := WAYS_OF_CHECKPOINTING[name]).suits(self)]
 
     @cached_property
     def shallow(self) -> Workload:
@@ -104,28 +86,11 @@ class Space:
     def _in_order(self, engine: Engine) -> list[Candidate]:
         sharing = engine.ranks_of_a_sequence(self.world_size)
         # Ranks that share a sequence take one at a time: where there is room for more, each can have its own.
-        sizes = (1,) if engine.ulysses else self.micro_batches
-        usual = list(candidates_of(engine, self.sequences_per_rank * sharing, sizes, partial=self.partial))
-        return sorted(
-            [*usual, *self._offloading(usual)],
-            key=lambda candidate: (self.predicted_peak(candidate), candidate.micro_batch),
-        )
-
-    def _offloading(self, usual: Sequence[Candidate]) -> list[Candidate]:
-        """The smallest micro-batch with activations on the host, where checkpointing alone is not sure to make it fit.
-
-        A larger one saves less time than the copies take, so it could win nothing.
-        """
-        if not self.can_offload_activations:
-            return []
-        smallest = min(
-            (candidate for candidate in usual if candidate.checkpoint_every == 1),
-            key=lambda candidate: candidate.micro_batch,
-        )
-        offloading = replace(smallest, offload_activations=True)
-        kept, rest, limit = self.predicted_peak(smallest), self.predicted_peak(offloading), self.memory_limit
-        is_needed = kept > limit or (kept > SURE * limit and kept - rest > WORTH * limit)
-        return [offloading] if is_needed and rest <= limit else []
+        sizes = (1,) if engine.shares_sequences else self.micro_batches
+        usual = list(candidates_of(engine, self.sequences_per_rank * sharing, sizes))
+        ways = self.ways_of_checkpointing
+        others = [other for way in ways for other in way.candidates(self, usual, self.predicted_peak)]
+        return sorted([*usual, *others], key=lambda candidate: (self.predicted_peak(candidate), candidate.micro_batch))
 
     def predicted_peak(self, candidate: Candidate) -> int:
         """Bytes of a rank, before any trial."""
@@ -170,7 +135,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
     A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
     those of the same engine that need at least as much: a larger micro-batch, or the same with less checkpointing. An
-    engine that crashed or hung twice, and of which nothing fits, is taken for broken; so are Liger's kernels. Losses
+    engine that crashed or hung twice, and of which nothing fits, is taken for broken; so are some techniques. Losses
     that are not the plain rung's are so at every micro-batch. What ran out late and in pieces speaks for nobody: alone,
     even that candidate may fit.
     """
@@ -224,9 +189,13 @@ def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut
         # Losses that are others speak of the steps that were compared, and not of the engine.
         if record.purpose != "probe" and record.outcome.moment != PARITY and record.candidate_key in space.by_key
     ]
-    own = [record for record in known if space.by_key[record.candidate_key].engine == engine]
-    on_liger = [record for record in known if engine.liger and space.by_key[record.candidate_key].engine.liger]
-    for what, tried in (("the engine", own), ("Liger's kernels", on_liger)):
+    engines = [(space.by_key[record.candidate_key].engine, record) for record in known]
+    suspects = [("the engine", [record for other, record in engines if other == engine])]
+    for technique in engine.techniques:
+        if technique.breaks_as_one:
+            with_it = [record for other, record in engines if technique in other.techniques]
+            suspects.append((technique.title, with_it))
+    for what, tried in suspects:
         failures = [record for record in tried if record.outcome.kind in ("crash", "hang")]
         if len(failures) >= _BROKEN_AFTER and not any(record.outcome.kind == "fits" for record in tried):
             return RuledOut(failures[-1], f"{what} failed {len(failures)} times ({failures[-1].outcome.kind})")

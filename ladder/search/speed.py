@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from ladder.backends.activations import offloaded_input, tokens_of_a_rank
-from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
+from ladder.backends.registry import backend_of
+from ladder.candidates import Candidate
+from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
-from ladder.search.machine_speed import MachineSpeed, flops_per_token
 from ladder.workload.workload import Workload
 
 _QUANTILE_95 = 1.645  # two-sided: 90 %
@@ -28,13 +27,6 @@ _DEPTH = 0.07
 4 to 10 % from 4 layers to 32 of Llama-2-7B, with offload. What one family's probe hid tells nothing of another's."""
 _DEPTH_OF_UPDATE = 0.17
 """Likewise the optimizer alone: up to 20 % of a step without accumulation."""
-_RAMP_TOKENS = 200.0
-"""Tokens whose compute the start and the end of kernels cost, on a GPU of 1e15 operations a second (estimate)."""
-_LIGER, _LIGER_DOUBT = 0.97, 0.05
-"""Compute with Liger's kernels, relative: less traffic to memory, a loss in pieces (estimate)."""
-_LAUNCH_SECONDS = 0.003
-"""A block's kernels, forward and backward, started one by one from Python. Measured 0.0044 to 0.0051 where 16 cores of
-a shared host feed an H200; a host of one's own is up to three times as fast (estimate)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,29 +83,6 @@ class SpeedCalibration:
     fit: Fit = field(default_factory=Fit)
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """Seconds of a candidate's parts by the machine's prior, before any correction."""
-
-    compute: float
-    ramp: float
-    """What compute takes more because kernels of a finite batch do not fill the GPU: the same for any micro-batch."""
-    launch: float
-    """Host work to start the kernels: the least a micro-step takes, however small its batch."""
-    reduce: float
-    """Reduction of gradients, and their way to the host, in every micro-step."""
-    gather: float
-    """Stage 3's parameters: the transfers, or the host's work for them where that takes longer."""
-    exchange: float
-    """Heads of attention between ranks that share a sequence."""
-    inputs: float
-    """Of layers, on their way to the host in forward and back in backward: the kernels wait for them."""
-    hidden: float
-    """The share of `reduce` that runs beside backward."""
-    update: float
-    """All that only the boundary does: the optimizer, reduction at stages 0 and 1, parameters on their way back."""
-
-
 class _Steps:
     """The times of a candidate's steps, and what is not known about them: standard deviations of logarithms."""
 
@@ -122,7 +91,7 @@ class _Steps:
     ) -> None:
         rung, family = candidate.engine.rung, candidate.engine.rung.family
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
-        self._terms = _terms(workload, candidate, world_size, machine)
+        self._terms = backend_of(rung).step_terms(workload, candidate, world_size, machine)
         doubt = machine.doubt
         self._compute: Factor = (("compute", 0.35 * doubt), *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
@@ -149,8 +118,7 @@ class _Steps:
             ("batch", 0.03 * math.log2(candidate.micro_batch)),
             (f"batch:{family}", 0.015 * math.log2(candidate.micro_batch)),
         )
-        if candidate.engine.liger:
-            self._whole += (("liger", _LIGER_DOUBT),)
+        self._whole += self._terms.doubts
         if shallow:
             self._whole += own("depth", _DEPTH)
         self.names = names_of(
@@ -251,75 +219,3 @@ def _soft_maximum(*seconds: float) -> float:
     """The longest, and a little more where others are nearly as long: overlap is never perfect."""
     longest = max(seconds)
     return longest * math.sqrt(math.sqrt(math.fsum((value / longest) ** 4 for value in seconds)))
-
-
-def _terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> _Terms:
-    """What the steps of `candidate` consist of, with P parameters and N ranks.
-
-    Compute: `flops_per_token`, 4/3 of it in the layers with checkpointing, which run forward twice. A collective over N
-    ranks moves (N − 1)/N of its bytes over each link, an all-reduce twice that. Stage 2 all-reduces its buckets in
-    every micro-step, stages 0 and 1 at the boundary; stage 3 gathers in forward and in backward, and scatters
-    gradients. Offload of the optimizer takes 2 P/N bytes of gradients down, at stage 2 in every micro-step and up
-    again, at stage 1 at the boundary; offload of parameters brings 2 P/N up for each gathering, but for those that
-    stay live. Ranks that share a sequence exchange queries, keys, values and what attention makes of them in each pass.
-    """
-    model, rung = workload.model, candidate.engine.rung
-    p, share = model.num_parameters, model.num_parameters / world_size
-    tokens = tokens_of_a_rank(workload, candidate, world_size)
-    knobs = engine_knobs(workload, candidate.engine)
-    again = 1 + candidate.checkpointed / 3
-    computing = flops_per_token(workload) * again
-    transfer = 2.0 * p * (world_size - 1) / world_size / machine.link_bytes
-    reduce = once = gather = 0.0
-    if rung.stage < 2:
-        once = 2 * transfer
-    if rung.stage == 2:
-        reduce = 2 * transfer
-    if rung.stage in (1, 2):
-        once += transfer
-    if rung.stage < 3 and rung.offload_optimizer != "none":
-        down = 2 * share / machine.pcie_bytes
-        reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
-    if rung.stage == 3:
-        reduce = 2 * transfer
-        # With checkpointing, the second forward pass gathers again what has not stayed live.
-        transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
-        gather = max(transfers * transfer, hooks * machine.host_seconds * model.num_layers)
-    if rung.offload_param != "none":
-        bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
-        gather += 2 * 2 * share * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
-    exchange = 0.0
-    if candidate.engine.ulysses:
-        heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-        passes = 2.0 + candidate.checkpointed
-        exchange = passes * model.num_layers * tokens * 2.0 * heads * (world_size - 1) / world_size / machine.link_bytes
-    token_seconds = computing / (machine.flops * machine.achievable) * (_LIGER if candidate.engine.liger else 1.0)
-    return _Terms(
-        compute=tokens * token_seconds,
-        ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds,
-        launch=_LAUNCH_SECONDS * model.num_layers * again,
-        reduce=reduce,
-        gather=gather,
-        exchange=exchange,
-        inputs=2 * model.num_layers * offloaded_input(workload, candidate, world_size) / machine.pcie_bytes,
-        hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
-        update=once + _update_seconds(candidate, share, world_size, machine),
-    )
-
-
-def _update_seconds(candidate: Candidate, share: float, world_size: int, machine: MachineSpeed) -> float:
-    """Seconds of the optimizer, and of moving what it updated to where the parameters live.
-
-    On the GPU it reads and writes 60 bytes a parameter (derived: states, master, gradients in both widths, norm), half
-    of that with states in bf16, 48 with moments in 8 bits. NVMe moves 30 bytes a parameter (derived: states, master and
-    gradients read, states and master written). Measured: where parameters alone are offloaded, their update reaches the
-    host at a fiftieth of the bus's speed.
-    """
-    rung, back = candidate.engine.rung, 2 * share / machine.pcie_bytes
-    if rung.offload_optimizer == "none":
-        owned = share if rung.stage > 0 else share * world_size
-        width = {BF16_STATES: 30, ADAM_8BIT: 48}.get(candidate.engine.numerics, 60)
-        return width * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
-    if rung.offload_optimizer == "cpu":
-        return share * world_size / machine.cpu_adam_parameters + back
-    return 30 * share * world_size / machine.nvme_bytes + back

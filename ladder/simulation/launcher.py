@@ -290,7 +290,7 @@ def _workload(spec: TrialSpec) -> Workload:
         model=shape_from_config(spec.model_config_json, name="simulated", source="file"),
         task=spec.task,
         seq_len=spec.seq_len,
-        global_batch_size=first.micro_batch * first.accumulation * (1 if spec.ulysses else spec.world_size),
+        global_batch_size=first.micro_batch * first.accumulation * (1 if spec.shares_sequences else spec.world_size),
         dtype=spec.dtype,
         optimizer=spec.optimizer,
     )

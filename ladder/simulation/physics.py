@@ -13,12 +13,14 @@ import random
 from dataclasses import dataclass, replace
 
 from ladder.backends.activations import offloaded_input, tokens_of_a_rank
+from ladder.backends.base import Device, Moment
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.backends.deepspeed.memory import Device, Moment, moments_of, offloaded
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, Candidate, Engine
+from ladder.backends.deepspeed.memory import moments_of, offloaded
+from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.events.protocol import TrialSpec
-from ladder.search.machine_speed import flops_per_token
+from ladder.machine.machine_speed import flops_per_token
 from ladder.simulation.paper_machine import SimulatedMachine
+from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
 
@@ -106,18 +108,17 @@ class Physics:
     def engine_of(self, spec: TrialSpec) -> Engine:
         """The engine that `spec` configures, with the knobs that differ from our defaults."""
         config = spec.deepspeed
-        in_bf16 = config.get("bf16", {}).get("bf16_optimizer_states", False)
-        numerics = ADAM_8BIT if spec.adam_8bit else BF16_STATES if in_bf16 else ""
+        techniques = tuple(TECHNIQUES[name] for name in spec.techniques)
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
         knobs = {name: value for name, value in zero.items() if name != "stage" and not isinstance(value, dict)}
         rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in rungs:
             if engine_knobs(self._workload, Engine(rung)) == knobs:
-                return Engine(rung, (), spec.liger, numerics, spec.ulysses)
+                return Engine(rung, (), techniques)
         usual = engine_knobs(self._workload, Engine(rungs[0]))
         turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
-        return Engine(rungs[0], turned, spec.liger, numerics, spec.ulysses)
+        return Engine(rungs[0], turned, techniques)
 
     def _truth(self, candidate: Candidate) -> Truth:
         fullest, allocated, at_start = self._memory(candidate)
@@ -227,7 +228,7 @@ class Physics:
             gather += 4 * share * (1 - kept) / (pcie if rung.offload_param == "cpu" else min(pcie, disk))
         hidden = self._overlap if knobs.get("overlap_comm") else 0.1
         busy = compute + max(reduce * (1 - hidden), reduce - hidden * 0.6 * compute)
-        if candidate.engine.ulysses:
+        if candidate.engine.shares_sequences:
             heads = tokens_of_a_rank(self._workload, candidate, n) * (model.num_heads + model.num_kv_heads)
             passes = (2 + candidate.checkpointed) * model.num_layers
             busy += passes * (4 * heads * model.head_dim * (n - 1) / n / self._link + 4 * latency)
@@ -252,7 +253,7 @@ class Physics:
         tokens = tokens_of_a_rank(workload, candidate, self._world_size)
         again = 1 + candidate.checkpointed * (4 / 3 * self._stray("recompute") - 1)
         operations = flops_per_token(workload) * again / (self._machine.flops * self._efficiency)
-        liger = candidate.engine.liger
+        liger = any(each.name == "liger" for each in candidate.engine.techniques)
         width = model.hidden_size * (16 if liger else 24) + model.intermediate_size * (6 if liger else 8)
         traffic = tokens * (2.2 * again * model.num_layers * width + (14 if liger else 30) * model.vocab_size)
         launches = 0.0013 * model.num_layers * again
@@ -266,7 +267,8 @@ class Physics:
         p, share = self._workload.model.num_parameters, self._workload.model.num_parameters / n
         if rung.offload_optimizer == "none":
             owned = share if rung.stage else p
-            width = {BF16_STATES: 30, ADAM_8BIT: 48}.get(candidate.engine.numerics, 60)
+            widths = {"bf16-states": 30, "adam-8bit": 48}
+            width = next((widths[each.name] for each in candidate.engine.numerics), 60)
             seconds = width * owned / machine.device_bytes * self._stray("memory_traffic") + 0.004
             return seconds + (80 * share / pcie if rung.offload_param == "cpu" else 0.0)
         if rung.offload_optimizer == "cpu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -14,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import CandidateSpec, TrialSpec
-from ladder.numerics import ELEMENTS_8BIT
-from ladder.trial.preload import unhide
+from ladder.trial.techniques import techniques_of
 
 _AUTO_CLASSES = {
     "causal-lm": AutoModelForCausalLM,
@@ -56,19 +54,10 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
     del keep_alive
     if spec.parity:
         _set_weights_by_name(model, spec)
-    if spec.liger:
-        _use_liger(model)
+    for technique in techniques_of(spec):
+        technique.change_model(model)
     model.train()
     return model
-
-
-def _use_liger(model: PreTrainedModel) -> None:
-    """As the Trainer's `use_liger_kernel` does. RuntimeError where that would change nothing and say so nowhere."""
-    from transformers.integrations.liger import apply_liger_kernel  # imports Triton, which other ranks do without
-
-    apply_liger_kernel(model, None)
-    if "forward" not in vars(model):
-        raise RuntimeError(f"liger-kernel has no fused loss for {type(model).__name__}")
 
 
 def _switch_off_dropout(config: Any) -> None:
@@ -134,28 +123,11 @@ def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optim
 
         optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=rate, adamw_mode=spec.optimizer == "adamw")
         return optimizer
-    if spec.adam_8bit:
-        from bitsandbytes.optim.adam import Adam8bit
-        from bitsandbytes.optim.adamw import AdamW8bit
-
-        of_8_bits: torch.optim.Optimizer = (AdamW8bit if spec.optimizer == "adamw" else Adam8bit)(groups, lr=rate)
-        return of_8_bits
+    for technique in techniques_of(spec):
+        if (special := technique.make_optimizer(groups, rate, spec)) is not None:
+            return special
     cls = torch.optim.AdamW if spec.optimizer == "adamw" else torch.optim.Adam
     return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without it the step makes whole copies
-
-
-def import_optimizer(spec: TrialSpec) -> None:
-    """What `make_optimizer` needs and no server may import. It touches CUDA, and takes memory that is no tensor's."""
-    if spec.adam_8bit:
-        unhide("bitsandbytes")
-        importlib.import_module("bitsandbytes.optim")
-
-
-def require_countable(spec: TrialSpec, optimizer: Any) -> None:
-    """RuntimeError where bitsandbytes would leave most of what it is given as it is, and say so nowhere."""
-    longest = max((tensor.numel() for group in optimizer.param_groups for tensor in group["params"]), default=0)
-    if spec.adam_8bit and longest >= ELEMENTS_8BIT:
-        raise RuntimeError(f"bitsandbytes cannot update {longest:,} elements at once, {ELEMENTS_8BIT:,} are too many")
 
 
 def forget_steps(optimizer: Any) -> None:

@@ -20,6 +20,7 @@ _PRELOAD = (
     "transformers.integrations.sdpa_attention",
     "transformers.loss.loss_utils",
     "accelerate",
+    "ladder.trial.backends.deepspeed",
     "ladder.trial.rank",
 )
 # Likewise, but an engine does without it: DeepSpeed looks there for one more optimizer that ZeRO supports, and its

@@ -9,24 +9,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
 
 from ladder.events.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.trial.backends import backend_of
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
-from ladder.trial.model import (
-    build_model,
-    forget_steps,
-    import_optimizer,
-    make_optimizer,
-    require_countable,
-    set_checkpointing,
-)
+from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.reporter import Reporter, now
-from ladder.trial.sharing import share_attention
 from ladder.trial.steps import Stepper
+from ladder.trial.techniques import techniques_of
 
 # The controller ends a silent trial long before; this only keeps torch from ending a slow one.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
@@ -85,11 +78,12 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         backend, store=store, rank=rank, world_size=spec.world_size, timeout=_COLLECTIVE_TIMEOUT, device_id=device
     )
     clock.lap("init_process_group")
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    clock.lap("init_distributed")
+    backend_of(spec).join(spec)
+    clock.lap("backend")
     _claim_buffers(spec)
     clock.lap("first collectives")
-    import_optimizer(spec)
+    for technique in techniques_of(spec):
+        technique.prepare()
     clock.lap("optimizer")
 
 
@@ -123,14 +117,8 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     model = build_model(spec)
     vocab_size = model.config.vocab_size
     reporter.phase("engine")
-    groups = share_attention(model, spec)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed, mpu=groups
-    )
-    require_countable(spec, engine.basic_optimizer)
-    if spec.parity:
-        forget_steps(engine.optimizer)
-    stepper = Stepper(engine, spec, reporter, vocab_size)
+    training = backend_of(spec).start(model, spec)
+    stepper = Stepper(training, spec, reporter, vocab_size)
     first_seconds = 0.0  # the same on all ranks, so all leave the same candidates out
     for index, candidate in enumerate(spec.candidates):
         if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.trial.backends import Training
 from ladder.trial.model import make_batch
 from ladder.trial.reporter import Reporter
-from ladder.trial.sharing import own_part, whole_loss
+from ladder.trial.techniques import techniques_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,16 @@ class Timings:
 
 
 class Stepper:
-    """Drives the engine through whole optimizer steps of `accumulation` micro-steps each."""
+    """Drives the training through whole optimizer steps of `accumulation` micro-steps each."""
 
-    def __init__(self, engine: Any, spec: TrialSpec, reporter: Reporter, vocab_size: int) -> None:
-        self._engine, self._spec, self._reporter, self._vocab_size = engine, spec, reporter, vocab_size
+    def __init__(self, training: Training, spec: TrialSpec, reporter: Reporter, vocab_size: int) -> None:
+        self._training, self._spec = training, spec
+        self._reporter, self._vocab_size = reporter, vocab_size
         self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
         # Seeded by rank and not by candidate: each candidate of each engine sees the same stream of tokens.
-        self._seed = spec.seed * 1000 + (0 if spec.ulysses or spec.same_data else dist.get_rank())
+        same_data = spec.shares_sequences or spec.same_data
+        self._seed = spec.seed * 1000 + (0 if same_data else dist.get_rank())
+        self._techniques = techniques_of(spec)
         self._generator = torch.Generator().manual_seed(self._seed)
         self._flag = torch.zeros(1, device=spec.device)
         self._before = Step(None, math.inf, math.inf, [], skipped=False)  # the last untimed step
@@ -100,32 +104,26 @@ class Stepper:
         )
 
     def evaluate(self, micro_batch: int) -> None:
-        """One evaluation pass at the candidate's micro-batch; where ranks share sequences, of one rank's part alone."""
-        self._engine.eval()
+        """One evaluation pass at the candidate's micro-batch."""
+        self._training.eval()
         with torch.no_grad(), self._reporter.during("evaluation"):
-            # With Liger's kernels the Trainer asks for no logits where it wants the loss alone.
-            only_loss = {"skip_logits": True} if self._spec.liger else {}
             batch = make_batch(self._spec, self._vocab_size, micro_batch, self._generator)
-            if self._spec.ulysses:  # a whole one is each rank's own then, and mostly more than it has room for
-                batch = {name: part.chunk(self._spec.world_size, dim=1)[0] for name, part in batch.items()}
-            self._engine(**batch, **only_loss)
-        self._engine.train()
+            arguments: dict[str, Any] = {}
+            for technique in self._techniques:
+                batch = technique.evaluation_batch(batch, self._spec)
+                arguments |= technique.evaluation_arguments
+            self._training(**batch, **arguments)
+        self._training.train()
         self._sync()
 
     def gather(self, save_folder: str | None) -> None:
         """Gather the full 16-bit weights on rank 0's host as a save does; written to disk only under `save_folder`."""
         with self._reporter.during("gather"):
-            if save_folder is not None:
-                self._engine.save_16bit_model(save_folder)
-            elif self._engine.zero_optimization_partition_weights():
-                # What save_16bit_model calls before it writes; there is no public way to stop short of the disk.
-                self._engine._zero3_consolidated_16bit_state_dict()
-            else:
-                self._engine.module_state_dict()
+            self._training.gather(save_folder)
             self._sync()
 
     def _optimizer_step(self, candidate: CandidateSpec) -> Step:
-        skipped_before = self._engine.skipped_steps
+        skipped_before = self._training.skipped_steps
         if self._spec.parity:
             self._generator.manual_seed(self._seed)
         seconds, losses = [], []
@@ -136,22 +134,22 @@ class Stepper:
         *before, boundary = self._slowest(seconds)
         accumulate = statistics.median(before) if before else None
         whole = candidate.step_seconds(accumulate, boundary)
-        return Step(accumulate, boundary, whole, losses, skipped=self._engine.skipped_steps > skipped_before)
+        return Step(accumulate, boundary, whole, losses, skipped=self._training.skipped_steps > skipped_before)
 
     def _micro_step(self, candidate: CandidateSpec) -> tuple[float, float]:
         batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
-        if self._spec.ulysses:
-            batch = own_part(batch)
+        for technique in self._techniques:
+            batch = technique.own_batch(batch)
         self._sync()
         start = time.perf_counter()
         with self._reporter.during("forward"):
-            loss = self._engine(**batch).loss
-            if self._spec.ulysses:
-                loss = whole_loss(loss, batch["labels"])
+            loss = self._training(**batch).loss
+            for technique in self._techniques:
+                loss = technique.whole_loss(loss, batch)
         with self._reporter.during("backward"):
-            self._engine.backward(loss)
+            self._training.backward(loss)
         with self._reporter.during("step"):
-            self._engine.step()
+            self._training.step()
             self._sync()
         elapsed = time.perf_counter() - start
         self._reporter.step(elapsed)

@@ -10,10 +10,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, NUMERICS, RUNGS_BY_NAME, SHARING, rung_name
+from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import UsageError
 from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
+from ladder.techniques.keys import engine_named
 from ladder.text import shown
+from ladder.tuning.consent import require_known
 from ladder.units import MIB, parse_bytes
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
@@ -21,8 +23,6 @@ LauncherName = Literal["local", "simulated"]
 Reader = Callable[[Any], Any]
 """Of one value, in its own type; ValueError, with what is wanted, for one that cannot be."""
 _KNOB_TRIALS = 12
-_ALLOWABLE = (*NUMERICS, SHARING)
-"""What `--allow` may name: it trains otherwise than the plain rung does, or asks something of the training script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TuneOptions:
     documented: bool = False
     """Nothing that lies beyond the documented ladder."""
     allow: tuple[str, ...] = ()
-    """Of `_ALLOWABLE`."""
+    """Names of techniques."""
     rungs: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     run_dir: Path | None = None
@@ -67,10 +67,18 @@ class TuneOptions:
     """For the simulated launcher: a machine file, or the name of a bundled machine."""
 
 
+def _is_engine(name: str) -> bool:
+    try:
+        engine_named(name)
+    except KeyError:
+        return False
+    return True
+
+
 def check_rungs(names: Sequence[str], option: str = "--rung", *, or_engines: bool = False) -> tuple[str, ...]:
     """UsageError for a name, given with `option`, that is no rung's (`or_engines`: nor an engine's)."""
     for name in names:
-        if (rung_name(name) if or_engines else name) not in RUNGS_BY_NAME:
+        if name not in RUNGS_BY_NAME and not (or_engines and _is_engine(name)):
             raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
     return tuple(names)
 
@@ -237,19 +245,7 @@ def require_effect(options: TuneOptions) -> None:
             f"--tolerance has no effect with --strategy {options.strategy}, which leaves nothing untried by belief; "
             "leave it out, or use --strategy auto."
         )
-    for name in options.allow:
-        if name not in _ALLOWABLE:
-            raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(_ALLOWABLE)}.")
-    if BF16_STATES in options.allow and options.dtype != "bf16":
-        raise UsageError(f"--allow {BF16_STATES} needs --dtype bf16, not {options.dtype}.")
-    if ADAM_8BIT in options.allow and options.optimizer == "sgd":
-        raise UsageError(f"--allow {ADAM_8BIT} has no effect with --optimizer sgd, which has no moments of Adam's.")
-    numerics = [name for name in options.allow if name in NUMERICS]
-    if numerics and options.rungs and not any(RUNGS_BY_NAME[rung].states_on_gpu for rung in options.rungs):
-        raise UsageError(
-            f"--allow {numerics[0]} has no effect with --rung {options.rungs[0]}; it is for stages 1 to 3 with "
-            "the optimizer on the GPU, so leave one of them out."
-        )
+    require_known(options.allow)
     beyond = ["--liger"] if options.liger else []
     beyond += [f"--allow {name}" for name in options.allow]
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]

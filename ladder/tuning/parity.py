@@ -47,7 +47,7 @@ def as_parity_candidate(candidate: Candidate) -> Candidate:
 
 def as_plain(candidate: Candidate) -> Candidate:
     """What `candidate` is held against: the plain rung, with the candidate's numerics where those are other ones."""
-    plain = replace(PLAIN, numerics=candidate.engine.numerics)
+    plain = replace(PLAIN, techniques=candidate.engine.numerics)
     return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0, offload_activations=False)
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import Version
-
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS, SHARING, Rung, divisors, engines_of
-from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.numerics import numerics_of
-from ladder.search.sharing import can_share, sharing_engines
+from ladder.candidates import RUNGS, SLOTS, Engine, Problem, Rung, Technique, divisors
+from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.workload.shapes import default_seq_len, default_task, depth_of
@@ -24,10 +20,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_BATCH = 128
 _PROBE_LAYERS = 4
-_PARTIAL_SINCE, _OFFLOAD_SINCE = Version("5.18"), Version("5.23")
-"""Of transformers, whose Trainer then takes `every_n_layers` and `offload`."""
-_SHARING_SINCE = Version("1.12")
-"""Of accelerate, which then has `sp_size`."""
 _DEEP = 12
 """A model with fewer layers starts nearly as fast as a probe of it."""
 
@@ -89,96 +81,64 @@ def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] 
     return tuple(sorted(set(wanted))) if wanted else tuple(possible)
 
 
-_WHY_NOT = {
-    BF16_STATES: "no rung that is tried keeps optimizer states on the GPU",
-    ADAM_8BIT: "moments in 8 bits are for GPUs, without an optimizer offload, and at stages 1 and 2 for less than 2.1 "
-    "billion parameters a GPU",
-    SHARING: "sequences are shared at stage 3, by two or more GPUs of one host by which heads and sequence length "
-    "divide, for causal-lm with llama, mistral, qwen2 or qwen3 and attention without a window",
-}
-
-
-def require_effect_of_allowed(
-    workload: Workload, machine: Machine, rungs: Sequence[Rung], allowed: Collection[str]
-) -> None:
-    """UsageError for a name among `allowed` that no engine of these rungs could have here."""
-    can = {name for rung in rungs for name in numerics_of(rung, workload, machine.world_size, machine.device)}
-    if machine.num_nodes == 1 and can_share(workload, machine.world_size) and any(rung.stage == 3 for rung in rungs):
-        can.add(SHARING)
-    for name in allowed:
-        if name not in can:
-            raise UsageError(f"--allow {name} has no effect here: {_WHY_NOT[name]}; leave it out.")
-
-
-def make_space(
-    workload: Workload,
-    machine: Machine,
-    rungs: Sequence[Rung],
-    micro_batches: Sequence[int],
-    *,
-    tolerance: float = 0.02,
-    audit: float = 0.0,
-    liger: bool = False,
-    allowed: Collection[str] = (),
-    partial: bool = False,
-    offload_activations: bool = False,
-) -> tuple[Space, dict[Rung, str]]:
-    """The space of the supported rungs among `rungs`, and the others with the reason."""
-    unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
-    supported = [rung for rung in RUNGS if rung in rungs and rung not in unsupported]
-
-    def numerics(rung: Rung) -> list[str]:
-        possible = numerics_of(rung, workload, machine.world_size, machine.device)
-        return [name for name in possible if name in allowed]
-
-    space = Space(
+def problem_of(workload: Workload, machine: Machine) -> Problem:
+    """What is trained and what on, as the search sees it."""
+    return Problem(
         workload=workload,
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
         host_memory=machine.host_memory,
-        engines=tuple(
-            engine for rung in supported for engine in engines_of(rung, liger=liger, numerics=numerics(rung))
-        ),
-        micro_batches=tuple(micro_batches),
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,
         num_nodes=machine.num_nodes,
         nvme_path=str(machine.nvme_path.absolute()) if machine.nvme_path is not None else None,
-        tolerance=tolerance,
-        probe_layers=_PROBE_LAYERS if depth_of(workload.model) >= _DEEP else 0,
-        audit=audit,
-        partial=partial,
-        offload_activations=offload_activations,
     )
-    if SHARING in allowed:
-        space = replace(space, engines=(*space.engines, *sharing_engines(space)))
-    return space, unsupported
 
 
-def knows_partial(transformers: str) -> bool:
-    """Whether this version of transformers can checkpoint every second layer, in trials and in the user's training."""
-    return _is_since(transformers, _PARTIAL_SINCE)
+def make_space(
+    problem: Problem,
+    rungs: Sequence[Rung],
+    micro_batches: Sequence[int],
+    *,
+    techniques: Sequence[Technique] = (),
+    checkpointing: Sequence[str] = (),
+    tolerance: float = 0.02,
+    audit: float = 0.0,
+) -> Space:
+    """The candidates of `rungs`, which this machine supports, with and without each of `techniques`.
+
+    `checkpointing` names the ways of it that are tried beside all layers and none.
+    """
+    space = Space(
+        **{field.name: getattr(problem, field.name) for field in fields(Problem)},
+        engines=tuple(engine for rung in rungs for engine in _engines_of(rung, problem, techniques)),
+        micro_batches=tuple(micro_batches),
+        tolerance=tolerance,
+        probe_layers=_PROBE_LAYERS if depth_of(problem.workload.model) >= _DEEP else 0,
+        audit=audit,
+        checkpointing=tuple(checkpointing),
+    )
+    for technique in techniques:
+        more = technique.engines(space, space.engines, space.predicted_peak)
+        space = replace(space, engines=(*space.engines, *(more or ())))
+    return space
 
 
-def knows_offload(transformers: str) -> bool:
-    """Whether this version of transformers can keep activations on the host, likewise."""
-    return _is_since(transformers, _OFFLOAD_SINCE)
+def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -> list[Engine]:
+    """The plain engine of `rung`, and with one technique of each slot, in every combination."""
+    everywhere = [each for each in techniques if each.suits(problem, rung) and each.is_tried_everywhere]
+    engines = [Engine(rung)]
+    for slot in reversed(SLOTS):
+        of_slot = [each for each in everywhere if each.slot == slot]
+        engines += [engine.having(each) for engine in engines for each in of_slot]
+    return engines
 
 
-def require_sharing(accelerate: str) -> None:
-    """EnvironmentFaultError where this version of accelerate lets no ranks share sequences in the user's training."""
-    if not _is_since(accelerate, _SHARING_SINCE):
-        raise EnvironmentFaultError(
-            f"--allow {SHARING} needs accelerate {_SHARING_SINCE} or later, and here is {accelerate or 'none'}."
-        )
-
-
-def _is_since(version: str, since: Version) -> bool:
-    try:
-        return Version(version) >= since
-    except ValueError:  # none is installed, or one that somebody built and named
-        return False
+def split_supported(rungs: Sequence[Rung], machine: Machine) -> tuple[list[Rung], dict[Rung, str]]:
+    """Those of `rungs` that `machine` supports, in the documented order, and the others with the reason."""
+    unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
+    return [rung for rung in RUNGS if rung in rungs and rung not in unsupported], unsupported
 
 
 def run_fingerprint(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ladder import __version__
-from ladder.candidates import ADAM_8BIT, RUNGS, SHARING, Rung
+from ladder.candidates import RUNGS, Rung
 from ladder.emit import Answer, best_config, emit_all
 from ladder.events.outcome import Record
 from ladder.machine.lease import Leases
@@ -29,17 +29,16 @@ from ladder.search.space import Space
 from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.text import shown
 from ladder.tuning.answering import answer_of, said_to_be_simulated
-from ladder.tuning.kernels import about_liger, libraries_of, require_bitsandbytes, tries_liger
+from ladder.tuning.consent import Consent, advice, libraries_of, techniques_tried, ways_of_checkpointing
+from ladder.tuning.consent import require_effect as require_effect_of_techniques
 from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, writable_output
 from ladder.tuning.problem import (
-    knows_offload,
-    knows_partial,
     make_space,
     micro_batches_of,
-    require_effect_of_allowed,
-    require_sharing,
+    problem_of,
     run_fingerprint,
+    split_supported,
     workload_of,
 )
 from ladder.tuning.tuner import Tuner, TuneResult, View
@@ -86,20 +85,17 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
     paper = paper_machine(options)
     workload, machine = workload_and_machine(options, paper, view, leases)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
-    asked_liger = False if options.documented else options.liger
-    liger = tries_liger(asked_liger, workload, machine.device, on_paper=paper is not None)
+    consent = Consent(switches={"liger": options.liger}, allow=options.allow, documented=options.documented)
+    techniques = techniques_tried(consent, workload, machine.device, on_paper=paper is not None)
     rungs = _rungs(options)
-    require_effect_of_allowed(workload, machine, rungs, options.allow)
-    if paper is None and ADAM_8BIT in options.allow:
-        require_bitsandbytes()
-    if paper is None and (sentence := about_liger(asked_liger, workload, machine.device)):
-        view.note(sentence)
+    require_effect_of_techniques(techniques, problem_of(workload, machine), rungs)
+    if paper is None:
+        for sentence in advice(consent, workload, machine.device):
+            view.note(sentence)
     output = writable_output(options.output, read_files(options, workload.model))
     if options.save_weights is not None:
         require_folder(options.save_weights)
     versions = package_versions()
-    if paper is None and SHARING in options.allow:
-        require_sharing(versions["accelerate"])
     fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
     run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
     leases.name_run(run_dir)
@@ -109,17 +105,15 @@ def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool
         else:
             opening = on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=options.cold)
         with opening as venue:
-            space, unsupported = make_space(
-                workload,
-                venue.machine,
-                rungs,
+            supported, unsupported = split_supported(rungs, venue.machine)
+            space = make_space(
+                problem_of(workload, venue.machine),
+                supported,
                 micro_batches,
+                techniques=techniques,
+                checkpointing=ways_of_checkpointing(versions["transformers"], documented=options.documented),
                 tolerance=options.tolerance,
                 audit=options.audit,
-                liger=liger,
-                allowed=options.allow,
-                partial=not options.documented and knows_partial(versions["transformers"]),
-                offload_activations=not options.documented and knows_offload(versions["transformers"]),
             )
             history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
             view.searching(space, unsupported, relevant(space, history.records))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import ADAM_8BIT, Candidate, Engine
+from ladder.backends.registry import backend_of
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.machine.machine import Machine
@@ -26,9 +26,10 @@ def engine_config(
 
     It accumulates twice at most: accumulating and boundary micro-steps are timed apart, and more would tell nothing.
     """
-    return deepspeed_config(
+    engine = candidates[0].engine
+    return backend_of(engine.rung).configuration(
         workload,
-        candidates[0].engine,
+        engine,
         micro_batch=candidates[0].micro_batch,
         accumulation=2 if any(candidate.accumulation > 1 for candidate in candidates) else 1,
         world_size=world_size,
@@ -78,10 +79,11 @@ def trial_spec(
         seq_len=workload.seq_len,
         optimizer=workload.optimizer,
         dtype=workload.dtype,
+        backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed,
-        liger=engine.liger,
-        adam_8bit=engine.numerics == ADAM_8BIT,
-        ulysses=engine.ulysses,
+        techniques=tuple(technique.name for technique in engine.techniques),
+        rank_modules=tuple(technique.rank_module for technique in engine.techniques if technique.rank_module),
+        shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
         steps=steps,

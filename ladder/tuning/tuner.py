@@ -221,7 +221,7 @@ class Tuner:
         own, plain = as_parity_candidate(candidate), as_plain(candidate)
         if own == plain:
             return Parity(agrees=True)
-        same_data = own.engine.ulysses
+        same_data = own.engine.shares_sequences
         against = plain.key, same_data
         if not self._plain_losses.get(against):
             self._plain_losses[against] = self._losses(plain, same_data)

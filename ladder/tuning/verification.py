@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import ADAM_8BIT, Candidate, candidate_of
+from ladder.candidates import Candidate
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
 from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
@@ -22,7 +22,8 @@ from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
 from ladder.machine.machine import Machine
 from ladder.runs.history import make_private
-from ladder.tuning.kernels import require_bitsandbytes, require_liger
+from ladder.techniques.keys import candidate_of
+from ladder.tuning.consent import require_usable
 from ladder.tuning.options import TuneOptions, checked_values, number, whole
 from ladder.tuning.run import TuneView, workload_and_machine
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
@@ -128,10 +129,8 @@ def run_verification(
             view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
-        if candidate.engine.liger:
-            require_liger(workload, machine.device)
-        if candidate.engine.numerics == ADAM_8BIT:
-            require_bitsandbytes()
+        for technique in candidate.engine.techniques:
+            require_usable(technique, workload, machine.device)
         run_dir = Path("ladder-runs") / f"verify-{promise['digest']}"
         make_private(run_dir)
         leases.name_run(run_dir)
@@ -252,7 +251,7 @@ def _spec(
             config["zero_optimization"][name] = {**section, "nvme_path": str(swap)}
     accumulation = min(2, candidate.accumulation)  # timed apart, as in the tune
     config["gradient_accumulation_steps"] = accumulation
-    if not candidate.engine.ulysses:
+    if "train_batch_size" in config:
         config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
     return trial_spec(
         _TRIAL,

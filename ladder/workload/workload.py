@@ -13,9 +13,6 @@ Dtype = Literal["bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Source = Literal["bundled", "hub", "folder", "file"]
 
-LIGER_FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
-"""Families known here whose norms, nets and causal-lm loss liger-kernel 0.8 replaces."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -67,11 +64,6 @@ class Workload:
     optimizer: OptimizerName = "adamw"
     gradient_clipping: float = 1.0
     """Maximal gradient norm; 0 switches clipping off."""
-
-    @property
-    def has_liger(self) -> bool:
-        """Whether Liger's kernels can train it, on a GPU."""
-        return self.task == "causal-lm" and self.model.model_type in LIGER_FAMILIES
 
     def fingerprint(self) -> str:
         """Twelve hex digits that change whenever anything about the training changes."""

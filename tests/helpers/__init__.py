@@ -11,6 +11,8 @@ from helpers.values import (
     make_candidate,
     make_measurement,
     make_record,
+    problem_for,
+    space_on,
     tiny_trial,
 )
 
@@ -28,7 +30,9 @@ __all__ = [
     "make_candidate",
     "make_measurement",
     "make_record",
+    "problem_for",
     "processes_with",
+    "space_on",
     "tiny_trial",
     "wait_until",
 ]

@@ -7,9 +7,9 @@ from typing import Any
 from helpers.values import bundled_workload, make_measurement, make_record
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.outcome import Outcome, Record
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.auto import auto
 from ladder.search.decisions import Stop
-from ladder.search.machine_speed import machine_speed
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
 from ladder.units import GIB
@@ -43,7 +43,7 @@ def space_of(*engines: Engine, **changes: Any) -> Space:
         "host_memory": 1 << 60,
         "engines": engines or tuple(map(Engine, RUNGS)),
         "micro_batches": (1, 2, 4),
-        "partial": True,
+        "checkpointing": ("1/2",),
     }
     return Space(**settings | changes)
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers.values import WORLD_SIZE
+from helpers.values import WORLD_SIZE, space_on
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.cli.views import QuietView
 from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine
 from ladder.runs.history import History
-from ladder.tuning.problem import make_space
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -33,7 +32,7 @@ def tune_over(
     **options: Any,
 ) -> TuneResult:
     """Tune with a history in `folder`, unwatched unless a `view` is among the tuner's `options`."""
-    space, unsupported = make_space(workload, machine, rungs, micro_batches)
+    space, unsupported = space_on(workload, machine, rungs, micro_batches)
     with History(folder, "abc", {}) as history:
         return Tuner(
             workload=workload,

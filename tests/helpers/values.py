@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.machine.machine import Machine
+from ladder.search.space import Space
+from ladder.tuning.problem import make_space, problem_of, split_supported
 from ladder.units import GIB
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
@@ -113,3 +117,26 @@ def tiny_trial(
 SMALL_TUNE = ["tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "390MiB", "--seq-len", "16"]
 SMALL_TUNE += ["--global-batch-size", "4", "--micro-batch", "1", "--rung", "zero0", "--rung", "zero2"]
 SMALL_TUNE += ["--strategy", "exhaustive", "--run-dir", "ladder-runs/small"]
+
+
+def problem_for(workload: Workload, world_size: int = 1, device: Any = "cuda", **changes: Any) -> Problem:
+    """`workload` on a machine with plenty of memory."""
+    facts = {"memory_limit": 1 << 50, "host_memory": 1 << 50, **changes}
+    return Problem(workload=workload, world_size=world_size, device=device, **facts)
+
+
+def space_on(
+    workload: Workload,
+    machine: Machine,
+    rungs: Sequence[Rung],
+    micro_batches: Sequence[int],
+    *,
+    techniques: Sequence[Technique] = (),
+    checkpointing: Sequence[str] = (),
+) -> tuple[Space, dict[Rung, str]]:
+    """The space of a tune on `machine`, and the rungs that it does not support with the reason."""
+    supported, unsupported = split_supported(rungs, machine)
+    problem = problem_of(workload, machine)
+    return make_space(
+        problem, supported, micro_batches, techniques=techniques, checkpointing=checkpointing
+    ), unsupported

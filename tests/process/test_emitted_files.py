@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine, Technique
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.events.outcome import Measurement
+from ladder.techniques.adam_8bit import ADAM_8BIT
+from ladder.techniques.bf16_states import BF16_STATES
+from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.run import package_versions
 from ladder.workload.workload import ModelShape, Workload
 
@@ -167,10 +170,10 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
 
 @pytest.mark.parametrize(("numerics", "master"), [(BF16_STATES, "torch.bfloat16"), (ADAM_8BIT, "torch.float32")])
 def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3_with_all_that_lies_beyond(
-    numerics: str, master: str, tmp_path: Path, reports: Path
+    numerics: Technique, master: str, tmp_path: Path, reports: Path
 ) -> None:
     usual = answer_on("zero3").candidate
-    beyond = replace(usual, engine=replace(usual.engine, numerics=numerics), checkpoint_every=HALF)
+    beyond = replace(usual, engine=usual.engine.having(numerics), checkpoint_every=HALF)
     answer = replace(answer_on("zero3"), candidate=beyond)
     emit_all(answer, tmp_path / "best_config.json")
     paths = OutputPaths.beside(tmp_path / "best_config.json")
@@ -187,7 +190,7 @@ def test_a_trainer_script_s_ranks_share_each_sequence_where_the_environment_says
     tmp_path: Path, reports: Path
 ) -> None:
     usual = answer_on("zero3").candidate
-    shared = replace(usual, engine=replace(usual.engine, ulysses=True), micro_batch=1, accumulation=8)
+    shared = replace(usual, engine=usual.engine.having(ULYSSES), micro_batch=1, accumulation=8)
     answer = replace(answer_on("zero3"), candidate=shared)
     emit_all(answer, tmp_path / "best_config.json")
     paths = OutputPaths.beside(tmp_path / "best_config.json")

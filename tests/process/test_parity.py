@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 import torch
 from helpers import TINY, Bench, tiny_trial
 
-from ladder.candidates import HALF, RUNGS_BY_NAME, Engine
+from ladder.candidates import HALF, RUNGS_BY_NAME, Engine, Technique
 from ladder.events.protocol import DoneEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.launch.operator_builds import build_operators
-from ladder.numerics import ELEMENTS_8BIT
-from ladder.trial.model import require_countable
+from ladder.techniques.adam_8bit import ADAM_8BIT, MOST_ELEMENTS
+from ladder.techniques.bf16_states import BF16_STATES
+from ladder.techniques.ulysses import ULYSSES
+from ladder.trial.techniques import techniques_of
 from ladder.tuning.parity import compare, losses_of, parity_trial
 
 
@@ -28,14 +31,25 @@ def half_checkpointed(spec: TrialSpec) -> TrialSpec:
     return spec.model_copy(update={"candidates": (candidate.model_copy(update={"checkpoint_every": HALF}),)})
 
 
+def having(spec: TrialSpec, technique: Technique) -> TrialSpec:
+    config = copy.deepcopy(spec.deepspeed)
+    technique.configure(config)
+    return spec.model_copy(
+        update={
+            "deepspeed": config,
+            "techniques": (technique.name,),
+            "rank_modules": (technique.rank_module,) if technique.rank_module else (),
+            "shares_sequences": technique.shares_sequences,
+        }
+    )
+
+
 def states_in_bf16(spec: TrialSpec) -> TrialSpec:
-    bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    return spec.model_copy(update={"deepspeed": spec.deepspeed | {"bf16": bf16}})
+    return having(spec, BF16_STATES)
 
 
 def moments_in_8_bits(spec: TrialSpec) -> TrialSpec:
-    config = spec.deepspeed | {"zero_allow_untested_optimizer": True}
-    return spec.model_copy(update={"deepspeed": config, "adam_8bit": True})
+    return having(spec, ADAM_8BIT)
 
 
 def with_gradients_lost(spec: TrialSpec) -> TrialSpec:
@@ -76,8 +90,7 @@ def on_the_same_data(spec: TrialSpec) -> TrialSpec:
 
 
 def with_shared_sequences(spec: TrialSpec) -> TrialSpec:
-    config = {key: value for key, value in spec.deepspeed.items() if key != "train_batch_size"}
-    return spec.model_copy(update={"deepspeed": config, "ulysses": True})
+    return having(spec, ULYSSES)
 
 
 def test_ranks_that_share_each_sequence_train_as_ranks_that_have_the_same_one(
@@ -145,12 +158,11 @@ def test_what_is_allowed_trains_otherwise_than_the_plain_rung_and_as_the_plain_r
 
 
 def test_a_tensor_that_bitsandbytes_would_leave_mostly_as_it_is_is_refused(tmp_path: Path) -> None:
-    spec = moments_in_8_bits(tiny_trial(tmp_path, 1))
-    for length in (ELEMENTS_8BIT - 1, ELEMENTS_8BIT):
+    (technique,) = techniques_of(moments_in_8_bits(tiny_trial(tmp_path, 1)))
+    for length in (MOST_ELEMENTS - 1, MOST_ELEMENTS):
         optimizer = torch.optim.SGD([torch.empty(length, device="meta", requires_grad=True)])
-        with pytest.raises(RuntimeError, match="2,147,483,648 elements") if length == ELEMENTS_8BIT else nullcontext():
-            require_countable(spec, optimizer)
-        require_countable(tiny_trial(tmp_path, 1), optimizer)
+        with pytest.raises(RuntimeError, match="2,147,483,648 elements") if length == MOST_ELEMENTS else nullcontext():
+            technique.check_optimizer(optimizer)
 
 
 def test_with_sgd_an_engine_that_loses_its_steps_is_found_out_too(warm_bench: Bench, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from helpers import bundled_workload
+from helpers import bundled_workload, space_on
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
@@ -16,12 +16,11 @@ from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent,
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
+from ladder.machine.machine_speed import peak_flops
 from ladder.runs.history import History
-from ladder.search.machine_speed import peak_flops
 from ladder.search.policy import STRATEGIES
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
-from ladder.tuning.problem import make_space
 from ladder.tuning.tuner import Tuner
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -223,7 +222,7 @@ def test_a_whole_tune_finds_and_proves_an_answer(tmp_path: Path, world_size: int
     machine = A100.machine(world_size)
     workload = Workload(**{**vars(WORKLOAD), "global_batch_size": 4 * world_size})
     rungs = [RUNGS_BY_NAME[name] for name in ("zero1", "zero2", "zero2+opt-cpu", "zero3")]
-    space, unsupported = make_space(workload, machine, rungs, (1, 2, 4))
+    space, unsupported = space_on(workload, machine, rungs, (1, 2, 4))
     with History(tmp_path, "fingerprint", {}) as history:
         result = Tuner(
             workload=workload,

@@ -11,13 +11,17 @@ from helpers.values import PAPER
 from typer.testing import CliRunner
 
 import ladder
-from ladder.candidates import ADAM_8BIT, BF16_STATES, RUNGS
+from ladder.candidates import RUNGS
 from ladder.cli.main import app
 from ladder.cli.views import QuietView
 from ladder.emit import best_config, load_best_config
 from ladder.emit.export import exported
 from ladder.errors import UsageError
 from ladder.search.remedies import remedies
+from ladder.techniques.adam_8bit import ADAM_8BIT
+from ladder.techniques.bf16_states import BF16_STATES
+from ladder.techniques.liger import LIGER
+from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import GIB
@@ -33,7 +37,7 @@ def test_an_answer_with_states_in_bf16_says_so_in_a_warning_and_they_are_never_t
 
     usual, allowed = tuned("usual"), tuned("allowed", allow=["bf16-states"])
     assert not any("bf16-states" in rung for rung in usual.trials["rung"])
-    assert allowed.best.candidate.engine.numerics == BF16_STATES
+    assert allowed.best.candidate.engine.numerics == (BF16_STATES,)
     assert allowed.best.tokens_per_second > usual.best.tokens_per_second
     assert any("kept in bf16, as --allow bf16-states permits" in warning for warning in allowed.best.warnings)
     assert best_config(allowed.best)["ladder"]["bf16_states"] is True
@@ -60,7 +64,7 @@ def test_a_tune_for_a_small_card_finds_liger_and_says_how_to_switch_it_on(tmp_pa
             "llama-3.2-1b", **options, liger=liger, run_dir=folder / "run", output=folder / "best_config.json"
         )
         speeds[liger] = tuned.best.tokens_per_second
-        assert tuned.best.candidate.engine.liger is liger
+        assert (LIGER in tuned.best.candidate.engine.techniques) is liger
         assert tuned.training_arguments().get("use_liger_kernel", False) is liger
         assert ("apply_liger_kernel(model, None)" in tuned.report.read_text()) is liger
         assert ("liger-kernel" in tuned.best.versions) is liger
@@ -79,7 +83,7 @@ def test_an_answer_with_moments_in_8_bits_says_so_and_wins_where_the_usual_ones_
         output=tmp_path / "best.json",
         **PAPER,
     )
-    assert tuned.best.candidate.engine.numerics == ADAM_8BIT
+    assert tuned.best.candidate.engine.numerics == (ADAM_8BIT,)
     assert any("kept in 8 bits, as --allow adam-8bit permits" in warning for warning in tuned.best.warnings)
 
 
@@ -119,7 +123,7 @@ def test_unless_it_is_allowed_no_sequence_is_shared_and_the_user_is_told_that_it
     found = tuned_for_sequences(tmp_path)
     assert found.answer is None
     assert not any("ulysses" in record.candidate_key for record in found.result.records)
-    assert remedies(found.result.space).allow == ("ulysses",)
+    assert remedies(found.result.space).techniques == (ULYSSES,)
 
 
 def test_what_cannot_be_shared_is_not_allowed_in_vain(tmp_path: Path) -> None:

@@ -8,24 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import make_candidate, make_record
+from helpers import make_candidate, make_record, problem_for
 from helpers.answers import answer
 from helpers.searches import BILLION, space_of
 from helpers.values import PAPER
 
 import ladder
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import (
-    BF16_STATES,
-    HALF,
-    RUNGS,
-    RUNGS_BY_NAME,
-    Candidate,
-    Engine,
-    candidate_of,
-    candidates_of,
-    engines_of,
-)
+from ladder.candidates import HALF, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidates_of
 from ladder.emit import best_config
 from ladder.emit.export import exported
 from ladder.emit.files import OutputPaths
@@ -33,15 +23,18 @@ from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
-from ladder.numerics import numerics_of
-from ladder.search.machine_speed import machine_speed
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
 from ladder.search.space import ruled_out
 from ladder.search.speed import predict_speed
+from ladder.techniques.bf16_states import BF16_STATES
+from ladder.techniques.keys import candidate_of
+from ladder.techniques.liger import LIGER
+from ladder.tuning.consent import ways_of_checkpointing
 from ladder.tuning.parity import as_plain
-from ladder.tuning.problem import knows_partial
+from ladder.tuning.problem import make_space
 from ladder.units import GIB
 
 
@@ -58,6 +51,11 @@ def checkpointed(every: int, rung: str = "zero2") -> Candidate:
     return replace(make_candidate(rung, micro_batch=4, accumulation=16), checkpoint_every=every)
 
 
+def every_engine(rung: str) -> tuple[Engine, ...]:
+    techniques = [LIGER, BF16_STATES]
+    return make_space(problem_for(BILLION), [RUNGS_BY_NAME[rung]], (1,), techniques=techniques).engines
+
+
 # Checkpointing of half of the layers
 
 
@@ -69,9 +67,10 @@ def test_half_checkpointing_lies_between_all_and_none_in_memory_and_in_speed() -
 
 def test_it_is_a_candidate_with_a_key_of_its_own_where_it_is_asked_for() -> None:
     engine = Engine(RUNGS_BY_NAME["zero3"])
-    found = list(candidates_of(engine, 8, [2, 4], partial=True))
-    assert [each.variant for each in found if each.checkpoint_every == HALF] == ["ckpt=1/2 mb=2", "ckpt=1/2 mb=4"]
-    assert all(candidate_of(each.key, 8) == each for each in found)
+    space = replace(space_of(engine), micro_batches=(2, 4))
+    found = [each for each in space.candidates if each.checkpoint_every == HALF]
+    assert {each.variant for each in found} == {"ckpt=1/2 mb=2", "ckpt=1/2 mb=4"}
+    assert all(space.named(each.key) == each for each in found)
     assert not any(each.checkpoint_every == HALF for each in candidates_of(engine, 8, [2, 4]))
 
 
@@ -92,7 +91,7 @@ def test_what_ran_out_with_all_layers_checkpointed_does_so_with_half_of_them_but
     ("version", "expected"), [("5.17.0", False), ("5.18.0", True), ("6.0.0.dev0", True), ("not installed", False)]
 )
 def test_it_needs_a_transformers_whose_trainer_can_do_it(version: str, expected: bool) -> None:
-    assert knows_partial(version) is expected
+    assert ("1/2" in ways_of_checkpointing(version)) is expected
 
 
 def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> None:
@@ -107,14 +106,6 @@ def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> Non
     factory = exported(document, config, "llama-factory")
     assert yaml.safe_load(factory)["disable_gradient_checkpointing"] is False
     assert "checkpoints all layers or none" in factory
-
-
-def test_a_file_from_before_there_was_a_choice_is_read_as_it_was_meant() -> None:
-    document = best_config(answer())
-    del document["ladder"]["checkpoint_every"]
-    assert settings_in(document).checkpoint_every == 1
-    document["ladder"]["gradient_checkpointing"] = False
-    assert settings_in(document).checkpoint_every == 0
 
 
 # The optimizer on the host at stage 1
@@ -136,7 +127,7 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
 
 
 def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() -> None:
-    everything = engines_of(RUNGS_BY_NAME["zero2"], liger=True, numerics=[BF16_STATES])
+    everything = every_engine("zero2")
     assert len(everything) == 4
     assert {step.engine.key for step in documented_steps(space_of(*everything))} == {"zero2"}
 
@@ -146,7 +137,7 @@ def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() 
 
 def test_states_in_bf16_take_half_the_memory_and_half_the_optimizer_s_time() -> None:
     usual = make_candidate("zero2", micro_batch=1, accumulation=64)
-    allowed = replace(usual, engine=replace(usual.engine, numerics=BF16_STATES))
+    allowed = replace(usual, engine=usual.engine.having(BF16_STATES))
     moments = [predict_memory(BILLION, each, world_size=1, device="cuda").moments for each in (usual, allowed)]
     saved = moments[0]["initialisation"] - moments[1]["initialisation"]
     assert saved == pytest.approx(6 * BILLION.model.num_parameters, rel=1e-6)
@@ -154,11 +145,7 @@ def test_states_in_bf16_take_half_the_memory_and_half_the_optimizer_s_time() -> 
 
 
 def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
-    (engine,) = (
-        each
-        for each in engines_of(RUNGS_BY_NAME["zero3"], liger=True, numerics=[BF16_STATES])
-        if each.liger and each.numerics
-    )
+    (engine,) = (each for each in every_engine("zero3") if len(each.techniques) == 2)
     assert engine.name == "zero3+liger+bf16-states"
     assert candidate_of("zero3+liger+bf16-states ckpt=1/2 mb=2", 4) == Candidate(engine, HALF, 2, 2)
     config = deepspeed_config(BILLION, engine, micro_batch=1, accumulation=1, world_size=1, nvme_path=None)
@@ -169,13 +156,13 @@ def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
 
 
 def test_deepspeed_can_have_them_from_stage_1_on_and_on_the_gpu_only() -> None:
-    able = {rung.name for rung in RUNGS if BF16_STATES in numerics_of(rung, BILLION, 1, "cuda")}
+    able = {rung.name for rung in RUNGS if BF16_STATES.suits(problem_for(BILLION), rung)}
     assert able == {"zero1", "zero2", "zero3", "zero3+param-cpu"}
 
 
 def test_their_losses_are_held_against_the_plain_rung_s_with_the_same_states() -> None:
     usual = make_candidate("zero3")
-    allowed = replace(usual, engine=replace(usual.engine, numerics=BF16_STATES))
+    allowed = replace(usual, engine=usual.engine.having(BF16_STATES))
     assert as_plain(allowed).engine.name == "zero1+bf16-states"
     assert as_plain(usual).engine.name == "zero1"
 
@@ -198,8 +185,8 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
         ({"allow": ["8-bit"]}, "--allow 8-bit is unknown; there is bf16-states, adam-8bit"),
         ({"allow": ["bf16-states"], "dtype": "fp16"}, "--allow bf16-states needs --dtype bf16, not fp16"),
         ({"allow": ["adam-8bit"], "optimizer": "sgd"}, "--allow adam-8bit has no effect with --optimizer sgd"),
-        ({"allow": ["adam-8bit"], "rungs": ["zero0"]}, "--allow adam-8bit has no effect with --rung zero0"),
-        ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "has no effect with --rung zero2.opt-cpu"),
+        ({"allow": ["adam-8bit"], "rungs": ["zero0"]}, "--allow adam-8bit has no effect here: moments in 8 bits"),
+        ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "here: no rung that is tried keeps optimizer states"),
         ({"allow": ["bf16-states"], "strategy": "walk"}, "follows the documented ladder, and --allow bf16-states lies"),
         ({"rungs": ["zero1+opt-cpu"], "strategy": "bisect"}, "and --rung zero1.opt-cpu lies beyond it"),
         ({"allow": ["bf16-states"], "documented": True}, "--documented leaves out what --allow bf16-states asks for"),

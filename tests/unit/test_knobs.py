@@ -8,12 +8,13 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knob_choices, knobs_of, less_noise, plain, with_knobs
 from ladder.search.ledger import ledger
 from ladder.search.space import Space
+from ladder.techniques.keys import candidate_of
 from ladder.tuning.knob_study import next_knobs
 from ladder.units import GIB
 

@@ -13,7 +13,7 @@ from helpers import bundled_workload, make_candidate
 from helpers.answers import answer
 from typer.testing import CliRunner
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.cli.main import app
 from ladder.emit import best_config
 from ladder.emit.export import exported
@@ -21,13 +21,15 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.machine.machine_speed import machine_speed
 from ladder.runs.snapshot import space_from_dict, space_to_dict
-from ladder.search.machine_speed import machine_speed
 from ladder.search.memory import MemoryObservation, calibrate_memory, predict_memory
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
-from ladder.tuning.kernels import about_liger, require_liger, tries_liger
+from ladder.techniques.keys import candidate_of
+from ladder.techniques.liger import LIGER
+from ladder.tuning.consent import Consent, advice, require_usable, techniques_tried
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
@@ -35,7 +37,7 @@ LARGE_VOCABULARY = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_s
 
 
 def on_liger(candidate: Candidate) -> Candidate:
-    return replace(candidate, engine=replace(candidate.engine, liger=True))
+    return replace(candidate, engine=candidate.engine.having(LIGER))
 
 
 def peak(candidate: Candidate, workload: Workload = LARGE_VOCABULARY) -> int:
@@ -55,7 +57,7 @@ def test_it_is_in_the_engine_s_name_and_the_name_brings_it_back() -> None:
 
 
 def test_a_run_folder_remembers_it() -> None:
-    engines = (Engine(RUNGS_BY_NAME["zero2"]), Engine(RUNGS_BY_NAME["zero2"], (("overlap_comm", False),), liger=True))
+    engines = (Engine(RUNGS_BY_NAME["zero2"]), Engine(RUNGS_BY_NAME["zero2"], (("overlap_comm", False),), (LIGER,)))
     space = Space(
         workload=LARGE_VOCABULARY,
         world_size=1,
@@ -125,7 +127,7 @@ def test_where_it_cannot_be_one_sentence_says_why(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(error, match=words):
-        require_liger(workload, device)
+        require_usable(LIGER, workload, device)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +151,9 @@ def test_it_is_tried_unasked_where_it_is_installed_and_a_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
-    assert tries_liger(asked, workload, device) is tries
-    said = about_liger(asked, workload, device)
+    consent = Consent(switches={"liger": asked})
+    assert (LIGER in techniques_tried(consent, workload, device, on_paper=False)) is tries
+    said = "".join(advice(consent, workload, device))
     assert words in said
     assert bool(words) == bool(said)
 
@@ -159,7 +162,7 @@ def test_the_plan_shows_it_where_it_is_asked_for() -> None:
     done = CliRunner().invoke(
         app, ["plan", "llama-3.1-8b", "--machine", "a100-40", "--liger", "--format", "json"], catch_exceptions=False
     )
-    assert {row["rung"].endswith("+liger") for row in json.loads(done.stdout)["rungs"]} == {True}
+    assert {row["rung"].endswith("+liger") for row in json.loads(done.stdout)["rungs"]} == {True, False}
 
 
 def test_it_is_a_remedy_where_logits_are_too_many() -> None:
@@ -172,14 +175,14 @@ def test_it_is_a_remedy_where_logits_are_too_many() -> None:
         engines=tuple(map(Engine, RUNGS_BY_NAME.values())),
         micro_batches=(1,),
     )
-    assert remedies(space).liger
+    assert LIGER in remedies(space).techniques
     assert "--liger" in remedies(space).sentence()
-    assert not remedies(replace(space, device="cpu")).liger
-    assert not remedies(replace(space, workload=bundled_workload("opt-1.3b", seq_len=2048))).liger
+    assert LIGER not in remedies(replace(space, device="cpu")).techniques
+    assert LIGER not in remedies(replace(space, workload=bundled_workload("opt-1.3b", seq_len=2048))).techniques
 
 
 def test_every_file_says_how_to_switch_it_on(tmp_path: Path) -> None:
-    chosen = Candidate(Engine(RUNGS_BY_NAME["zero2"], liger=True), True, 4, 2)
+    chosen = Candidate(Engine(RUNGS_BY_NAME["zero2"], techniques=(LIGER,)), True, 4, 2)
     found, usual = answer(candidate=chosen), answer("zero2")
     config = tmp_path / "best_config.json"
     document, plain = best_config(found), best_config(usual)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.search.memory import (
     MemoryCalibration,
     MemoryObservation,
@@ -21,6 +21,7 @@ from ladder.search.memory import (
     expected_peak,
     predict_memory,
 )
+from ladder.techniques.keys import candidate_of
 from ladder.units import GIB, MIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import bundled_workload, make_candidate
+from helpers import bundled_workload, make_candidate, problem_for
 from helpers.answers import answer
 from helpers.searches import BILLION, space_of
-from helpers.tunes import TWO_RANKS
 from helpers.values import PAPER
 
 import ladder
 from ladder.backends.deepspeed.config import deepspeed_config, default_knobs
-from ladder.candidates import ADAM_8BIT, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidate_of, engines_of
+from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import best_config
 from ladder.emit.export import exported
 from ladder.emit.files import OutputPaths
@@ -24,11 +23,15 @@ from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.numerics import ELEMENTS_8BIT, numerics_of
 from ladder.search.memory import predict_memory
 from ladder.search.remedies import remedies
-from ladder.tuning.kernels import require_bitsandbytes
-from ladder.tuning.problem import require_effect_of_allowed
+from ladder.techniques.adam_8bit import ADAM_8BIT
+from ladder.techniques.adam_8bit import MOST_ELEMENTS as ELEMENTS_8BIT
+from ladder.techniques.bf16_states import BF16_STATES
+from ladder.techniques.keys import candidate_of
+from ladder.techniques.liger import LIGER
+from ladder.tuning.consent import require_effect, require_usable
+from ladder.tuning.problem import make_space
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import OptimizerName, Workload
@@ -38,7 +41,7 @@ LARGE_VOCABULARY = Path(__file__).parents[2] / "benchmarks" / "models" / "large-
 
 def in_8_bits(rung: str, **candidate: Any) -> Candidate:
     usual = make_candidate(rung, **candidate)
-    return replace(usual, engine=replace(usual.engine, numerics=ADAM_8BIT))
+    return replace(usual, engine=usual.engine.having(ADAM_8BIT))
 
 
 def test_they_take_a_quarter_of_their_memory_and_leave_master_weights_as_they_are() -> None:
@@ -65,7 +68,7 @@ def test_what_an_h200_allocated_for_them_is_predicted() -> None:
 
 def test_they_are_in_the_key_and_deepspeed_is_told_that_it_did_not_try_this_optimizer() -> None:
     named = candidate_of("zero3+liger+adam-8bit ckpt=on mb=2", 4).engine
-    assert named == Engine(RUNGS_BY_NAME["zero3"], liger=True, numerics=ADAM_8BIT)
+    assert named == Engine(RUNGS_BY_NAME["zero3"], techniques=(LIGER, ADAM_8BIT))
     assert named.name == "zero3+liger+adam-8bit"
     config = deepspeed_config(BILLION, named, micro_batch=1, accumulation=1, world_size=1, nvme_path=None)
     assert config["zero_allow_untested_optimizer"] is True
@@ -74,15 +77,15 @@ def test_they_are_in_the_key_and_deepspeed_is_told_that_it_did_not_try_this_opti
 
 
 def test_all_that_is_allowed_is_tried_each_by_itself() -> None:
-    both = numerics_of(RUNGS_BY_NAME["zero2"], BILLION, 1, "cuda")
-    found = [engine.name for engine in engines_of(RUNGS_BY_NAME["zero2"], numerics=both)]
-    assert found == ["zero2", "zero2+bf16-states", "zero2+adam-8bit"]
+    problem, techniques = problem_for(BILLION), [BF16_STATES, ADAM_8BIT]
+    space = make_space(problem, [RUNGS_BY_NAME["zero2"]], (1,), techniques=techniques)
+    assert [engine.name for engine in space.engines] == ["zero2", "zero2+bf16-states", "zero2+adam-8bit"]
 
 
 def test_a_share_that_is_too_long_for_their_kernels_is_updated_in_pieces_or_not_with_them() -> None:
     seven_billion = bundled_workload("llama-2-7b", seq_len=1024, global_batch_size=16)
     for world_size, able in ((2, {"zero3", "zero3+param-cpu"}), (4, {"zero1", "zero2", "zero3", "zero3+param-cpu"})):
-        found = {rung.name for rung in RUNGS if ADAM_8BIT in numerics_of(rung, seven_billion, world_size, "cuda")}
+        found = {rung.name for rung in RUNGS if ADAM_8BIT.suits(problem_for(seven_billion, world_size), rung)}
         assert found == able
     # Stage 3's pieces are never as long, whatever the knobs.
     for name in ("sub_group_size", "stage3_max_live_parameters"):
@@ -95,7 +98,7 @@ def test_where_they_can_be_nowhere_to_allow_them_is_refused(tmp_path: Path) -> N
     ):
         ladder.tune("llama-2-7b", rungs=["zero1", "zero2"], output=tmp_path / "best.json", allow=["adam-8bit"], **PAPER)
     with pytest.raises(UsageError, match="--allow adam-8bit has no effect here: moments in 8 bits are for GPUs"):
-        require_effect_of_allowed(BILLION, TWO_RANKS, RUNGS, ["bf16-states", "adam-8bit"])
+        require_effect([BF16_STATES, ADAM_8BIT], problem_for(BILLION, 2, "cpu"), RUNGS)
 
 
 @pytest.mark.parametrize(("optimizer", "own"), [("adamw", {}), ("adam", {"weight_decay": 0.0})])
@@ -109,7 +112,7 @@ def test_every_kind_of_script_is_told_of_them(optimizer: OptimizerName, own: dic
     assert "torch.optim" not in script
     document = best_config(given)
     assert document["ladder"]["adam_8bit"] is True
-    assert settings_in(document).adam_8bit
+    assert ADAM_8BIT in settings_in(document).techniques
     for target in ("axolotl", "llama-factory", "trl"):
         fragment = yaml.safe_load(exported(document, tmp_path / "best_config.json", target))
         assert fragment["optimizer" if target == "axolotl" else "optim"] == "adamw_bnb_8bit"
@@ -118,7 +121,7 @@ def test_every_kind_of_script_is_told_of_them(optimizer: OptimizerName, own: dic
 def test_without_bitsandbytes_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFaultError, match="`pip install bitsandbytes`"):
-        require_bitsandbytes()
+        require_usable(ADAM_8BIT, BILLION, "cuda")
 
 
 def test_where_nothing_fits_they_are_among_what_would_but_not_for_an_optimizer_without_moments() -> None:

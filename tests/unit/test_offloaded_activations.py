@@ -12,7 +12,7 @@ import yaml
 from helpers import bundled_workload, make_record
 from helpers.answers import answer
 
-from ladder.candidates import RUNGS, Candidate, Engine, candidate_of, engine_named
+from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.emit import best_config
 from ladder.emit.export import exported
 from ladder.emit.files import OutputPaths
@@ -20,14 +20,15 @@ from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
-from ladder.search.machine_speed import machine_speed
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
 from ladder.search.space import Space, ruled_out, same_steps
 from ladder.search.speed import predict_speed
+from ladder.techniques.keys import candidate_of, engine_named
+from ladder.tuning.consent import ways_of_checkpointing
 from ladder.tuning.parity import as_plain
-from ladder.tuning.problem import knows_offload
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
@@ -47,7 +48,7 @@ def space_of(limit: float, **changes: Any) -> Space:
         "host_memory": 1 << 60,
         "engines": (ENGINE,),
         "micro_batches": (1, 2),
-        "offload_activations": True,
+        "checkpointing": ("cpu",),
     }
     return Space(**settings | changes)
 
@@ -75,17 +76,17 @@ def test_they_are_tried_where_checkpointing_alone_is_not_sure_to_make_the_smalle
 
 def test_they_are_not_tried_unless_transformers_can_nor_on_a_cpu_nor_with_an_encoder_and_a_decoder() -> None:
     tight = peak(KEPT) / GIB
-    assert not offloading(space_of(tight, offload_activations=False))
+    assert not offloading(space_of(tight, checkpointing=()))
     assert not offloading(space_of(tight, device="cpu"))
     both = replace(LONG, model=replace(LONG.model, is_encoder_decoder=True), task="seq2seq-lm")
     limit = 0.9 * peak(KEPT, both) / GIB
     assert not offloading(space_of(limit, workload=both))
-    assert not space_of(limit, workload=both).can_offload_activations
+    assert not space_of(limit, workload=both).ways_of_checkpointing
 
 
 @pytest.mark.parametrize(("version", "expected"), [("5.22.0", False), ("5.23.0", True), ("not installed", False)])
 def test_they_need_a_transformers_whose_trainer_can_do_it(version: str, expected: bool) -> None:
-    assert knows_offload(version) is expected
+    assert ("cpu" in ways_of_checkpointing(version)) is expected
 
 
 def test_all_layers_inputs_but_one_leave_the_gpu_for_page_locked_memory() -> None:
@@ -148,7 +149,7 @@ def test_the_documented_walk_knows_nothing_of_them() -> None:
 
 
 def test_a_remedy_counts_on_them_and_they_are_tried_there() -> None:
-    longest = [remedies(space_of(10, offload_activations=able)).seq_len or 0 for able in (False, True)]
+    longest = [remedies(space_of(10, checkpointing=ways)).seq_len or 0 for ways in ((), ("cpu",))]
     assert longest[1] > 1.3 * longest[0] > 0
     assert offloading(space_of(10, workload=replace(LONG, seq_len=longest[1]))) == [OFFLOADED.key]
     enough = remedies(space_of(10)).gpu_memory or 0
@@ -176,9 +177,7 @@ def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> Non
     arguments, document = trainer_arguments(found, config), best_config(found)
     assert arguments["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "offload": True}
     assert "activations on the host (offload" in launch_script(found, OutputPaths.beside(config))
-    assert settings_in(json.loads(json.dumps(document))).offload_activations
+    assert settings_in(json.loads(json.dumps(document))).checkpointing == "cpu"
     assert yaml.safe_load(exported(document, config, "axolotl"))["gradient_checkpointing_kwargs"]["offload"] is True
     with pytest.raises(UsageError, match="--for llama-factory: this answer keeps activations on the host"):
         exported(document, config, "llama-factory")
-    del document["ladder"]["offload_activations"]  # as in a file from before there was a choice
-    assert not settings_in(document).offload_activations

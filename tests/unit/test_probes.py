@@ -9,25 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import as_a_rank_sees, bundled_workload, make_candidate, make_measurement, make_record, tiny_trial
+from helpers import (
+    as_a_rank_sees,
+    bundled_workload,
+    make_candidate,
+    make_measurement,
+    make_record,
+    space_on,
+    tiny_trial,
+)
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.outcome import Outcome, OutcomeKind, Record
 from ladder.events.protocol import MeasuredEvent
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
 from ladder.search.decisions import Measure
 from ladder.search.ledger import ledger
-from ladder.search.machine_speed import machine_speed
 from ladder.search.probes import probe_first
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
 from ladder.search.why import why_not
 from ladder.simulation.paper_machine import read_machine
-from ladder.tuning.problem import make_space
 from ladder.units import GIB
 
 SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128)
@@ -176,7 +183,7 @@ def test_the_ledger_and_why_name_the_probe_that_spoke_against_an_engine():
 def test_only_a_deep_model_is_probed(model: str, layers: int):
     machine = read_machine("a100-80").machine(2)
     workload = bundled_workload(model, seq_len=128, global_batch_size=8)
-    space, _ = make_space(workload, machine, [RUNGS_BY_NAME["zero2"]], (1, 2))
+    space, _ = space_on(workload, machine, [RUNGS_BY_NAME["zero2"]], (1, 2))
     assert space.probe_layers == layers
     if layers:
         assert space.shallow.model.num_parameters < workload.model.num_parameters / 2

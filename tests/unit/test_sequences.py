@@ -9,14 +9,16 @@ import pytest
 
 from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, candidate_of, engine_named, rung_name
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.errors import EnvironmentFaultError
-from ladder.search.machine_speed import machine_speed
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
-from ladder.search.sharing import sharing_engines
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
-from ladder.tuning.problem import require_sharing
+from ladder.techniques.adam_8bit import ADAM_8BIT
+from ladder.techniques.keys import candidate_of, engine_named, rung_of
+from ladder.techniques.ulysses import ULYSSES
+from ladder.tuning.consent import require_usable
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -30,12 +32,12 @@ def of_model(**changes: Any) -> Workload:
 
 
 def test_an_engine_s_name_says_that_its_ranks_share_sequences_and_is_read_back() -> None:
-    assert replace(ALONE, ulysses=True) == SHARED
+    assert ALONE.having(ULYSSES) == SHARED
     assert SHARED.name == "zero3+liger+ulysses"
-    both = Engine(RUNGS_BY_NAME["zero2+opt-cpu"], (("sub_group_size", 4),), numerics="adam-8bit", ulysses=True)
+    both = Engine(RUNGS_BY_NAME["zero2+opt-cpu"], (("sub_group_size", 4),), (ULYSSES, ADAM_8BIT))
     assert both.name == "zero2+opt-cpu+ulysses+adam-8bit"
     assert engine_named(both.name, both.knobs) == both
-    assert rung_name(both.name) == "zero2+opt-cpu"
+    assert rung_of(both.name) is RUNGS_BY_NAME["zero2+opt-cpu"]
     assert SHARED.states == engine_named("zero3").states
 
 
@@ -88,7 +90,7 @@ def sharing(engines: list[Engine], limit: int, workload: Workload = LLAMA, world
         engines=tuple(engines),
         micro_batches=(1,),
     )
-    return sharing_engines(space)
+    return ULYSSES.engines(space, space.engines, space.predicted_peak)
 
 
 def needs(engine: Engine, workload: Workload = LLAMA, world_size: int = 8) -> int:
@@ -147,8 +149,9 @@ def test_what_is_shared_is_computed_once_and_its_heads_cross_the_link() -> None:
     assert 0.8 * alone.tokens_per_second < shared.tokens_per_second < alone.tokens_per_second
 
 
-def test_sequences_are_shared_with_an_accelerate_whose_trainer_can() -> None:
-    require_sharing("1.12.0")
-    for older in ("1.11.0", ""):
-        with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later"):
-            require_sharing(older)
+def test_sequences_are_shared_with_an_accelerate_whose_trainer_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.12.0")
+    require_usable(ULYSSES, LLAMA, "cuda")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.11.0")
+    with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later, and here is 1\.11\.0"):
+        require_usable(ULYSSES, LLAMA, "cuda")

@@ -9,6 +9,7 @@ from helpers.searches import make_space, out_of_memory
 
 from ladder.events.outcome import Outcome
 from ladder.search.space import PARITY, disproved, proven, ruled_out
+from ladder.techniques.liger import LIGER
 from ladder.units import GIB
 
 SMALL = make_candidate("zero2", micro_batch=2, accumulation=8)
@@ -79,11 +80,11 @@ def test_the_last_proof_of_a_candidate_decides():
 
 def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_for_broken():
     space = make_space("zero1", "zero2", "zero3")
-    space = replace(space, engines=(*space.engines, *(replace(engine, liger=True) for engine in space.engines)))
+    space = replace(space, engines=(*space.engines, *(engine.having(LIGER) for engine in space.engines)))
     first, second, third, usual = (
         make_candidate(rung, micro_batch=2, accumulation=8) for rung in ("zero1", "zero2", "zero3", "zero3")
     )
-    first, second, third = (replace(each, engine=replace(each.engine, liger=True)) for each in (first, second, third))
+    first, second, third = (replace(each, engine=each.engine.having(LIGER)) for each in (first, second, third))
     crashes = [
         make_record(each, "crash", outcome=Outcome(kind="crash", moment="model", sentence="no"))
         for each in (first, second)

@@ -12,7 +12,7 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.search.machine_speed import flops_per_token, machine_speed, mfu, peak_flops
+from ladder.machine.machine_speed import flops_per_token, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
 from ladder.workload.workload import Workload
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.search.machine_speed import MachineSpeed, machine_speed
+from ladder.machine.machine_speed import MachineSpeed, machine_speed
 from ladder.search.speed import SpeedPrediction, predict_speed
 from ladder.workload.workload import Workload
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record
+from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record, space_on
 from helpers.tunes import TWO_RANKS, tune_over
 
-from ladder.candidates import BF16_STATES, RUNGS, RUNGS_BY_NAME
+from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
@@ -26,9 +26,10 @@ from ladder.runs.history import History
 from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
+from ladder.techniques.bf16_states import BF16_STATES
 from ladder.tuning.answering import require_answer
 from ladder.tuning.parity import compare
-from ladder.tuning.problem import make_space, micro_batches_of, run_fingerprint
+from ladder.tuning.problem import micro_batches_of, run_fingerprint
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 
@@ -72,7 +73,7 @@ def test_a_micro_batch_that_does_not_divide_a_ranks_sequences_is_refused_with_th
 def test_the_space_has_the_supported_rungs_in_the_documented_order_and_the_others_with_their_reason() -> None:
     machine = Machine(**{**vars(TWO_RANKS), "unsupported": {"zero3": "no luck", "zero1": "not asked for"}})
     wanted = [RUNGS_BY_NAME[name] for name in ("zero3", "zero2", "zero0")]
-    space, unsupported = make_space(WORKLOAD, machine, wanted, (1, 2, 4))
+    space, unsupported = space_on(WORKLOAD, machine, wanted, (1, 2, 4))
     assert [engine.key for engine in space.engines] == ["zero0", "zero2"]
     assert unsupported == {RUNGS_BY_NAME["zero3"]: "no luck"}
     assert len(space.candidates) == 2 * 2 * 3
@@ -347,7 +348,7 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
         return 5.0 if "states" not in candidate.key else 8.0 if spec.proof else 4.0
 
     launcher = Both(seconds)
-    space, _ = make_space(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME["zero2"]], (1,), allowed=[BF16_STATES])
+    space, _ = space_on(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME["zero2"]], (1,), techniques=[BF16_STATES])
     with History(tmp_path / "run", "abc", {}) as history:
         tuner = Tuner(
             workload=WORKLOAD,
@@ -575,7 +576,7 @@ def test_a_fault_of_the_machine_ends_the_tune_keeps_what_was_measured_and_blames
 
 
 def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -> None:
-    space, _ = make_space(WORKLOAD, TWO_RANKS, RUNGS[:1], (1,))
+    space, _ = space_on(WORKLOAD, TWO_RANKS, RUNGS[:1], (1,))
     oom = Outcome(kind="gpu_oom", sentence="rank 1 ran out of GPU memory", moment="engine")
     result = TuneResult(
         space=replace(space, device="cuda"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import ADAM_8BIT, BF16_STATES, Device, Engine, Rung
+from ladder.candidates import Device, Engine, Rung
 from ladder.workload.workload import Workload
 
 PIN_MEMORY = "pin_memory"
@@ -70,14 +70,8 @@ def deepspeed_config(
         "gradient_clipping": workload.gradient_clipping,
         "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine)},
     }
-    if engine.ulysses:
-        # transformers, which makes the model, and the Trainer hold it against as many sequences as there are ranks.
-        del config["train_batch_size"]
-    in_bf16 = (
-        {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True} if engine.numerics == BF16_STATES else {}
-    )
     config |= (
-        {"bf16": {"enabled": True, **in_bf16}}
+        {"bf16": {"enabled": True}}
         if workload.dtype == "bf16"
         else {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
     )
@@ -88,10 +82,11 @@ def deepspeed_config(
             zero[section][PIN_MEMORY] = bool(dict(engine.knobs).get(PIN_MEMORY, True))
     if "nvme" in rung.devices:
         config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
-    if workload.optimizer == "sgd" or engine.numerics == ADAM_8BIT:  # not among those that DeepSpeed tried with ZeRO
-        config["zero_allow_untested_optimizer"] = True
     if workload.optimizer == "sgd":
+        config["zero_allow_untested_optimizer"] = True  # it is not among those that DeepSpeed tried with ZeRO
         config["zero_force_ds_cpu_optimizer"] = False
+    for technique in engine.techniques:
+        technique.configure(config)
     return config
 
 

@@ -12,36 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from ladder.backends.activations import Activations, activations_of, offloaded_input
+from ladder.backends.activations import Activations, activations_of, offloaded_input, terms_of
+from ladder.backends.base import Device, Moment
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import ADAM_8BIT, BF16_STATES, Candidate
+from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import ModelShape, Workload
 
-Device = Literal["cuda", "cpu"]
-
-_MOMENT_8BIT = 1 + 4 / 256  # bytes: bitsandbytes keeps a scale in fp32 for each 256 elements
 _WORKSPACE = 64 * MIB  # cuBLAS's, seen in every measurement as 0.065 GiB beyond the model states
 _NORM_PIECE = 250_000_000  # elements; stage3._constant_buffered_norm2
 _UNFUSED_BUCKET = 500_000_000  # engine.MEMORY_OPT_ALLREDUCE_SIZE, elements of stage 0's all-reduce
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Bytes allocated at one moment, by part, before any correction."""
-
-    name: str
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float = 0.0
-    logits: float = 0.0
-    buffers: float = 0.0
-    live: float = 0.0
-    """Parameters gathered by stage 3."""
 
 
 def moments_of(workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
@@ -136,13 +118,13 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
-        replace(rest, name="step", gradients=0.0 if offload else (4.0 + _fp32_gradient(candidate)) * share),
+        replace(rest, name="step", gradients=0.0 if offload else (4.0 + _fp32_gradient(workload, candidate)) * share),
     ]
 
 
-def _fp32_gradient(candidate: Candidate) -> float:
-    """Bytes a parameter of the gradient that the optimizer takes; for states in bf16 it needs no copy in fp32."""
-    return 0.0 if candidate.engine.numerics == BF16_STATES else 4.0
+def _fp32_gradient(workload: Workload, candidate: Candidate) -> float:
+    """Bytes a parameter of the copy of the gradient that the optimizer takes."""
+    return terms_of(workload, candidate, 1).fp32_gradient
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
@@ -172,7 +154,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])
-    copies = 2.0 + _fp32_gradient(candidate)
+    copies = 2.0 + _fp32_gradient(workload, candidate)
     norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
     return [
         rest,
@@ -233,11 +215,9 @@ def _backward(
 
 
 def _optimizer_bytes(workload: Workload, candidate: Candidate) -> float:
-    """Bytes a parameter: the master weight, and Adam's two moments; in fp32, or smaller where that is allowed."""
-    numerics = candidate.engine.numerics
-    master = 2.0 if numerics == BF16_STATES else 4.0
-    moment = _MOMENT_8BIT if numerics == ADAM_8BIT else master
-    return master if workload.optimizer == "sgd" else master + 2 * moment
+    """Bytes a parameter: the master weight, and Adam's two moments."""
+    terms = terms_of(workload, candidate, 1)  # which ranks there are does not matter for these two
+    return terms.master if workload.optimizer == "sgd" else terms.master + 2 * terms.moment
 
 
 def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:

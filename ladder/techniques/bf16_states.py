@@ -1,0 +1,39 @@
+"""Master weights and Adam's moments in bf16, as DeepSpeed keeps them from stage 1 on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ladder.candidates import Candidate, Consent, Problem, Rung, Technique, Terms
+from ladder.workload.workload import Workload
+
+
+class Bf16States(Technique):
+    name = "bf16-states"
+    title = "states in bf16"
+    slot = "numerics"
+    consent = Consent(
+        caution="master weights and optimizer states are kept in bf16, as --allow bf16-states permits: small updates "
+        "are rounded away, so hold the loss against that of an ordinary run before a long one"
+    )
+    why_not = "no rung that is tried keeps optimizer states on the GPU"
+    changes_states = True
+    changes_numerics = True
+
+    def refusal(self, workload: Workload, device: str) -> str:
+        return f"--allow {self.name} needs --dtype bf16, not {workload.dtype}." if workload.dtype != "bf16" else ""
+
+    def suits(self, problem: Problem, rung: Rung) -> bool:
+        """On the host DeepSpeed would want them of an optimizer that neither the Trainer nor accelerate makes."""
+        return rung.states_on_gpu and problem.workload.dtype == "bf16"
+
+    def configure(self, config: dict[str, Any]) -> None:
+        config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+
+    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+        """All in half the width; the optimizer needs no copy of the gradient in fp32, and half of the traffic."""
+        return replace(terms, master=2.0, moment=2.0, fp32_gradient=0.0, update_traffic=30.0)
+
+
+BF16_STATES = Bf16States()

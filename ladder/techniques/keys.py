@@ -1,0 +1,51 @@
+"""Keys of engines and candidates, read back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate, Engine, Knob, Rung
+from ladder.techniques.registry import TECHNIQUES
+
+_KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>[a-z0-9/]+) mb=(?P<size>[1-9]\d*)")
+
+
+def candidate_of(key: str, batch: int, world_size: int = 1) -> Candidate:
+    """The candidate whose `key` this is, whatever its knobs, at a global `batch` on so many ranks.
+
+    ValueError for a text that is no candidate's key.
+    """
+    match = _KEY.fullmatch(key)
+    if match is None or match["ckpt"] not in CHECKPOINTING:
+        raise ValueError(f"{key!r} is no candidate's key")
+    pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
+    knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
+    try:
+        engine, size = engine_named(match["name"], knobs), int(match["size"])
+    except KeyError:
+        raise ValueError(f"{key!r} is no candidate's key") from None
+    every, is_offloaded = CHECKPOINTING[match["ckpt"]]
+    at_once = Candidate(engine, every, size, 1, is_offloaded)
+    return replace(at_once, accumulation=batch // at_once.sequences(world_size))
+
+
+def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:
+    """The engine of this `name`. KeyError for none."""
+    rung = rung_of(name)
+    names = name.removeprefix(rung.name).split("+")[1:]
+    engine = Engine(rung, knobs)
+    for each in names:
+        engine = engine.having(TECHNIQUES[each])
+    if engine.name != name:  # two of one slot, or not in order
+        raise KeyError(name)
+    return engine
+
+
+def rung_of(engine_name: str) -> Rung:
+    """The rung of an engine of this name, whatever its techniques. KeyError for none."""
+    words = engine_name.split("+")
+    for number in range(len(words), 0, -1):
+        if (rung := RUNGS_BY_NAME.get("+".join(words[:number]))) is not None:
+            return rung
+    raise KeyError(engine_name)

@@ -1,0 +1,100 @@
+"""Liger's kernels: Triton kernels that fuse norms, gates and the loss. https://github.com/linkedin/Liger-Kernel"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ladder.candidates import Candidate, Consent, Export, Library, Problem, Rung, Technique, Terms
+from ladder.workload.workload import Workload
+
+FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
+"""Families known here whose norms, nets and causal-lm loss liger-kernel 0.8 replaces."""
+_LARGE_VOCABULARY = 100_000
+"""Tokens from which the advice to install it is given. Chosen: with fewer, the logits are rarely the fullest moment."""
+_COMPUTE, _COMPUTE_DOUBT = 0.97, 0.05
+"""Seconds of computing, relative: less traffic to memory, a loss in pieces (estimate)."""
+# All that axolotl's plugin can switch on for a Llama-like model, as the Trainer's `use_liger_kernel` does.
+_AXOLOTL = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
+
+
+class Liger(Technique):
+    name = "liger"
+    title = "Liger's kernels"
+    slot = "kernels"
+    consent = Consent(
+        switch="liger", help="Try each rung on Liger's kernels too. [default: where liger-kernel is installed]"
+    )
+    libraries = (Library("liger-kernel", "liger_kernel"),)
+    rank_module = "ladder.trial.techniques.liger"
+    changes_blocks = True
+    breaks_as_one = True
+
+    def refusal(self, workload: Workload, device: str) -> str:
+        if not self._knows(workload):
+            return (
+                f"Liger's kernels are tried with {', '.join(FAMILIES)} for causal-lm, not with "
+                f"{workload.model.model_type} for {workload.task}; leave --liger out."
+            )
+        return "Liger's kernels need a GPU; leave --liger out." if device == "cpu" else ""
+
+    def suits(self, problem: Problem, rung: Rung) -> bool:
+        return problem.device == "cuda" and self._knows(problem.workload)
+
+    def advice(self, workload: Workload, *, installed: bool) -> str:
+        if installed:
+            return "Each rung is tried on Liger's kernels too, which are installed; --no-liger leaves them out."
+        if workload.model.vocab_size < _LARGE_VOCABULARY:
+            return ""
+        return (
+            f"With {workload.model.vocab_size:,} tokens, rungs on Liger's kernels, which keep no logits, may be far "
+            "faster: `pip install liger-kernel`, and they are tried."
+        )
+
+    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+        """A norm keeps its input in 16 bits and its output, a net not the activated gate; the loss is fused."""
+        gated = workload.model.gated_mlp
+        return replace(
+            terms,
+            norms=8 if gated else terms.norms,
+            net=6 if gated else terms.net,
+            tail=4,
+            loss=_fused_loss(workload, terms.tokens),
+            compute=terms.compute * _COMPUTE,
+            doubts=(*terms.doubts, (self.name, _COMPUTE_DOUBT)),
+            # It was the fullest moment of nothing that was measured.
+            loss_doubt=(f"logits:{self.name}", 0.2),
+        )
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        return {"use_liger_kernel": True}
+
+    def first_call(self) -> str:
+        """For the Trainer `use_liger_kernel` does it."""
+        return "transformers.integrations.liger.apply_liger_kernel(model, None)"
+
+    def export(self, program: str) -> Export | str:
+        if program == "axolotl":
+            plugin = "axolotl.integrations.liger.LigerPlugin"
+            return Export({"plugins": [plugin], **dict.fromkeys(_AXOLOTL, True)})
+        if program == "llama-factory":
+            return Export({"use_liger_kernel": None, "enable_liger_kernel": True})
+        return Export({})
+
+    def _knows(self, workload: Workload) -> bool:
+        return workload.task == "causal-lm" and workload.model.model_type in FAMILIES
+
+
+def _fused_loss(workload: Workload, tokens: int) -> float:
+    """Bytes of Liger's fused linear cross-entropy, which takes the logits in chunks (liger-kernel 0.8.5, ops/).
+
+    A chunk has as many 16-bit logits as `tokens` hidden values, rounded up to a power of two; their gradient replaces
+    them. Gradients of hidden states and head are made at once, the head's with a product of the same size beside it.
+    """
+    h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
+    rows = -(-tokens // -(-vocabulary // h))
+    chunk = min(tokens, 1 << (rows - 1).bit_length())
+    return float(2 * chunk * vocabulary + 2 * tokens * h + 4 * vocabulary * h)
+
+
+LIGER = Liger()

@@ -1,0 +1,68 @@
+"""DeepSpeed in a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import PreTrainedModel
+
+from ladder.events.protocol import TrialSpec
+from ladder.trial.model import forget_steps, make_optimizer
+from ladder.trial.techniques import techniques_of
+
+
+class DeepSpeedTraining:
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    @property
+    def skipped_steps(self) -> int:
+        return int(self._engine.skipped_steps)
+
+    def __call__(self, **batch: Any) -> Any:
+        return self._engine(**batch)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss)
+
+    def step(self) -> None:
+        self._engine.step()
+
+    def eval(self) -> None:
+        self._engine.eval()
+
+    def train(self) -> None:
+        self._engine.train()
+
+    def gather(self, save_folder: str | None) -> None:
+        if save_folder is not None:
+            self._engine.save_16bit_model(save_folder)
+        elif self._engine.zero_optimization_partition_weights():
+            # What save_16bit_model calls before it writes; there is no public way to stop short of the disk.
+            self._engine._zero3_consolidated_16bit_state_dict()
+        else:
+            self._engine.module_state_dict()
+
+
+class DeepSpeed:
+    def join(self, spec: TrialSpec) -> None:
+        backend = "nccl" if spec.device == "cuda" else "gloo"
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+    def start(self, model: PreTrainedModel, spec: TrialSpec) -> DeepSpeedTraining:
+        techniques = techniques_of(spec)
+        made = (technique.process_groups(model, spec) for technique in techniques)
+        groups = next((each for each in made if each is not None), None)
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=make_optimizer(spec, model), config=spec.deepspeed, mpu=groups
+        )
+        for technique in techniques:
+            technique.check_optimizer(engine.basic_optimizer)
+        if spec.parity:
+            forget_steps(engine.optimizer)
+        return DeepSpeedTraining(engine)
+
+
+BACKEND = DeepSpeed()

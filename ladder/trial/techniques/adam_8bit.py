@@ -1,0 +1,39 @@
+"""Adam's moments in 8 bits in a rank."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from ladder.events.protocol import TrialSpec
+from ladder.techniques.adam_8bit import MOST_ELEMENTS
+from ladder.trial.preload import unhide
+from ladder.trial.techniques import RankTechnique
+
+
+class Adam8Bit(RankTechnique):
+    def prepare(self) -> None:
+        unhide("bitsandbytes")
+        importlib.import_module("bitsandbytes.optim")
+
+    def make_optimizer(
+        self, groups: list[dict[str, Any]], rate: float, spec: TrialSpec
+    ) -> torch.optim.Optimizer | None:
+        from bitsandbytes.optim.adam import Adam8bit
+        from bitsandbytes.optim.adamw import AdamW8bit
+
+        made: torch.optim.Optimizer = (AdamW8bit if spec.optimizer == "adamw" else Adam8bit)(groups, lr=rate)
+        return made
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """RuntimeError where bitsandbytes would leave most of what it is given as it is, and say so nowhere."""
+        longest = max((tensor.numel() for group in optimizer.param_groups for tensor in group["params"]), default=0)
+        if longest >= MOST_ELEMENTS:
+            raise RuntimeError(
+                f"bitsandbytes cannot update {longest:,} elements at once, {MOST_ELEMENTS:,} are too many"
+            )
+
+
+TECHNIQUE = Adam8Bit()

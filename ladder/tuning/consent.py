@@ -1,0 +1,126 @@
+"""Which techniques a tune tries: those that were asked for or allowed, and those whose libraries are installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from packaging.version import InvalidVersion, Version
+
+from ladder.candidates import Engine, Problem, Rung, Technique
+from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING, allowable
+from ladder.text import shown
+from ladder.workload.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consent:
+    """What the user said about techniques."""
+
+    switches: Mapping[str, bool | None] = field(default_factory=dict)
+    """By the switch's name; None, or no entry: whatever is installed."""
+    allow: Collection[str] = ()
+    documented: bool = False
+    """Nothing that lies beyond the documented ladder."""
+
+    def wants(self, technique: Technique) -> bool | None:
+        """True where it was asked for, False where it was declined, None where nobody said."""
+        if not technique.consent.switch:
+            return technique.name in self.allow
+        return False if self.documented else self.switches.get(technique.consent.switch)
+
+    @property
+    def options(self) -> list[str]:
+        """The options that ask for something beyond the documented ladder."""
+        switched = [f"--{name}" for name, value in self.switches.items() if value]
+        return switched + [f"--allow {name}" for name in self.allow]
+
+
+def require_known(allow: Collection[str]) -> None:
+    """UsageError for a name that no technique has."""
+    names = [technique.name for technique in allowable()]
+    for name in allow:
+        if name not in names:
+            raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(names)}.")
+
+
+def techniques_tried(consent: Consent, workload: Workload, device: str, *, on_paper: bool) -> list[Technique]:
+    """In the registry's order. UsageError or EnvironmentFaultError for one that was asked for and cannot be had."""
+    tried = []
+    for technique in TECHNIQUES.values():
+        wanted = consent.wants(technique)
+        if wanted:
+            require_usable(technique, workload, device, on_paper=on_paper)
+        if wanted is None:
+            wanted = not on_paper and not technique.refusal(workload, device) and not _missing(technique)
+        if wanted:
+            tried.append(technique)
+    return tried
+
+
+def require_effect(techniques: Sequence[Technique], problem: Problem, rungs: Sequence[Rung]) -> None:
+    """UsageError for an allowed technique that no engine of these rungs could have here."""
+    for technique in techniques:
+        if technique.consent.switch or any(technique.suits(problem, rung) for rung in rungs):
+            continue
+        option = technique.consent.option(technique.name)
+        raise UsageError(f"{option} has no effect here: {technique.why_not}; leave it out.")
+
+
+def require_usable(technique: Technique, workload: Workload, device: str, *, on_paper: bool = False) -> None:
+    """UsageError where it cannot train `workload` on `device`, EnvironmentFaultError where a library lacks."""
+    if refusal := technique.refusal(workload, device):
+        raise UsageError(refusal)
+    if not on_paper and (missing := _missing(technique)):
+        raise EnvironmentFaultError(missing)
+
+
+def advice(consent: Consent, workload: Workload, device: str) -> list[str]:
+    """Sentences on what a tune does that was not asked for, or could do."""
+    sentences = (
+        technique.advice(workload, installed=not _missing(technique))
+        for technique in TECHNIQUES.values()
+        if consent.wants(technique) is None and not technique.refusal(workload, device)
+    )
+    return [sentence for sentence in sentences if sentence]
+
+
+def ways_of_checkpointing(transformers: str, *, documented: bool = False) -> tuple[str, ...]:
+    """Names of those that this version of transformers knows, in trials and in the user's training."""
+    if documented:
+        return ()
+    return tuple(name for name, way in WAYS_OF_CHECKPOINTING.items() if is_since(transformers, way.since))
+
+
+def libraries_of(engine: Engine) -> list[str]:
+    """Those that `engine` runs on. No history depends on them: what ran without them is as good as before."""
+    return [library.distribution for technique in engine.techniques for library in technique.libraries]
+
+
+def is_since(version: str, since: str) -> bool:
+    """Whether `version` is `since` or later; False for none, or for one that somebody built and named."""
+    try:
+        return Version(version) >= Version(since)
+    except InvalidVersion:
+        return False
+
+
+def _missing(technique: Technique) -> str:
+    """A sentence on the library that is not here; empty where all are."""
+    for library in technique.libraries:
+        if importlib.util.find_spec(library.module) is None and not library.since:
+            return f"{library.distribution} is not installed; `pip install {library.distribution}`."
+        if library.since and not is_since(found := _version(library.distribution), library.since):
+            option = technique.consent.option(technique.name)
+            return f"{option} needs {library.distribution} {library.since} or later, and here is {found or 'none'}."
+    return ""
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
