@@ -39,7 +39,7 @@ def export(
       ladder export best_config.json --for sbatch --output job.sh
     """
     from ladder.emit.config import load_best_config
-    from ladder.emit.export import exported
+    from ladder.emit.exporters.registry import exported
     from ladder.emit.files import require_file_name, write_atomically
 
     if output is not None:

@@ -14,7 +14,7 @@ from ladder.events.verdict import judge, trial_seconds
 from ladder.report.rest import Rest, rest, trial_estimate
 from ladder.search.belief import Belief, believe
 from ladder.search.policy import answer
-from ladder.search.space import Space, measured, ranking
+from ladder.search.space import Space, fastest, measured
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Progress:
     @property
     def best(self) -> Record | None:
         """The proven answer, else the fastest that fits so far."""
-        return answer(self.records) or next(iter(ranking((*self.records, *self.fresh))), None)
+        return answer(self.records) or fastest((*self.records, *self.fresh))
 
     def _measured_so_far(self, trial: CurrentTrial) -> tuple[Record, ...]:
         if self.space is None:

@@ -15,6 +15,7 @@ from ladder.emit.settings import Settings, settings_of
 
 CHECKPOINTING = "gradient_checkpointing"
 """The Trainer's name for it up to transformers 5.22, and still that of the programs built on it."""
+CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
 _NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 
 

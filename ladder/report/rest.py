@@ -10,7 +10,7 @@ from ladder.events.protocol import TrialSpec
 from ladder.search.belief import SLIM, Belief, Outlook
 from ladder.search.cost import MOST_TRIALS, expected_seconds, usual_seconds
 from ladder.search.policy import Stop, proof
-from ladder.search.space import measured, ranking, ruled_out
+from ladder.search.space import fastest, measured, ruled_out
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rest:
 def rest(belief: Belief, records: Sequence[Record]) -> Rest:
     """What is left of the search, and the proof that ends it, in seconds; `belief` is what `records` say."""
     space = belief.space
-    best = next(iter(ranking(records)), None)
+    best = fastest(records)
     bar = (best.tokens_per_second or 0.0) * (1 + space.tolerance) if best else 0.0
     tried = measured(records)
     rivals: dict[str, Outlook] = {}
@@ -60,7 +60,7 @@ def trial_estimate(belief: Belief, spec: TrialSpec) -> float | None:
 
 def _proof_seconds(belief: Belief, records: Sequence[Record], rivals: Sequence[Outlook]) -> float:
     """The proof runs one candidate with an evaluation pass on top; none is left once the fastest is proven."""
-    space, best = belief.space, next(iter(ranking(records)), None)
+    space, best = belief.space, fastest(records)
     if best is not None and best.candidate_key in space.by_key:
         if not rivals and isinstance(proof(space, records), Stop):
             return 0.0

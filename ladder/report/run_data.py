@@ -14,7 +14,7 @@ from ladder.candidates import Rung
 from ladder.events.outcome import Record
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import answer
-from ladder.search.space import Space, ranking
+from ladder.search.space import Space, fastest
 
 ANSWER_NAME = "best_config.json"
 """The copy of the answer in its run folder."""
@@ -63,7 +63,7 @@ class ReportedRun:
     @cached_property
     def best(self) -> Record | None:
         """The answer, or without one the fastest that fits so far."""
-        return self.answer or next(iter(ranking(self.records)), None)
+        return self.answer or fastest(self.records)
 
 
 def named_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.emit.export import making_accelerate
+from ladder.emit.exporters.base import making_accelerate
 from ladder.emit.files import OutputPaths
 from ladder.events.outcome import Record
 from ladder.machine.machine_speed import mfu

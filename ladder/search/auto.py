@@ -23,7 +23,7 @@ from ladder.search.cost import candidate_seconds, expected_seconds, start_second
 from ladder.search.decisions import Measure, Stop
 from ladder.search.probes import probe_first
 from ladder.search.second_chance import second_chance
-from ladder.search.space import Space, measured, ranking, ruled_out
+from ladder.search.space import Space, fastest, measured, ranking, ruled_out
 from ladder.search.speed import STEP_NOISE
 
 _SURE_ENOUGH = 0.9
@@ -76,7 +76,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     """The trial that promises most for its seconds, or the end of the search with its bound."""
     belief = believe(space, records)
     left = _left(space, records, belief)
-    best = next(iter(ranking(records)), None)
+    best = fastest(records)
     speed = best.tokens_per_second if best is not None else None
     worth = [each for each in left if speed is None or _is_worth_a_trial(each, speed, space.tolerance)]
     if not worth:
@@ -96,7 +96,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
 
 def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
     """What can still be gained, for a search that ends early; None while nothing fits."""
-    best = next(iter(ranking(records)), None)
+    best = fastest(records)
     if best is None or not best.tokens_per_second:
         return None
     belief = believe(space, records)
@@ -166,7 +166,7 @@ def _price(order: Sequence[Outlook], target: float) -> float:
 
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
     """Those that may be the engine's fastest, and one that surely fits, in ascending predicted memory."""
-    champion = max(own, key=lambda each: each.speed.tokens_per_second * (each.fits >= LIKELY) + each.fits)
+    champion = max(own, key=_rank_within_engine)
     promise = {champion.candidate.key: math.inf}
     for each in own:
         mean, deviation = each.ahead_of(champion)
@@ -178,6 +178,12 @@ def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
         safe = [each for each in own if each.fits >= _SURE_ENOUGH]
         chosen += [max(safe, key=lambda each: each.speed.tokens_per_second)] if safe else []
     return tuple(sorted(chosen, key=lambda each: (each.memory.peak, each.candidate.micro_batch)))
+
+
+def _rank_within_engine(outlook: Outlook) -> tuple[bool, float, float]:
+    """Of those likely to fit the fastest; where none is, the likeliest."""
+    is_likely = outlook.fits >= LIKELY
+    return is_likely, outlook.speed.tokens_per_second if is_likely else 0.0, outlook.fits
 
 
 def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None) -> dict[str, float]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ladder.candidates import Rung
+from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Record
 from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
-from ladder.search.space import REFUSED, Space, disproved, measured, probed, ranking, ruled_out
+from ladder.search.space import REFUSED, Space, disproved, fastest, measured, probed, ruled_out
 from ladder.units import format_bytes
 
 Status = Literal["answer", "measured", "refused", "predicted", "pruned", "unsupported"]
@@ -64,52 +64,66 @@ def ledger(
 
     `on_paper`: nothing was run, so nothing is said to be proven.
     """
-    best = answer(records)
-    tried = measured(records)
-    # Measurement beside measurement, which predictions are of, too: the answer's proof is another run.
-    fastest = tried.get(best.candidate_key, best) if best is not None else next(iter(ranking(records)), None)
-    belief, failed_proofs = believe(space, records), disproved(records)
-    probes = {space.by_key[key].engine: record.trial for key, record in probed(records).items()}
-    entries = []
-    with_knobs = [space.by_key[key] for key in turned(space, records)]
-    for candidate in (*space.candidates, *with_knobs):
-        record, predicted = tried.get(candidate.key), None
-        if record is not None:
-            status, why = _verdict(record, best, fastest, failed_proofs, on_paper=on_paper)
-        elif (verdict := ruled_out(candidate, space, records)) is not None:
-            status, why = "pruned", f"{verdict.reason} (trial {verdict.record.trial})"
-        else:
-            predicted = _predicted(belief.outlook(candidate), probes.get(candidate.engine))
-            status, why = "predicted", _why_not(predicted, fastest, space)
+    teller = _Teller(space, records, on_paper)
+    candidates = [*space.candidates, *(space.by_key[key] for key in turned(space, records))]
+    return [
+        *(teller.entry(candidate) for candidate in candidates),
+        *(_unsupported(rung, reason) for rung, reason in unsupported.items()),
+    ]
+
+
+class _Teller:
+    """What the records say about each candidate."""
+
+    def __init__(self, space: Space, records: Sequence[Record], on_paper: bool) -> None:
+        self._space, self._records, self._on_paper = space, records, on_paper
+        self._best, self._tried = answer(records), measured(records)
+        # Measurement beside measurement, which predictions are of, too: the answer's proof is another run.
+        best = self._best
+        self._fastest = fastest(records) if best is None else self._tried.get(best.candidate_key, best)
+        self._belief, self._failed_proofs = believe(space, records), disproved(records)
+        self._probes = {space.by_key[key].engine: record.trial for key, record in probed(records).items()}
+
+    def entry(self, candidate: Candidate) -> Entry:
+        record = self._tried.get(candidate.key)
+        status, why, predicted = self._status(candidate, record)
         knobs = ", ".join(f"{name}={value}" for name, value in candidate.engine.knobs)  # the space's own have none
-        entries.append(
-            Entry(
-                rung=candidate.engine.name,
-                candidate_key=candidate.key,
-                checkpointing=candidate.checkpointing,
-                micro_batch=candidate.micro_batch,
-                accumulation=candidate.accumulation,
-                status=status,
-                record=record,
-                why=f"{why}; with {knobs}" if knobs else why,
-                predicted=predicted,
-                disproved=candidate.key in failed_proofs,
-            )
+        return Entry(
+            rung=candidate.engine.name,
+            candidate_key=candidate.key,
+            checkpointing=candidate.checkpointing,
+            micro_batch=candidate.micro_batch,
+            accumulation=candidate.accumulation,
+            status=status,
+            record=record,
+            why=f"{why}; with {knobs}" if knobs else why,
+            predicted=predicted,
+            disproved=candidate.key in self._failed_proofs,
         )
-    for rung, reason in unsupported.items():
-        entries.append(
-            Entry(
-                rung=rung.name,
-                candidate_key=None,
-                checkpointing="",
-                micro_batch=None,
-                accumulation=None,
-                status="unsupported",
-                record=None,
-                why=reason,
+
+    def _status(self, candidate: Candidate, record: Record | None) -> tuple[Status, str, Predicted | None]:
+        if record is not None:
+            return (
+                *_verdict(record, self._best, self._fastest, self._failed_proofs, on_paper=self._on_paper),
+                None,
             )
-        )
-    return entries
+        if (ruled := ruled_out(candidate, self._space, self._records)) is not None:
+            return "pruned", f"{ruled.reason} (trial {ruled.record.trial})", None
+        predicted = _predicted(self._belief.outlook(candidate), self._probes.get(candidate.engine))
+        return "predicted", _why_not(predicted, self._fastest, self._space), predicted
+
+
+def _unsupported(rung: Rung, reason: str) -> Entry:
+    return Entry(
+        rung=rung.name,
+        candidate_key=None,
+        checkpointing="",
+        micro_batch=None,
+        accumulation=None,
+        status="unsupported",
+        record=None,
+        why=reason,
+    )
 
 
 def _predicted(outlook: Outlook, probe: str | None) -> Predicted:

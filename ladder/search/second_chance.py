@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ladder.events.outcome import Record
 from ladder.search.belief import SLIM, believe
 from ladder.search.decisions import Measure
-from ladder.search.space import Space, late_and_in_pieces, measured, ranking, ruled_out
+from ladder.search.space import Space, fastest, late_and_in_pieces, measured, ruled_out
 
 
 def second_chance(space: Space, records: Sequence[Record]) -> Measure | None:
@@ -19,7 +19,7 @@ def second_chance(space: Space, records: Sequence[Record]) -> Measure | None:
     candidates = [space.by_key[record.candidate_key] for record in late if record.candidate_key in space.by_key]
     if not candidates:
         return None
-    best = next(iter(ranking(records)), None)
+    best = fastest(records)
     speed = (best.tokens_per_second or 0.0) if best is not None else 0.0
     belief = believe(space, records)
     outlooks = [belief.outlook(each) for each in candidates if ruled_out(each, space, records) is None]

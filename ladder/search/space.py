@@ -223,6 +223,11 @@ def ranking(records: Sequence[Record]) -> list[Record]:
     return sorted(fits, key=lambda record: -(record.tokens_per_second or 0.0))
 
 
+def fastest(records: Sequence[Record]) -> Record | None:
+    """The first of the `ranking`; None while nothing fits."""
+    return next(iter(ranking(records)), None)
+
+
 def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
     """What the figures of `record` do not hold for, and how its candidate trains otherwise than usual."""
     return (*space.by_key[record.candidate_key].engine.cautions, *record.warnings)

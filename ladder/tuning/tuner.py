@@ -23,7 +23,7 @@ from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.relevance import relevant
-from ladder.search.space import PARITY, Space, disproved, measured, ranking, same_steps
+from ladder.search.space import PARITY, Space, disproved, fastest, measured, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare, losses_of, parity_trial
 from ladder.tuning.refusal import less_disproved, refusals
@@ -124,7 +124,7 @@ class Tuner:
             unsupported=self._unsupported,
             records=records,
             answer=answer(records),
-            best_so_far=next(iter(ranking(less_noise(self._space, records))), None),
+            best_so_far=fastest(less_noise(self._space, records)),
             stopped=stopped,
             cancelled=self._cancelled(),
             seconds=self._clock() - self._began,
@@ -306,7 +306,7 @@ class Tuner:
     def _spec(self, name: str, folder: Path, wanted: Measure, proving: bool) -> TrialSpec:
         machine = self._machine
         workload = self._space.shallow if wanted.probe else self._workload
-        best = next(iter(ranking(self._records)), None)
+        best = fastest(self._records)
         tokens_per_step = workload.global_batch_size * workload.seq_len
         speed = best.tokens_per_second if best is not None and not proving and not wanted.probe else None
         beat = tokens_per_step / speed if speed else None

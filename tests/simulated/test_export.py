@@ -16,7 +16,8 @@ import yaml
 from ladder.cli.export import Target
 from ladder.cli.main import main
 from ladder.emit.config import load_best_config
-from ladder.emit.export import EXPORTS, exported
+from ladder.emit.exporters.registry import EXPORTERS as EXPORTS
+from ladder.emit.exporters.registry import exported
 from ladder.errors import UsageError
 
 

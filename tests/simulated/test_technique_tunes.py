@@ -15,7 +15,7 @@ from ladder.candidates import RUNGS
 from ladder.cli.main import app
 from ladder.cli.views import QuietView
 from ladder.emit import best_config, load_best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.errors import UsageError
 from ladder.search.remedies import remedies
 from ladder.techniques.adam_8bit import ADAM_8BIT

@@ -17,7 +17,7 @@ import ladder
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import HALF, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidates_of
 from ladder.emit import best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in

@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers.answers import MEASUREMENT, answer
 
 from ladder.emit import best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.units import GIB
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.cli.main import app
 from ladder.emit import best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.trainer import trainer_arguments

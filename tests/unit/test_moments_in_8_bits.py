@@ -17,7 +17,7 @@ import ladder
 from ladder.backends.deepspeed.config import deepspeed_config, default_knobs
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in

@@ -14,7 +14,7 @@ from helpers.answers import answer
 
 from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.emit import best_config
-from ladder.emit.export import exported
+from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.emit.settings import settings_in

@@ -1,0 +1,1 @@
+"""The answer in the words of other training programs, one file each."""

@@ -1,0 +1,42 @@
+"""axolotl: keys of its pydantic models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.emit.accelerate import to_yaml
+from ladder.emit.exporters.base import (
+    Exporter,
+    opening_comment,
+)
+from ladder.emit.settings import Settings
+from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
+
+
+class Axolotl(Exporter):
+    name = "axolotl"
+    trains_causal_lms_only = True
+
+    def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
+        arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
+        fragment = {
+            "base_model": settings.model,
+            "sequence_len": settings.seq_len,
+            "micro_batch_size": settings.micro_batch,
+            "eval_batch_size": settings.micro_batch,
+            "gradient_accumulation_steps": settings.accumulation,
+            CHECKPOINTING: settings.gradient_checkpointing,
+            # Both: it takes bf16 where it is not told otherwise, and then drops fp16.
+            "bf16": settings.dtype == "bf16",
+            "fp16": settings.dtype == "fp16",
+            "max_grad_norm": settings.gradient_clipping,
+            "optimizer": arguments["optim"],
+            "deepspeed": arguments["deepspeed"],
+        }
+        if settings.gradient_checkpointing:
+            fragment[CHECKPOINTING_KWARGS] = arguments[CHECKPOINTING_KWARGS]
+        self.apply(settings, fragment)
+        run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
+        return opening_comment(settings, run) + to_yaml(fragment)

@@ -1,0 +1,21 @@
+"""DeepSpeed: its own keys and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.emit.config import SECTION
+from ladder.emit.exporters.base import (
+    Exporter,
+)
+from ladder.emit.settings import Settings
+
+
+class DeepSpeedOnly(Exporter):
+    name = "deepspeed"
+
+    def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
+        return json.dumps({key: value for key, value in document.items() if key != SECTION}, indent=2) + "\n"

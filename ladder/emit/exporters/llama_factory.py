@@ -1,0 +1,39 @@
+"""LLaMA-Factory: keys of its model and training arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.emit.accelerate import to_yaml
+from ladder.emit.exporters.base import (
+    Exporter,
+    as_text,
+    opening_comment,
+)
+from ladder.emit.settings import Settings
+from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
+
+
+class LlamaFactory(Exporter):
+    name = "llama-factory"
+    trains_causal_lms_only = True
+
+    def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
+        arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
+        # It switches checkpointing by a name of its own.
+        for name in (CHECKPOINTING, CHECKPOINTING_KWARGS):
+            arguments.pop(name, None)
+        fragment = {
+            "model_name_or_path": settings.model,
+            "finetuning_type": "full",
+            "cutoff_len": settings.seq_len,
+            **arguments,
+            "disable_gradient_checkpointing": not settings.gradient_checkpointing,
+        }
+        if settings.gradient_checkpointing:
+            fragment["use_reentrant_gc"] = False  # as it was measured
+        notes = self.apply(settings, fragment)
+        run = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
+        return opening_comment(settings, run) + as_text(notes) + to_yaml(fragment)

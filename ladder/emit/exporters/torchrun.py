@@ -1,0 +1,30 @@
+"""torchrun: a script that starts a Trainer script on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.emit.exporters.base import (
+    Exporter,
+    as_text,
+    export_lines,
+    launch_line,
+    warning_comments,
+)
+from ladder.emit.settings import Settings
+
+
+class Torchrun(Exporter):
+    name = "torchrun"
+
+    def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
+        lines = [
+            "#!/usr/bin/env bash",
+            *warning_comments(settings),
+            "set -euo pipefail",
+            *export_lines(settings),
+            launch_line(settings, config),
+        ]
+        return as_text(lines)
