@@ -1,18 +1,31 @@
-"""Fixtures for tests that start real trials on two CPU ranks, or look at a tune that is over."""
+"""Fixtures: shapes and measurements, tests that start real trials on two CPU ranks, and tunes that are over."""
 
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
+from helpers.shapes import Point, llama_like, measured
 
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import detect_machine
+from ladder.machine.machine import compiler, detect_machine
+from ladder.workload.workload import Workload
+
+
+@pytest.fixture(name="llama_like")
+def llama_like_fixture() -> Callable[..., Workload]:
+    return llama_like
+
+
+@pytest.fixture(scope="session")
+def measured_points() -> list[Point]:
+    return list(measured())
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +33,8 @@ def trial_environment() -> dict[str, str]:
     """What CPU ranks see beyond our own environment, with the operator that they all load built."""
     from ladder.tuning.preparation import rank_environment  # here: most tests do without all that it imports
 
+    if shutil.which(compiler()) is None:
+        pytest.skip(f"there is no {compiler()} to build DeepSpeed's shm_comm, which all ranks on the CPU load")
     environment = rank_environment(detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None))
     assert build_operators(["shm_comm"], environment) == {"shm_comm": None}
     return environment
@@ -43,7 +58,9 @@ def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_tune_done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+def small_tune_done(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]
+) -> tuple[Path, Finished]:
     """A folder with an awkward name in which a real tune has run, on two CPU ranks, and what was seen of it."""
     folder = tmp_path_factory.mktemp('it\'s a "small" tune é')
     done = ladder(*SMALL_TUNE, folder=folder)
@@ -64,7 +81,8 @@ def local_bench(
     """Makes benches with a LocalLauncher, warm or cold; whoever asked for one closes its launcher."""
 
     def make(*, cold: bool = False) -> Bench:
-        marker, cancellation = f"ladder-test-{secrets.token_hex(8)}", []
+        cancellation: list[bool] = []
+        marker = f"ladder-test-{secrets.token_hex(8)}"
         launcher = LocalLauncher(
             marker=marker,
             job=trial_job,

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -17,6 +18,8 @@ from ladder.launch.watch import now
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
 from ladder.units import MIB
+
+Kind = TypeVar("Kind")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def ranks_bench(request: pytest.FixtureRequest) -> Bench:
     return bench
 
 
-def of_kind(run: TrialRun, kind: type[Event]) -> list[list[Event]]:
+def of_kind(run: TrialRun, kind: type[Kind]) -> list[list[Kind]]:
     return [[event for event in events if isinstance(event, kind)] for events in run.events]
 
 
@@ -71,13 +74,12 @@ def assert_measured(run: TrialRun, bench: Bench) -> None:
 def test_a_trial_is_measured_by_every_rank_and_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
     run = bench.run(tiny_trial(tmp_path / 'it\'s "0001" é', 1, 2))
     assert_measured(run, bench)
-    for events in of_kind(run, MeasuredEvent):
-        for event in events:
-            assert isinstance(event, MeasuredEvent)
+    for measured in of_kind(run, MeasuredEvent):
+        for event in measured:
             assert min(event.boundary_seconds + event.accumulate_seconds) > 0
             assert 0 < event.peak_device < run.spec.memory_limit
             assert all(abs(loss - math.log(8192)) < 1 for loss in event.losses)  # an untrained model guesses
-    timed = [[event.boundary_seconds for event in events] for events in of_kind(run, MeasuredEvent)]
+    timed = [[event.boundary_seconds for event in measured] for measured in of_kind(run, MeasuredEvent)]
     assert timed == timed[:1] * WORLD_SIZE  # all ranks know the time of the slowest
     for rank, events in enumerate(run.events):
         assert [event for heard, event in bench.events if heard == rank] == events

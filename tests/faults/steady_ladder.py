@@ -36,7 +36,7 @@ def take_terminal() -> None:
 
 if __name__ == "__main__":
     take_terminal()
-    ladder.events.verdict.judge = steady
+    ladder.events.verdict.judge = steady  # type: ignore[assignment]
     if "TORCH_EXTENSIONS_DIR" not in os.environ:  # a test may have them built in a folder of its own
         ladder.launch.operator_builds.build_operators = lambda names, *_, **__: dict.fromkeys(names)
     from ladder.cli.main import main

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hard_tune import HardTune, hard_tune, jumping_clock
+from faults.hard_tune import HardTune, hard_tune, jumping_clock
 from helpers import tiny_trial
 
 from ladder.emit import load_best_config

@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from command import Command, started
+from faults.command import Command, started
+from faults.steady_ladder import ANSWER
 from helpers import wait_until
-from steady_ladder import ANSWER
 
 NUM_KILLS = 20
 SEED = 5

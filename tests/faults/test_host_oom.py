@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
 from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
-from provocation import FaultyBench
-from test_ranks import ENDLESS, Once, a_step_of, outcome_of
-from tunes import tune_over
+from helpers.tunes import tune_over
 
 from ladder.candidates import RUNGS, Rung
 from ladder.events.protocol import FailedEvent, TrialSpec
@@ -161,7 +160,7 @@ def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_
         assert record.outcome.bytes_asked > 32 * GIB
         assert "32.00 GiB is what they may use" in record.outcome.sentence
         assert any(record.candidate_key in note and "refused" in note for note in notes.notes)
-    assert refused or strategy == "auto"  # which never asks for what it believes cannot fit
+    assert bool(refused) == (strategy != "auto"), "auto never asks for what it believes cannot fit"
     assert ranking(result.records) == []
 
 

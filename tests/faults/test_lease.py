@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_nvml import FakeGpus
+from faults.fake_nvml import FakeGpus
 
 from ladder.units import GIB
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.provocation import FaultyBench, records_of
 from helpers import TINY, tiny_trial
-from provocation import FaultyBench
-from test_ranks import records_of
-from tunes import tune_over
+from helpers.tunes import tune_over
 
 from ladder.events.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun

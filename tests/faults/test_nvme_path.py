@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from faults.mounts import fill, make_read_only, mounted
 from helpers import bundled_workload
-from mounts import fill, make_read_only, mounted
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_nvml import FakeGpus
+from faults.fake_nvml import FakeGpus
 
 from ladder.units import GIB
 

@@ -45,7 +45,7 @@ def lock() -> Path:
 
 
 @pytest.fixture
-def holder(lock: Path):  # type: ignore[no-untyped-def]
+def holder(lock: Path):
     process = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -130,8 +130,10 @@ def test_where_files_cannot_be_locked_operators_are_built_all_the_same(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
+    taken = []
     with operators._turn(tmp_path / "one"), operators._turn(tmp_path / "one"):
-        pass
+        taken.append("both")
+    assert taken == ["both"]
 
 
 def _environment() -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from hard_tune import HardTune, hard_tune
+from faults.hard_tune import HardTune, hard_tune
 from helpers import Bench, tiny_trial
 
 from ladder.cli.main import main
@@ -117,12 +117,12 @@ def test_two_trials_at_once_do_not_meet_on_a_port_even_with_the_usual_one_taken(
         try:
             runs, both_ready = {}, threading.Barrier(2)
 
-            def run(index: int) -> None:
+            def run_trial(index: int) -> None:
                 benches[index].run(tiny_trial(tmp_path / f"first{index}", 1))  # waits for its server's imports
                 both_ready.wait(timeout=120)
                 runs[index] = benches[index].run(tiny_trial(tmp_path / f"{index}", 1))
 
-            threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+            threads = [threading.Thread(target=run_trial, args=(index,)) for index in range(2)]
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -4,59 +4,20 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from helpers import WORLD_SIZE, bundled_workload, is_alive, make_candidate, tiny_trial
-from mounts import fill, mounted
-from provocation import FaultyBench
+from faults.mounts import fill, mounted
+from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of, records_of
+from helpers import WORLD_SIZE, is_alive, tiny_trial
 
-from ladder.events.outcome import Outcome, Record
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy
-from ladder.events.trial_run import TrialRun
-from ladder.events.verdict import judge
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.launch.watch import now
 
-ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
 RANKS = pytest.mark.parametrize("rank", range(WORLD_SIZE))
 ROOM_BYTES = 1 << 40
-
-
-def records_of(run: TrialRun) -> list[Record]:
-    candidates = [make_candidate(micro_batch=spec.micro_batch, accumulation=2) for spec in run.spec.candidates]
-    return judge(run, bundled_workload(), candidates)
-
-
-def outcome_of(run: TrialRun) -> Outcome:
-    """The outcome of the one candidate that did not fit."""
-    (outcome,) = [record.outcome for record in records_of(run) if record.outcome.kind != "fits"]
-    return outcome
-
-
-@dataclass
-class Once:
-    """A listener that does something at the first event that `when` accepts, and remembers the trial's processes."""
-
-    bench: FaultyBench
-    when: Callable[[int, Event], bool]
-    act: Callable[[], Any]
-    at: float = 0.0
-    processes: list[psutil.Process] = field(default_factory=list)
-
-    def __call__(self, rank: int, event: Event) -> None:
-        if not self.at and self.when(rank, event):
-            self.at, self.processes = now(), self.bench.ranks()
-            assert len(self.processes) >= WORLD_SIZE
-            self.act()
-
-
-def a_step_of(rank: int) -> Callable[[int, Event], bool]:
-    return lambda heard, event: heard == rank and isinstance(event, StepEvent)
 
 
 @RANKS

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from faults.provocation import FaultyBench, Once, a_step_of, outcome_of, records_of
 from helpers import tiny_trial
-from provocation import FaultyBench
-from test_ranks import Once, a_step_of, outcome_of, records_of
 
 from ladder.events.protocol import FailedEvent, StepPolicy
 from ladder.tuning.tune_events import TrialEnds

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.mounts import fill, make_read_only, mounted
 from helpers import make_candidate, make_measurement, make_record
-from mounts import fill, make_read_only, mounted
 
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
 from ladder.events.outcome import Record

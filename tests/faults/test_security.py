@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hard_tune import SECRETS, HardTune, hard_tune
+from faults.hard_tune import SECRETS, HardTune, hard_tune
 from helpers import TINY_CONFIG
 
 import ladder

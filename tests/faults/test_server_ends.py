@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, records_of
 from helpers import is_alive, tiny_trial, wait_until
-from provocation import FaultyBench
-from test_ranks import ENDLESS, Once, a_step_of, records_of
 
 from ladder.events.protocol import DoneEvent, Event, PhaseEvent
 from ladder.launch.watch import now

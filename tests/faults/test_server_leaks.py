@@ -56,6 +56,7 @@ def test_a_thousand_failing_trials_leak_no_process_no_descriptor_and_no_memory_i
             server = psutil.Process(launcher.server_pid)
             before = before or (server.num_fds(), server.memory_info().rss)
         assert server.children(recursive=True) == []
+        assert before is not None
         assert server.num_fds() == before[0]
         assert server.memory_info().rss - before[1] < 8 * MIB
         assert psutil.Process().num_fds() < 200

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import Command, started
+from faults.command import Command, started
+from faults.steady_ladder import SPEEDS
 from helpers import wait_until
-from steady_ladder import SPEEDS
 
 MEASURED = re.compile(r"^  (zero\d) ckpt=on mb=1 +[\d,]+ tokens/s", re.MULTILINE)
 

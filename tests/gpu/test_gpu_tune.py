@@ -15,7 +15,7 @@ import pytest
 
 from ladder.cli.main import main
 from ladder.emit import load_best_config
-from ladder.machine.machine import visible_gpus
+from ladder.machine.gpus import visible_gpus
 from ladder.tuning.consent import ways_of_checkpointing
 from ladder.units import MIB
 

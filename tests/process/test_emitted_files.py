@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine, Technique
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.events.outcome import Measurement
 from ladder.techniques.adam_8bit import ADAM_8BIT
@@ -27,6 +27,8 @@ from ladder.workload.workload import ModelShape, Workload
 
 for needed in ("torch", "deepspeed", "transformers", "accelerate"):
     pytest.importorskip(needed)
+
+pytestmark = pytest.mark.usefixtures("trial_environment")  # the operator that CPU ranks load
 
 PROGRAMS = Path(__file__).parent / "emitted"
 WORLD_SIZE = 2
@@ -168,7 +170,7 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
 
 @pytest.mark.parametrize(("numerics", "master"), [(BF16_STATES, "torch.bfloat16"), (ADAM_8BIT, "torch.float32")])
 def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3_with_all_that_lies_beyond(
-    numerics: str, master: str, tmp_path: Path, reports: Path
+    numerics: Technique, master: str, tmp_path: Path, reports: Path
 ) -> None:
     usual = answer_on("zero3").candidate
     beyond = replace(usual, engine=usual.engine.having(numerics), checkpoint_every=HALF)

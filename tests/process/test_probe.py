@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from helpers import TINY_CONFIG, Bench, make_candidate
-from tunes import tune_over
+from helpers.tunes import tune_over
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.events.outcome import Record

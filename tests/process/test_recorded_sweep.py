@@ -33,9 +33,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     run = ["--gpus", "4", "--machine", "h200", "--run-dir", str(tmp_path_factory.mktemp("run") / "run")]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        modules = [importlib.import_module(name) for name in ("record_sweep", "recorded", "search_cases")]
-        assert modules[0].main([str(folder / "7b.json"), "llama-2-7b", *run, "--caps", *map(str, CAPS)]) == 0
-        yield Bench(*modules, folder)
+        record, recorded, cases = map(importlib.import_module, ("record_sweep", "recorded", "search_cases"))
+        assert record.main([str(folder / "7b.json"), "llama-2-7b", *run, "--caps", *map(str, CAPS)]) == 0
+        yield Bench(record, recorded, cases, folder)
 
 
 def sweeps(bench: Bench) -> dict[int, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -53,8 +54,8 @@ def test_zero2_fits_where_zero0_does_not(small_tune_done: tuple[Path, Finished])
 
 
 def test_every_candidate_is_in_trials_csv_with_a_reason(small_tune_done: tuple[Path, Finished]) -> None:
-    table = pd.read_csv(small_tune_done[0] / RUN / "trials.csv")
-    rows = {(row.rung, row.checkpointing, int(row.micro_batch)) for row in table.itertuples()}
+    table: Any = pd.read_csv(small_tune_done[0] / RUN / "trials.csv").itertuples()
+    rows = {(row.rung, row.checkpointing, int(row.micro_batch)) for row in table}
     assert rows == CANDIDATES
     assert len(table) == len(CANDIDATES)
     assert table["why"].notna().all()
@@ -123,6 +124,7 @@ def test_another_workload_in_the_same_run_folder_is_refused(small_tune_done: tup
     assert "--run-dir" in other.errors
 
 
+@pytest.mark.usefixtures("trial_environment")
 def test_when_nothing_fits_the_status_is_three_and_the_sentence_says_what_came_closest(tmp_path: Path) -> None:
     done = ladder("tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "150MiB", "--rung", "zero0", folder=tmp_path)
     assert done.status == 3, done.errors

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
-from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy
+from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy, TrialSpec
 from ladder.launch.trial_server import TrialServer, kill_marked
 
 ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
@@ -180,3 +181,29 @@ def test_who_touches_the_gpu_while_a_server_imports_is_named(
     with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 touches CUDA, so ranks cannot"):
         server.wait_ready()
     assert processes_with(RUN_MARKER, marker) == []
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from helpers import TINY_CONFIG, tiny_trial
+from ladder.launch.base import Deadlines
+from ladder.launch.local import LocalLauncher
+folder = Path(sys.argv[1])
+spec = tiny_trial(folder / "0001", 1).model_copy(update={"model_config_json": TINY_CONFIG | {"label": "\\u00e9"}})
+launcher = LocalLauncher(marker=sys.argv[2], job={}, environment={}, log=folder / "log", cancelled=lambda: True)
+launcher.run(spec, Deadlines(), lambda rank, event: None)
+"""
+
+
+def test_what_a_server_is_told_of_a_trial_does_not_depend_on_the_locale(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", WRITE, str(tmp_path), f"ladder-test-{os.getpid()}"],
+        check=True,
+        env={**os.environ, **ascii_only, "PYTHONPATH": path},
+        timeout=60,
+    )
+    told = TrialSpec.model_validate_json((tmp_path / "0001" / "spec.json").read_bytes())
+    assert told.model_config_json["label"] == "é"

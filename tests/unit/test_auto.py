@@ -6,86 +6,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate, make_measurement, make_record
+from helpers import bundled_workload, make_candidate, make_record
+from helpers.searches import fitting, make_space, out_of_memory, play
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.outcome import Outcome, Record
-from ladder.machine.machine_speed import machine_speed
 from ladder.search.audit import audit_report
 from ladder.search.auto import _is_worth_a_trial, auto, remaining
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
-from ladder.search.speed import predict_speed
 from ladder.units import GIB
 
 CPU_RUNGS = ("zero0", "zero1", "zero2", "zero3")
-
-
-def make_space(*rungs: str, **changes: object) -> Space:
-    """Llama-2-7B on four A100 of 80 GB, without NVMe."""
-    names = rungs or tuple(rung.name for rung in RUNGS if "nvme" not in rung.devices)
-    settings = {
-        "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64),
-        "world_size": 4,
-        "device": "cuda",
-        "memory_limit": 80 * GIB,
-        "host_memory": 1024 * GIB,
-        "engines": tuple(Engine(RUNGS_BY_NAME[name]) for name in names),
-        "micro_batches": (1, 2, 4, 8, 16),
-        "gpu_name": "NVIDIA A100-SXM4-80GB",
-        "num_cores": 64,
-    }
-    return Space(**settings | changes)
 
 
 def decide(space: Space, records: Sequence[Record]) -> Measure:
     decision = auto(space, records)
     assert isinstance(decision, Measure)
     return decision
-
-
-def fitting(space: Space, candidate: Candidate, *, slower: float = 1.0, trial: str = "0001") -> Record:
-    """A record as the prior predicts it, or `slower`."""
-    machine = machine_speed(space.gpu_name, "cuda", space.world_size, space.num_cores)
-    speed = predict_speed(space.workload, candidate, world_size=space.world_size, machine=machine)
-    return make_record(
-        candidate,
-        trial=trial,
-        tokens_per_second=speed.tokens_per_second / slower,
-        measurement=make_measurement(
-            accumulate_seconds=speed.accumulate_seconds * slower,
-            boundary_seconds=speed.boundary_seconds * slower,
-            peak_allocated=20 * GIB,
-            peak_reserved=21 * GIB,
-            peak_device=22 * GIB,
-        ),
-    )
-
-
-def out_of_memory(candidate: Candidate, trial: str = "0001") -> Record:
-    outcome = Outcome(kind="gpu_oom", moment="backward", sentence="ran out", bytes_asked=2 * GIB, bytes_free=GIB)
-    return make_record(candidate, "gpu_oom", trial=trial, outcome=outcome)
-
-
-def play(space: Space, answer_all: str) -> list[Record]:
-    """A whole search in which every candidate fits as predicted, or none does."""
-    records: list[Record] = []
-    for trial in range(200):
-        decision = auto(space, records)
-        if isinstance(decision, Stop):
-            return records
-        name = f"{trial + 1:04d}"
-        for candidate in decision.candidates:
-            assert candidate.key not in {record.candidate_key for record in records}, "tried twice"
-            if answer_all == "oom":
-                records.append(out_of_memory(candidate, name))
-                break
-            records.append(fitting(space, candidate, trial=name))
-    raise AssertionError("the search does not end")
 
 
 def test_auto_is_a_strategy():
@@ -204,7 +146,7 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_so
     behind: float, deviation: float, fits: float, worth_it: bool
 ):
     speed = 100.0 * (1 - behind)
-    outlook = SimpleNamespace(
+    outlook: Any = SimpleNamespace(
         speed=SimpleNamespace(tokens_per_second=speed),
         deviation=deviation,
         fits=fits,
@@ -250,7 +192,7 @@ def test_once_something_fits_a_trials_first_candidate_decides_about_the_others()
     assert first.first_within == {}  # there is nothing to compare with
     records = [fitting(space, candidate) for candidate in first.candidates]
     later = decide(space, records)
-    best = max(record.tokens_per_second for record in records)
+    best = max(record.tokens_per_second or 0.0 for record in records)
     step = space.workload.global_batch_size * space.workload.seq_len / best
     assert set(later.first_within) == {candidate.key for candidate in later.candidates[1:]}
     assert all(seconds > step / 2 for seconds in later.first_within.values())
@@ -277,7 +219,7 @@ def test_ranks_on_a_cpu_are_searched_too(model: str):
 
 
 @pytest.mark.parametrize("doubtful", [{"num_steps": 1}, {"alloc_retries": 2}])
-def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candidates(doubtful: dict[str, int]):
+def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candidates(doubtful: dict[str, Any]):
     space = make_space("zero2", "zero3")
     tried, other = (next(each for each in space.candidates if each.micro_batch == size) for size in (2, 4))
     known = fitting(space, tried)
@@ -300,3 +242,33 @@ def test_what_does_not_accumulate_is_not_measured_in_an_engine_that_does(strateg
         records += [fitting(space, candidate, trial=f"{number:04d}") for candidate in decision.candidates]
     assert any(record.candidate_key.endswith("mb=16") for record in records)
     assert mixed <= {"zero3"}
+
+
+def test_where_nothing_is_believed_to_fit_a_few_engines_show_that_it_is_so():
+    space = make_space(memory_limit=2 * GIB)
+    assert not any(believe(space, ()).outlook(candidate).fits > 0.03 for candidate in space.candidates)
+    records = play(space, "oom")
+    engines = {space.by_key[record.candidate_key].engine for record in records}
+    assert 2 <= len(engines) < len(space.engines) / 2
+    assert len(records) == len(engines), "one candidate of each is enough"
+
+
+@pytest.mark.parametrize("gib", [32, 40, 64, 80])
+def test_a_trial_of_an_engine_with_a_candidate_that_surely_fits_has_such_a_one(gib: int):
+    space = make_space(memory_limit=gib * GIB)
+    decision = decide(space, ())
+    own, asked = (
+        max(believe(space, ()).outlook(candidate).fits for candidate in candidates)
+        for candidates in (space.of_engine(decision.engine), decision.candidates)
+    )
+    assert asked >= min(own, 0.9)
+
+
+def test_a_host_with_a_third_too_little_memory_is_believed_to_be_too_small():
+    space = make_space("zero3+param-cpu+opt-cpu")
+    candidate = space.candidates[0]
+    enough = believe(space, ()).outlook(candidate).host
+    small = replace(space, host_memory=int(enough * 2 / 3))
+    assert believe(small, ()).outlook(candidate).fits < 0.03
+    ample = replace(space, host_memory=int(enough * 3 / 2))
+    assert believe(ample, ()).outlook(candidate).fits > 0.97

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import bundled_workload, make_candidate, make_record, problem_for
-from test_emit import answer
+from helpers import make_candidate, make_record, problem_for
+from helpers.answers import answer
+from helpers.searches import BILLION, space_of
+from helpers.values import PAPER
 
 import ladder
 from ladder.backends.deepspeed.config import deepspeed_config
@@ -25,7 +27,7 @@ from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
-from ladder.search.space import Space, ruled_out
+from ladder.search.space import ruled_out
 from ladder.search.speed import predict_speed
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import candidate_of
@@ -34,9 +36,6 @@ from ladder.tuning.consent import ways_of_checkpointing
 from ladder.tuning.parity import as_plain
 from ladder.tuning.problem import make_space
 from ladder.units import GIB
-
-BILLION = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=64)
-PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}
 
 
 def peak(candidate: Candidate) -> int:
@@ -50,20 +49,6 @@ def tokens_per_second(candidate: Candidate) -> float:
 
 def checkpointed(every: int, rung: str = "zero2") -> Candidate:
     return replace(make_candidate(rung, micro_batch=4, accumulation=16), checkpoint_every=every)
-
-
-def space_of(*engines: Engine, **changes: Any) -> Space:
-    settings: dict[str, Any] = {
-        "workload": BILLION,
-        "world_size": 1,
-        "device": "cuda",
-        "memory_limit": 24 * GIB,
-        "host_memory": 1 << 60,
-        "engines": engines or tuple(map(Engine, RUNGS)),
-        "micro_batches": (1, 2, 4),
-        "checkpointing": ("1/2",),
-    }
-    return Space(**settings | changes)
 
 
 def every_engine(rung: str) -> tuple[Engine, ...]:
@@ -182,25 +167,6 @@ def test_their_losses_are_held_against_the_plain_rung_s_with_the_same_states() -
     assert as_plain(usual).engine.name == "zero1"
 
 
-def test_an_answer_with_them_says_so_in_a_warning_and_they_are_never_tried_unasked(tmp_path: Path) -> None:
-    def tuned(name: str, **options: Any) -> ladder.Tuned:
-        folder = tmp_path / name
-        folder.mkdir()
-        return ladder.tune(
-            "llama-3.2-1b", gpu_memory="18GiB", run_dir=folder, output=folder / "best.json", **options, **PAPER
-        )
-
-    usual, allowed = tuned("usual"), tuned("allowed", allow=["bf16-states"])
-    assert not any("bf16-states" in rung for rung in usual.trials["rung"])
-    assert allowed.best.candidate.engine.numerics == (BF16_STATES,)
-    assert allowed.best.tokens_per_second > usual.best.tokens_per_second
-    assert any("kept in bf16, as --allow bf16-states permits" in warning for warning in allowed.best.warnings)
-    assert best_config(allowed.best)["ladder"]["bf16_states"] is True
-    assert "bitsandbytes" not in allowed.best.versions
-    assert "as --allow bf16-states permits" in allowed.report.read_text()
-    assert "as --allow bf16-states permits" not in usual.report.read_text()
-
-
 def test_where_nothing_fits_they_are_among_what_would() -> None:
     on_gpu = [Engine(RUNGS_BY_NAME[name]) for name in ("zero1", "zero2")]
     assert "--allow bf16-states" in remedies(space_of(*on_gpu, memory_limit=20 * GIB)).sentence()
@@ -231,11 +197,3 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=sentence):
         ladder.tune("llama-3.2-1b", run_dir=tmp_path, output=tmp_path / "best.json", **options, **PAPER)
-
-
-def test_documented_leaves_the_ladder_as_it_is_written_down(tmp_path: Path) -> None:
-    tuned = ladder.tune(
-        "llama-3.2-1b", gpu_memory="24GiB", documented=True, run_dir=tmp_path, output=tmp_path / "best.json", **PAPER
-    )
-    assert set(tuned.trials["rung"]) <= {rung.name for rung in RUNGS if rung.documented}
-    assert set(tuned.trials["checkpointing"]) <= {"on", "off", ""}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,18 +22,6 @@ from ladder.errors import (
 from ladder.tuning.declaring import declared
 from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
 
-HEAVY = (
-    "torch",
-    "deepspeed",
-    "transformers",
-    "accelerate",
-    "optuna",
-    "pandas",
-    "plotly",
-    "huggingface_hub",
-    "pynvml",
-    "yaml",
-)
 ROOT = Path(__file__).parents[2]
 HELP = re.compile(r'help="([^"]*)"')
 OPTIONS = [each for options in (TuneOptions, PlanOptions, VerifyOptions) for each in declared(options).values()]
@@ -146,22 +131,6 @@ def test_what_a_command_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPat
     assert main([]) == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["tune", "--help"], ["plan", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB"], ["schema"]],
-    ids=" ".join,
-)
-def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
-        f"print('loaded:', *sorted({set(HEAVY)!r} & set(sys.modules))); sys.exit(status)"
-    )
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "loaded:"
-    assert "tune" in done.stdout
-
-
 @pytest.mark.parametrize("document", ["README.md", "docs/outcomes.md"])
 def test_every_exit_status_is_in_the_documents(document: str) -> None:
     statuses = {error.exit_code for error in LadderError.__subclasses__()} | {LadderError.exit_code, EXIT_FOUND}
@@ -221,24 +190,6 @@ def test_whoever_asks_for_json_gets_a_document_for_every_error(
     assert printed.err == f"ladder: {document['error']}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--gpu-memory", "1GiB", "--rung", "zero3"], 3, "Nothing fits in 1.00 GiB per GPU: 1 candidate failed"),
-        (["--rung", "zero3+opt-nvme"], 2, "can work here: zero3+opt-nvme: no --nvme-path was given"),
-    ],
-)
-def test_a_document_without_an_answer_says_why_there_is_none(
-    arguments: list[str], status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paper = ["--launcher", "simulated", "--machine", "a100-40", "--run-dir", str(tmp_path / "run")]
-    assert main(["tune", "llama-2-7b", *arguments, *paper, "--format", "json"]) == status
-    document = json.loads(capsys.readouterr().out)
-    assert document["answer"] is None
-    assert document["exit_code"] == status
-    assert words in document["error"]
-
-
 def test_no_command_is_left_out_of_these_tests() -> None:
     assert {command.name for command in cli.app.registered_commands} == set(COMMANDS)
 
@@ -247,28 +198,3 @@ def test_the_version_names_what_decides_a_measurement(capsys: pytest.CaptureFixt
     assert main(["--version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"ladder", "torch", "deepspeed", "transformers", "accelerate"} <= set(names)
-
-
-COMMAND = [sys.executable, "-m", "ladder.cli.main"]
-
-
-def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*COMMAND, "schema"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 4
-    assert done.stderr == "ladder: stdout cannot be written (No space left on device); free some space there.\n"
-
-
-def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as closed:
-        arguments = [*COMMAND, "plan", "llama-2-7b", "--machine", "a100-40"]
-        done = subprocess.run(arguments, check=False, stdout=closed, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_a_locale_that_lacks_a_character_is_no_bug() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([*COMMAND, "tune", "--help"], check=False, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")

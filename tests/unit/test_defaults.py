@@ -32,19 +32,6 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
     assert planned(capsys, "--gpus", "8")["gpus"] == 8
 
 
-def test_lists_and_switches_are_defaults_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (
-        "tune: {rung: [zero2], micro-batch: [1, 2], launcher: simulated, machine: a100-40, quiet: true, "
-        "time-budget: 5m, liger: false, documented: true}"
-    )
-    (folder / "ladder.yaml").write_text(text)
-    assert main(["tune", "llama-2-7b", "--format", "json", "--run-dir", "run"]) == 0
-    printed = capsys.readouterr()
-    candidates = json.loads(printed.out)["candidates"]
-    assert {(row["rung"], row["micro_batch"]) for row in candidates if row["trial"]} <= {("zero2", 1), ("zero2", 2)}
-    assert printed.err == ""
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -65,14 +52,6 @@ def test_what_no_command_knows_is_refused_in_one_sentence(
     printed = capsys.readouterr()
     assert words in printed.err
     assert printed.err.count("\n") == 1
-
-
-def test_one_value_stands_for_a_list_of_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ladder.yaml").write_text("tune: {rung: zero2, micro-batch: 2}")
-    options = ["--launcher", "simulated", "--machine", "a100-40", "--format", "json", "--run-dir", "run", "--quiet"]
-    assert main(["tune", "llama-2-7b", *options]) == 0
-    rows = json.loads(capsys.readouterr().out)["candidates"]
-    assert {(row["rung"], row["micro_batch"]) for row in rows} == {("zero2", 2)}
 
 
 @pytest.mark.parametrize(

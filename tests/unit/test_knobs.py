@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 
@@ -55,7 +57,7 @@ def test_every_choice_reaches_deepspeed(rung):
         for value in options:
             candidate = with_knobs(WORKLOAD, plainly, {**knobs_of(WORKLOAD, plainly.engine), name: value})
             zero = deepspeed_config(
-                WORKLOAD, candidate.engine, micro_batch=1, accumulation=16, world_size=4, nvme_path="/nvme"
+                WORKLOAD, candidate.engine, micro_batch=1, accumulation=16, world_size=4, nvme_path=Path("/nvme")
             )["zero_optimization"]
             offloads = [zero[key] for key in ("offload_optimizer", "offload_param") if key in zero]
             places = offloads if name == "pin_memory" else [zero]

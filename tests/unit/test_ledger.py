@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 from helpers import make_candidate, make_measurement, make_record
+from helpers.searches import fitting, make_space, out_of_memory, play
 from rich.console import Console
-from test_auto import fitting, make_space, out_of_memory, play
 from typer.testing import CliRunner
 
 from ladder.candidates import RUNGS_BY_NAME
@@ -37,8 +37,10 @@ def test_every_candidate_is_measured_predicted_or_pruned_and_says_why():
     entries = ledger(space, records, {})
     assert [entry.candidate_key for entry in entries] == [candidate.key for candidate in space.candidates]
     assert all(entry.why for entry in entries)
+    assert {entry.status for entry in entries} == {"measured", "predicted", "pruned"}
     for entry in entries:
-        assert (entry.record is not None) or (entry.predicted is not None) or entry.status == "pruned"
+        assert (entry.record is not None) == (entry.status == "measured")
+        assert entry.predicted is not None or entry.status != "predicted"
 
 
 def test_what_was_not_tried_has_an_interval_and_the_reason():

@@ -6,15 +6,13 @@ import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from helpers import bundled_workload, make_candidate
-from test_emit import answer
+from helpers.answers import answer
 from typer.testing import CliRunner
 
-import ladder
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.cli.main import app
 from ladder.emit import best_config
@@ -36,7 +34,6 @@ from ladder.units import GIB
 from ladder.workload.workload import Workload
 
 LARGE_VOCABULARY = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=32)
-PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}
 
 
 def on_liger(candidate: Candidate) -> Candidate:
@@ -159,26 +156,6 @@ def test_it_is_tried_unasked_where_it_is_installed_and_a_sentence_says_so(
     said = "".join(advice(consent, workload, device))
     assert words in said
     assert bool(words) == bool(said)
-
-
-def test_a_tune_for_a_small_card_finds_it_and_says_how_to_switch_it_on(tmp_path: Path) -> None:
-    options = PAPER | {"gpu_memory": "24GiB", "seq_len": 2048, "global_batch_size": 64}
-    speeds = {}
-    for liger in (False, True):
-        folder = tmp_path / str(liger)
-        folder.mkdir()
-        tuned = ladder.tune(
-            "llama-3.2-1b", **options, liger=liger, run_dir=folder / "run", output=folder / "best_config.json"
-        )
-        speeds[liger] = tuned.best.tokens_per_second
-        assert (LIGER in tuned.best.candidate.engine.techniques) is liger
-        assert tuned.training_arguments().get("use_liger_kernel", False) is liger
-        assert ("apply_liger_kernel(model, None)" in tuned.report.read_text()) is liger
-        assert ("liger-kernel" in tuned.best.versions) is liger
-    assert speeds[True] > 1.1 * speeds[False]
-    assert set(tuned.trials["rung"].str.endswith("+liger")) == {True, False}
-    said = CliRunner().invoke(app, ["explain", str(folder / "run"), "--why", "zero2+liger"], catch_exceptions=False)
-    assert said.stdout.startswith("zero2+liger ")
 
 
 def test_the_plan_shows_it_where_it_is_asked_for() -> None:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -92,7 +93,7 @@ def test_what_fitted_under_the_limit_is_not_gated_away_once_its_engine_is_known(
     known = learn([p for p in deepest if p.candidate.gradient_checkpointing and p.candidate.micro_batch == 1])
     gated = [p for p in deepest if predict(p.workload, p.candidate, known=known).upper > LIMIT + OUTSIDE]
     # 37.2 GiB allocated and 39.5 reserved of 40: the one point that nobody should count on.
-    assert [p.candidate.variant for p in gated] in ([], ["ckpt=off mb=2"])
+    assert [p.candidate.variant for p in gated] == ["ckpt=off mb=2"]
 
 
 def test_nothing_that_ran_out_of_memory_is_predicted_to_fit(measured_points):
@@ -271,7 +272,7 @@ def test_the_same_observations_give_the_same_calibration(fitting):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_the_peak_that_candidates_are_sorted_by_is_the_one_that_is_predicted(device: str, llama_like):
+def test_the_peak_that_candidates_are_sorted_by_is_the_one_that_is_predicted(device: Any, llama_like):
     workload = llama_like(8)
     for rung in RUNGS:
         for micro_batch in (1, 4):
@@ -285,7 +286,8 @@ def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:
     shape = resolve_model(str(RESULTS.parent / "models" / "large-vocabulary-1.5b.json"))
     errors = []
     for file in (RESULTS / folder).glob("*.trials.csv"):
-        for row in pd.read_csv(file, dtype={"gradient_checkpointing": str}).query("outcome == 'fits'").itertuples():
+        rows: Any = pd.read_csv(file, dtype={"gradient_checkpointing": str}).query("outcome == 'fits'").itertuples()
+        for row in rows:
             usual = {"True": "on", "False": "off"}.get(getattr(row, "gradient_checkpointing", ""))
             # One of them was timed accumulating, in an engine that did so for others, and kept gradients like them.
             accumulation = row.accumulation if pd.isna(row.accumulate_seconds) else max(row.accumulation, 2)
@@ -314,3 +316,9 @@ def test_beyond_the_ladder_allocated_memory_is_known_before_any_trial(folder: st
     assert sum(named in key for key, _ in errors) == number  # there is something to compare
     assert max(abs(error) for _, error in errors) < 0.05
     assert statistics.fmean(abs(error) for _, error in errors) < 0.01
+
+
+def test_before_any_trial_a_few_per_cent_are_set_aside_for_what_the_allocator_leaves_in_pieces(llama_like: Build):
+    predicted = predict(llama_like(), candidate("zero2"))
+    allocated = max(predicted.moments.values())
+    assert 0.02 < (predicted.peak - predicted.parts.outside_torch) / allocated - 1 < 0.08

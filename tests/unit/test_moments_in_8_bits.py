@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from helpers import bundled_workload, make_candidate, problem_for
-from test_beyond import BILLION, PAPER, space_of
-from test_emit import answer
+from helpers.answers import answer
+from helpers.searches import BILLION, space_of
+from helpers.values import PAPER
 
 import ladder
 from ladder.backends.deepspeed.config import deepspeed_config, default_knobs
@@ -115,19 +116,6 @@ def test_every_kind_of_script_is_told_of_them(optimizer: OptimizerName, own: dic
     for target in ("axolotl", "llama-factory", "trl"):
         fragment = yaml.safe_load(exported(document, tmp_path / "best_config.json", target))
         assert fragment["optimizer" if target == "axolotl" else "optim"] == "adamw_bnb_8bit"
-
-
-def test_an_answer_with_them_says_so_and_wins_where_the_usual_ones_leave_no_room(tmp_path: Path) -> None:
-    tuned = ladder.tune(
-        "llama-3.2-1b",
-        gpu_memory="22GiB",
-        allow=["adam-8bit"],
-        run_dir=tmp_path,
-        output=tmp_path / "best.json",
-        **PAPER,
-    )
-    assert tuned.best.candidate.engine.numerics == (ADAM_8BIT,)
-    assert any("kept in 8 bits, as --allow adam-8bit permits" in warning for warning in tuned.best.warnings)
 
 
 def test_without_bitsandbytes_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

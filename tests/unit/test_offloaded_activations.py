@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers import bundled_workload, make_record
-from test_emit import answer
+from helpers.answers import answer
 
 from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.emit import best_config

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import (
@@ -19,21 +20,20 @@ from helpers import (
 )
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.cli.main import main
-from ladder.events.outcome import Outcome, Record
+from ladder.events.outcome import Outcome, OutcomeKind, Record
 from ladder.events.protocol import MeasuredEvent
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
 from ladder.machine.machine_speed import machine_speed
-from ladder.runs.stored_run import read_run
 from ladder.search.auto import auto
 from ladder.search.belief import believe
+from ladder.search.cost import expected_seconds
 from ladder.search.decisions import Measure
 from ladder.search.ledger import ledger
+from ladder.search.probes import probe_first
 from ladder.search.space import Space, measured, ranking, ruled_out
 from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
 from ladder.search.why import why_not
-from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
 from ladder.units import GIB
 
@@ -42,7 +42,7 @@ SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=1
 
 def space_of(**changes: object) -> Space:
     """Llama-2-7B on four H200 that are held to 40 GiB, without NVMe."""
-    settings = {
+    settings: dict[str, Any] = {
         "workload": SEVEN_BILLION,
         "world_size": 4,
         "device": "cuda",
@@ -113,8 +113,7 @@ def test_a_probe_that_shows_a_slow_engine_saves_its_trial():
     space = space_of()
     asked = decide(space, [measured_zero3(space)])
     slow = [probe_record(space, each, slower=2.0) for each in asked.candidates]
-    later = auto(space, [measured_zero3(space), *slow])
-    assert not isinstance(later, Measure) or later.engine != asked.engine
+    assert decide(space, [measured_zero3(space), *slow]).engine != asked.engine
 
 
 def test_a_probe_narrows_the_doubt_about_its_engine_and_is_no_measurement_of_its_candidate():
@@ -159,7 +158,8 @@ def test_from_four_layers_the_steps_of_thirty_two_are_as_measured_within_what_is
 def test_a_probe_that_failed_rules_nothing_out():
     space = space_of()
     tried = candidate(space, "zero3+opt-cpu", 4)
-    for kind, moment in (("crash", "engine"), ("gpu_oom", "forward")):
+    ways: list[tuple[OutcomeKind, str]] = [("crash", "engine"), ("gpu_oom", "forward")]
+    for kind, moment in ways:
         failed = [
             make_record(tried, kind, purpose="probe", trial=trial, outcome=Outcome(kind=kind, moment=moment))
             for trial in ("0001", "0002")
@@ -211,30 +211,11 @@ def test_what_a_probe_saw_is_recorded_as_a_probes(tmp_path: Path):
     assert (record.purpose, record.tokens_per_second, record.warnings) == ("probe", None, ())
 
 
-def test_a_tune_on_paper_probes_keeps_the_probes_and_goes_on_from_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    command = ["tune", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--launcher", "simulated"]
-    command += ["--machine", "h200", "--run-dir", "run"]
-    shallow = []
-    run_trial = SimulatedLauncher.run
-
-    def watched(launcher, spec, *rest):
-        if spec.probe:
-            shallow.append(spec.model_config_json["num_hidden_layers"])
-        return run_trial(launcher, spec, *rest)
-
-    monkeypatch.setattr(SimulatedLauncher, "run", watched)
-    assert main(command) == 0
-    printed = capsys.readouterr().err
-    assert "probe of " in printed
-    assert " s for a step of few layers" in printed
-    assert set(shallow) == {4}
-    records = read_run(tmp_path / "run").records
-    probes = [record for record in records if record.purpose == "probe"]
-    assert probes
-    assert all(record.tokens_per_second is None for record in probes)
-    assert main(command) == 0
-    assert "probe of " not in capsys.readouterr().err
-    assert len(read_run(tmp_path / "run").records) == len(records)
+def test_an_engine_whose_trial_takes_no_longer_than_a_probe_is_not_probed():
+    space = space_of()
+    belief = believe(space, [measured_zero3(space)])
+    dear = [belief.outlook(candidate(space, "zero3+opt-cpu", 16))]
+    shallow = [belief.outlook(each.candidate, shallow=True) for each in dear]
+    seconds, target = expected_seconds(shallow), 30_700.0
+    assert probe_first(belief, (), dear, 100 * seconds, 100 * target), "a long and hopeless trial was to be probed"
+    assert not probe_first(belief, (), dear, seconds, 100 * target)

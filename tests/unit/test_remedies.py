@@ -133,3 +133,9 @@ def test_what_trials_have_taught_counts() -> None:
 )
 def test_the_sentence_lists_what_there_is(found: Remedies, words: str) -> None:
     assert found.sentence() == words
+
+
+def test_every_eight_gpus_bring_a_host_and_its_memory() -> None:
+    small_gpus = make_space(memory_limit=8 * GIB, host_memory=16 * GIB)  # for eight processes, and no more
+    assert (remedies(small_gpus).num_gpus or 0) > 8
+    assert remedies(replace(small_gpus, host_memory=12 * GIB)).num_gpus is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers import make_candidate, make_record
-from test_auto import fitting, make_space
+from helpers.searches import fitting, make_space
 
 from ladder.events.outcome import Outcome, Record
 from ladder.search.decisions import Measure, Stop

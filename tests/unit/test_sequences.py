@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +10,15 @@ import pytest
 from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.emit import load_best_config
-from ladder.emit.exporters.registry import exported
-from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.errors import EnvironmentFaultError
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
-from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.keys import candidate_of, engine_named, rung_of
 from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.consent import require_usable
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -69,7 +62,7 @@ def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_
         (LLAMA, 6, False),  # 32 heads
         (LLAMA, 32, True),  # a key-value head for each four ranks
         (replace(LLAMA, seq_len=65537), 8, False),
-        (replace(LLAMA, task="seq-classification"), 8, False),
+        (replace(LLAMA, task="seq-classification"), 8, False),  # type: ignore[arg-type]
         (of_model(num_kv_heads=6, num_heads=24), 8, False),
         (of_model(model_type="opt"), 8, False),
         (of_model(model_type="mistral", config={"sliding_window": 4096}), 8, False),
@@ -162,47 +155,3 @@ def test_sequences_are_shared_with_an_accelerate_whose_trainer_can(monkeypatch: 
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.11.0")
     with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later, and here is 1\.11\.0"):
         require_usable(ULYSSES, LLAMA, "cuda")
-
-
-def tuned(tmp_path: Path, **options: Any) -> TuneOutput:
-    """Llama-3.1-8B on eight GPUs held to 24 GiB, on paper."""
-    settings = {
-        "model": "llama-3.1-8b",
-        "machine": "a100-40",
-        "launcher": "simulated",
-        "seq_len": 131072,
-        "global_batch_size": 16,
-        "gpu_memory": 24 * GIB,
-        "switches": {"liger": True},
-        "run_dir": tmp_path / "run",
-        "output": tmp_path / "best_config.json",
-    }
-    return run_tune(TuneOptions(**settings | options))
-
-
-def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:
-    tuned(tmp_path, allow=("ulysses",))
-    section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
-    assert section["ulysses"] is True
-    assert (section["micro_batch"], section["accumulation"]) == (1, 16)
-    assert section["environment"]["PARALLELISM_CONFIG_SP_SIZE"] == "8"
-    assert any("share each sequence" in warning for warning in section["warnings"])
-    with pytest.raises(UsageError, match="as the environment tells the Trainer"):
-        exported(load_best_config(tmp_path / "best_config.json"), tmp_path / "best_config.json", "trl")
-    script = exported(load_best_config(tmp_path / "best_config.json"), tmp_path / "best_config.json", "torchrun")
-    assert "export PARALLELISM_CONFIG_SP_SIZE=8\n" in script
-    launch = (tmp_path / "best_config.launch.sh").read_text()
-    assert "export ACCELERATE_USE_PARALLELISM_CONFIG=true\n" in launch
-    assert "position_ids" in launch
-
-
-def test_unless_it_is_allowed_no_sequence_is_shared_and_the_user_is_told_that_it_could_be(tmp_path: Path) -> None:
-    found = tuned(tmp_path)
-    assert found.answer is None
-    assert not any("ulysses" in record.candidate_key for record in found.result.records)
-    assert remedies(found.result.space).techniques == (ULYSSES,)
-
-
-def test_what_cannot_be_shared_is_not_allowed_in_vain(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--allow ulysses has no effect here: sequences are shared at stage 3"):
-        tuned(tmp_path, rungs=("zero2",), allow=("ulysses",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.shapes import SMALL
 
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.workload.shapes import (
@@ -18,95 +19,9 @@ from ladder.workload.shapes import (
 from ladder.workload.source import bundled_models, resolve_model
 from ladder.workload.workload import ModelShape
 
-SMALL = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "vocab_size": 100,
-    "max_position_embeddings": 64,
-}
-SMALL_OPT = {key: value for key, value in SMALL.items() if key != "intermediate_size"} | {
-    "model_type": "opt",
-    "ffn_dim": 96,
-}
-SMALL_T5 = {
-    "d_model": 64,
-    "d_kv": 8,
-    "d_ff": 96,
-    "num_layers": 3,
-    "num_decoder_layers": 4,
-    "num_heads": 6,
-    "vocab_size": 99,
-}
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama with biases": SMALL | {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
-    "llama tied": SMALL | {"tie_word_embeddings": True},
-    "qwen2 without key-value heads": SMALL | {"model_type": "qwen2", "num_key_value_heads": None},
-    "qwen3 with its default head size": SMALL | {"model_type": "qwen3", "num_key_value_heads": 2},
-    "qwen3 with biases": SMALL
-    | {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
-    "gemma": SMALL | {"model_type": "gemma", "num_key_value_heads": 1},
-    "mistral with wide heads": SMALL | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 32},
-    "opt with narrow embeddings": SMALL_OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
-    "opt without biases": SMALL_OPT | {"enable_bias": False, "layer_norm_elementwise_affine": False},
-    "bert": SMALL | {"model_type": "bert"},
-    "bert untied": SMALL | {"model_type": "bert", "tie_word_embeddings": False},
-    "roberta untied": SMALL | {"model_type": "roberta", "tie_word_embeddings": False},
-    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 32, "vocab_size": 100},
-    "gpt_neox": SMALL | {"model_type": "gpt_neox"},
-    "t5 with narrow attention": SMALL_T5 | {"model_type": "t5"},
-    "t5 gated": SMALL_T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "mt5": SMALL_T5 | {"model_type": "mt5"},
-}
-
 
 def small(**changes: Any) -> ModelShape:
     return shape_from_config(SMALL | changes, name="small", source="file")
-
-
-def real_parameters(shape: ModelShape) -> list[Any]:
-    """The parameters transformers itself makes for `shape`, without memory behind them."""
-    import torch
-    import transformers
-
-    classes = {
-        "causal-lm": transformers.AutoModelForCausalLM,
-        "masked-lm": transformers.AutoModelForMaskedLM,
-        "seq2seq-lm": transformers.AutoModelForSeq2SeqLM,
-    }
-    fields = {key: value for key, value in shape.config.items() if key != "model_type"}
-    config = transformers.AutoConfig.for_model(shape.model_type, **fields)
-    with torch.device("meta"):
-        model = classes[default_task(shape.model_type, shape.config)].from_config(config)
-    return list(model.parameters())
-
-
-@pytest.mark.parametrize("name", [*bundled_models(), *FAMILIES])
-def test_counts_are_exactly_those_of_the_model_transformers_builds(name: str) -> None:
-    whole = shape_from_config(FAMILIES[name], name=name, source="file") if name in FAMILIES else resolve_model(name)
-    for shape in (whole, with_layers(whole, 2)):
-        sizes = [parameter.numel() for parameter in real_parameters(shape)]
-        assert shape.num_parameters == sum(sizes)
-        assert shape.largest_parameter == max(sizes)
-
-
-@pytest.mark.parametrize(
-    ("family", "fields"),
-    [
-        ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 2}),
-        ("qwen3_moe", {"num_experts": 16, "moe_intermediate_size": 128, "num_key_value_heads": 2}),
-        ("phi3", {"num_key_value_heads": 2, "pad_token_id": 0}),
-    ],
-)
-def test_no_tensor_of_a_family_that_fuses_matrices_is_larger_than_the_largest(
-    family: str, fields: dict[str, Any]
-) -> None:
-    """Of a drive's buffers, and of what ZeRO-3 gathers at once, none may be too small for it."""
-    shape = small(model_type=family, **fields)
-    assert shape.largest_parameter >= max(parameter.numel() for parameter in real_parameters(shape))
 
 
 @pytest.mark.parametrize("name", bundled_models())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from helpers import make_candidate, make_record
-from test_auto import make_space, out_of_memory
+from helpers.searches import make_space, out_of_memory
 
 from ladder.events.outcome import Outcome
 from ladder.search.space import PARITY, disproved, proven, ruled_out
@@ -68,8 +68,7 @@ def test_an_engine_that_crashed_twice_and_never_fitted_is_taken_for_broken():
 def test_losses_that_were_others_do_not_make_an_engine_broken():
     differs = Outcome(kind="crash", moment=PARITY, sentence="its losses are not those of zero1")
     proofs = [make_record(each, "crash", purpose="proof", outcome=differs) for each in (SMALL, LARGE)]
-    verdict = ruled_out(WHOLE, make_space("zero2"), proofs)
-    assert verdict is None or "failed 2 times" not in verdict.reason
+    assert ruled_out(WHOLE, make_space("zero2"), proofs) is None
 
 
 def test_the_last_proof_of_a_candidate_decides():

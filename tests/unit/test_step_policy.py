@@ -61,3 +61,31 @@ def test_a_step_is_that_of_the_candidates_own_accumulation() -> None:
 def test_the_spread_is_half_the_interquartile_range_over_the_median() -> None:
     assert relative_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1 / 3)
     assert relative_spread([7.0]) == 0.0
+
+
+# As tunes have it: nobody chooses these figures
+
+
+@pytest.mark.parametrize(("apart", "enough"), [(1.02, True), (1.08, False)])
+def test_of_two_long_steps_that_disagree_by_a_few_per_cent_a_third_is_timed(apart: float, enough: bool) -> None:
+    assert StepPolicy().is_enough(CANDIDATE, [10.0, 10.0 * apart], math.inf, LONG, LONG) is enough
+
+
+def test_short_steps_are_timed_until_their_median_is_known_to_a_hundredth() -> None:
+    steady, unsteady = [1.0, 1.005, 0.995, 1.0], [1.0, 1.1, 0.9, 1.05]
+    assert StepPolicy().is_enough(CANDIDATE, steady, 1.0, SHORT, SHORT)
+    assert not StepPolicy().is_enough(CANDIDATE, unsteady, 1.0, SHORT, SHORT)
+
+
+@pytest.mark.parametrize(("slower", "left"), [(1.05, False), (1.25, True)])
+def test_a_candidate_a_quarter_slower_than_the_best_is_left_early_and_one_nearly_as_fast_is_not(
+    slower: float, left: bool
+) -> None:
+    assert LOSER.beat_step_seconds is not None
+    assert StepPolicy().is_enough(LOSER, [slower * LOSER.beat_step_seconds], math.inf, 0.6, 0.6) is left
+
+
+@pytest.mark.parametrize(("slower", "hopeless"), [(2.0, False), (3.5, False), (5.0, True)])
+def test_a_first_step_condemns_a_candidate_only_if_it_is_many_times_as_slow(slower: float, hopeless: bool) -> None:
+    assert LOSER.beat_step_seconds is not None
+    assert LOSER.loses(slower * LOSER.beat_step_seconds, StepPolicy().hopeless_margin) is hopeless

@@ -114,7 +114,7 @@ def test_pruned_candidates_with_one_reason_are_one_line_on_the_terminal() -> Non
 
 def test_an_engine_s_untried_candidates_are_one_line_of_the_fastest_that_may_fit_or_else_the_smallest() -> None:
     def untried(rung: str, micro_batch: int, speed: float, fits: float, peak: int) -> Entry:
-        figures = {"tokens_per_second": speed, "low": speed, "high": speed}
+        figures: dict[str, Any] = {"tokens_per_second": speed, "low": speed, "high": speed}
         predicted = Predicted(**figures, peak=peak, upper=peak, host=0, fits=fits)
         candidate = make_candidate(rung, micro_batch=micro_batch)
         return entry(candidate, "predicted", why=f"mb {micro_batch}", predicted=predicted)

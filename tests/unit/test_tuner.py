@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record, space_on
-from tunes import TWO_RANKS, tune_over
+from helpers.tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.cli.main import main

@@ -42,7 +42,7 @@ def phase(name: Phase, t: float = 0.0) -> PhaseEvent:
 
 
 def measured(candidate: str = FIRST.key, t: float = 5.0, **changes: Any) -> MeasuredEvent:
-    settings = {
+    settings: dict[str, Any] = {
         "began": 1.0,
         "accumulate_seconds": [1.0, 1.2, 1.1],
         "boundary_seconds": [2.0, 2.4, 2.2],
@@ -59,7 +59,8 @@ def measured(candidate: str = FIRST.key, t: float = 5.0, **changes: Any) -> Meas
 
 
 def failed(outcome: OutcomeKind = "gpu_oom", t: float = 6.0, **changes: Any) -> FailedEvent:
-    settings = {"candidate": SECOND.key, "moment": "backward", "message": "RuntimeError: it failed\nat length"}
+    settings: dict[str, Any] = {"candidate": SECOND.key, "moment": "backward"}
+    settings["message"] = "RuntimeError: it failed\nat length"
     return FailedEvent(t=t, outcome=outcome, **settings | changes)
 
 
@@ -283,3 +284,9 @@ def test_a_trials_time_is_told_by_phase_of_the_slowest_rank_and_adds_up() -> Non
 def test_a_loss_that_is_infinite_does_not_make_a_report_unreadable() -> None:
     event = measured(losses=[float("inf"), 9.0])
     assert parse_event(event.model_dump_json().encode()) == event
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85, 0.95])
+def test_a_fit_with_a_twentieth_of_the_memory_left_is_not_warned_of(share: float) -> None:
+    record = records_of([measured(peak_device=int(share * LIMIT))], [measured()])[0]
+    assert record.warnings == ()

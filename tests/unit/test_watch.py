@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from helpers import bundled_workload, tiny_trial
 
 from ladder.candidates import RUNGS_BY_NAME, Engine
-from ladder.events.protocol import Event, PhaseEvent, StepEvent, TrialSpec
+from ladder.events.protocol import Event, PhaseEvent, StepEvent
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
@@ -162,29 +160,3 @@ def test_a_pause_while_ranks_are_being_killed_does_not_give_the_server_up(
     assert run.stop is not None
     assert run.stop.kind == "hang"
     assert drop == [True] * drops
-
-
-WRITE = """
-import sys
-from pathlib import Path
-from helpers import TINY_CONFIG, tiny_trial
-from ladder.launch.base import Deadlines
-from ladder.launch.local import LocalLauncher
-folder = Path(sys.argv[1])
-spec = tiny_trial(folder / "0001", 1).model_copy(update={"model_config_json": TINY_CONFIG | {"label": "\\u00e9"}})
-launcher = LocalLauncher(marker=sys.argv[2], job={}, environment={}, log=folder / "log", cancelled=lambda: True)
-launcher.run(spec, Deadlines(), lambda rank, event: None)
-"""
-
-
-def test_what_a_server_is_told_of_a_trial_does_not_depend_on_the_locale(tmp_path: Path) -> None:
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(
-        [sys.executable, "-c", WRITE, str(tmp_path), f"ladder-test-{os.getpid()}"],
-        check=True,
-        env={**os.environ, **ascii_only, "PYTHONPATH": path},
-        timeout=60,
-    )
-    told = TrialSpec.model_validate_json((tmp_path / "0001" / "spec.json").read_bytes())
-    assert told.model_config_json["label"] == "é"

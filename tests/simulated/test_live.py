@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny_trial
+from helpers.searches import fitting, make_space
 from rich.console import Console
-from test_auto import fitting, make_space
 
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
@@ -60,7 +61,7 @@ class Camera(LiveView):
 
 
 def tune(tell: Subscriber, folder: Path) -> None:
-    options = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
+    options: dict[str, Any] = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
     run_tune(TuneOptions(**options, run_dir=folder / "run", output=folder / "best_config.json"), tell)
 
 

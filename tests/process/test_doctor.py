@@ -41,7 +41,10 @@ def test_on_a_sound_machine_nothing_fails_and_every_warning_has_a_fix(
     assert "/home/somebody" not in json.dumps(document)
 
 
-def test_what_fails_ends_the_command_with_its_own_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_ends_the_command_with_its_own_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")  # or libaio fails, too
     assert main(["doctor", "--nvme-path", str(tmp_path / "missing"), "--model", "no-such-model"]) == 4
     printed = capsys.readouterr()
     assert "checks failed: NVMe folder, model" in printed.err
@@ -128,10 +131,10 @@ def test_a_look_that_breaks_down_ends_none_of_the_others() -> None:
     assert "in the depths" in check.sentence
 
 
-def test_a_gated_model_that_is_bundled_is_a_warning_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_gated_model_that_cannot_be_asked_for_but_is_bundled_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     check = only(hub.access("meta-llama/Llama-2-7b-hf"))
-    assert check.status in ("OK", "WARN")
+    assert check.status == "WARN"
     assert "6.74 billion" in check.sentence
 
 

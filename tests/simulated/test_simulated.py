@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from helpers import bundled_workload, space_on
@@ -27,9 +28,11 @@ from ladder.workload.workload import Workload
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 A100 = read_machine("a100-80")
 
+Kind = TypeVar("Kind")
+
 
 def make_trial(
-    rung: str = "zero2", *sizes: int, world_size: int = 4, memory: int = 80 * GIB, **changes: object
+    rung: str = "zero2", *sizes: int, world_size: int = 4, memory: int = 80 * GIB, **changes: Any
 ) -> tuple[TrialSpec, list[Candidate]]:
     engine = Engine(RUNGS_BY_NAME[rung])
     workload = Workload(**{**vars(WORKLOAD), "global_batch_size": 16 * world_size})
@@ -66,7 +69,7 @@ def run(spec: TrialSpec, machine: SimulatedMachine = A100) -> TrialRun:
     return SimulatedLauncher(machine).run(spec, Deadlines(), lambda rank, event: None)
 
 
-def of_kind(events: list[Event], kind: type[Event]) -> list[Event]:
+def of_kind(events: list[Event], kind: type[Kind]) -> list[Kind]:
     return [event for event in events if isinstance(event, kind)]
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ def test_links_in_a_circle_are_one_sentence(folder: Path, capsys: pytest.Capture
 # What cannot be replaced
 
 
-def read_from(fifo: Path, command: Sequence[str]) -> str:
+def read_from(fifo: Path, command: list[str]) -> str:
     """What comes out of a new FIFO while `command` runs, which has to leave it in its place."""
     os.mkfifo(fifo)
     descriptor = os.open(fifo, os.O_RDWR)  # the command finds a reader, and no end that waits for a writer

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import WORLD_SIZE, space_on
-
+from helpers.values import WORLD_SIZE, space_on
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine

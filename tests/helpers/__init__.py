@@ -1,0 +1,38 @@
+"""What several test modules need. A test imports from here and never from another test."""
+
+from helpers.processes import Bench, Finished, is_alive, ladder, processes_with, wait_until
+from helpers.values import (
+    SMALL_TUNE,
+    TINY,
+    TINY_CONFIG,
+    WORLD_SIZE,
+    as_a_rank_sees,
+    bundled_workload,
+    make_candidate,
+    make_measurement,
+    make_record,
+    problem_for,
+    space_on,
+    tiny_trial,
+)
+
+__all__ = [
+    "SMALL_TUNE",
+    "TINY",
+    "TINY_CONFIG",
+    "WORLD_SIZE",
+    "Bench",
+    "Finished",
+    "as_a_rank_sees",
+    "bundled_workload",
+    "is_alive",
+    "ladder",
+    "make_candidate",
+    "make_measurement",
+    "make_record",
+    "problem_for",
+    "processes_with",
+    "space_on",
+    "tiny_trial",
+    "wait_until",
+]

@@ -1,0 +1,100 @@
+"""Shapes written by hand, and the measurements that the models of memory and speed are held against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import RUNGS, Candidate, Engine, Knob
+from ladder.workload.workload import ModelShape, Workload
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+MEASURED = Path(__file__).parents[1] / "data" / "measured-4xh200-llama2-7b.json"
+
+# The knobs of those runs were not recorded: DeepSpeed's defaults, as far as the peaks agree with them. A sub-group of
+# 1e9 would have made the optimizer step of the full-depth stage 3 the peak, so it must have been smaller.
+BELOW_STAGE_3: tuple[Knob, ...] = (("overlap_comm", False), ("reduce_bucket_size", 500_000_000))
+STAGE_3: tuple[Knob, ...] = (
+    ("reduce_bucket_size", 500_000_000),
+    ("stage3_prefetch_bucket_size", 50_000_000),
+    ("sub_group_size", 500_000_000),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured point; times and bytes are None where it ran out of memory."""
+
+    workload: Workload
+    candidate: Candidate
+    accumulate_seconds: float | None
+    boundary_seconds: float | None
+    allocated_gib: float | None
+    reserved_gib: float | None
+    host_gib: float | None
+
+    @property
+    def num_layers(self) -> int:
+        return self.workload.model.num_layers
+
+    @property
+    def rung(self) -> str:
+        return self.candidate.engine.rung.name
+
+
+def llama_like(
+    num_layers: int = 32,
+    *,
+    hidden: int = 4096,
+    intermediate: int = 11008,
+    heads: int = 32,
+    kv_heads: int | None = None,
+    vocab: int = 32000,
+    seq_len: int = 2048,
+    **changes: object,
+) -> Workload:
+    """A workload on a Llama shape with an untied output head; `changes` are of the workload's own fields."""
+    kv_heads = heads if kv_heads is None else kv_heads
+    block = 2 * hidden**2 + 2 * hidden * (hidden // heads * kv_heads) + 3 * hidden * intermediate + 2 * hidden
+    parameters = 2 * vocab * hidden + num_layers * block + hidden
+    model = ModelShape(
+        name="llama-like",
+        source="file",
+        config={},
+        model_type="llama",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        vocab_size=vocab,
+        max_positions=4096,
+        num_parameters=parameters,
+        num_matmul_parameters=parameters - vocab * hidden - (2 * num_layers + 1) * hidden,
+        num_block_parameters=block,
+        largest_parameter=vocab * hidden,
+        gated_mlp=True,
+        is_encoder_decoder=False,
+    )
+    settings = {"task": "causal-lm", "seq_len": seq_len, "global_batch_size": 64} | changes
+    return Workload(model=model, **settings)  # type: ignore[arg-type]
+
+
+def measured() -> Iterator[Point]:
+    for row in json.loads(MEASURED.read_text())["points"]:
+        layers, stage, optimizer, param, checkpointing, micro_batch, *measured = row
+        rung = next(r for r in RUNGS if (r.stage, r.offload_optimizer, r.offload_param) == (stage, optimizer, param))
+        engine = Engine(rung, STAGE_3 if stage == 3 else BELOW_STAGE_3)
+        yield Point(llama_like(layers), Candidate(engine, checkpointing, micro_batch, 2), *measured)

@@ -1,0 +1,142 @@
+"""Workloads, candidates, records and trials written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
+from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
+from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.machine.machine import Machine
+from ladder.search.space import Space
+from ladder.tuning.problem import make_space, problem_of, split_supported
+from ladder.units import GIB
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
+
+TINY_CONFIG: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "tiny" / "config.json").read_text())
+TINY = shape_from_config(TINY_CONFIG, name="tiny", source="file")
+WORLD_SIZE = 2
+PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}
+"""Options of a tune on one H200 on paper."""
+
+
+def bundled_workload(model: str = "tiny-llama", **changes: Any) -> Workload:
+    """A causal-lm workload on a bundled shape; `changes` are of the workload's own fields."""
+    settings: dict[str, Any] = {"task": "causal-lm", "seq_len": 64, "global_batch_size": 8} | changes
+    return Workload(model=resolve_model(model), **settings)
+
+
+def make_candidate(
+    rung: str = "zero2", *, checkpointing: bool = True, micro_batch: int = 1, accumulation: int = 4
+) -> Candidate:
+    return Candidate(Engine(RUNGS_BY_NAME[rung]), checkpointing, micro_batch, accumulation)
+
+
+def make_measurement(**changes: Any) -> Measurement:
+    settings: dict[str, Any] = {
+        "accumulate_seconds": 1.0,
+        "boundary_seconds": 2.0,
+        "spread": 0.01,
+        "num_steps": 3,
+        "peak_allocated": 2 * GIB,
+        "peak_reserved": 3 * GIB,
+        "peak_device": 4 * GIB,
+        "outside_torch": GIB,
+        "peak_host": 5 * GIB,
+    }
+    return Measurement(**settings | changes)
+
+
+def make_record(
+    candidate: Candidate, kind: OutcomeKind = "fits", *, tokens_per_second: float | None = 100.0, **changes: Any
+) -> Record:
+    """A record with a measurement where it fits, and with the given outcome where it does not."""
+    fits = kind == "fits"
+    settings: dict[str, Any] = {
+        "candidate_key": candidate.key,
+        "trial": "0001",
+        "purpose": "measure",
+        "outcome": Outcome(kind=kind, sentence="" if fits else f"ended in {kind}", moment=None if fits else "forward"),
+        "measurement": make_measurement() if fits else None,
+        "tokens_per_second": tokens_per_second if fits else None,
+    }
+    return Record(**settings | changes)
+
+
+def as_a_rank_sees(candidate: Candidate) -> CandidateSpec:
+    names = ("key", "checkpoint_every", "micro_batch", "accumulation", "offload_activations")
+    return CandidateSpec(**{name: getattr(candidate, name) for name in names})
+
+
+def tiny_trial(
+    folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any
+) -> TrialSpec:
+    """A real trial of a two-layer Llama on two CPU ranks, one candidate for each micro-batch."""
+    accumulation = 2
+    workload = Workload(
+        model=TINY,
+        task="causal-lm",
+        seq_len=64,
+        global_batch_size=WORLD_SIZE * accumulation,
+    )
+    candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
+    config = deepspeed_config(
+        workload,
+        candidates[0].engine,
+        micro_batch=micro_batches[0],
+        accumulation=accumulation,
+        world_size=WORLD_SIZE,
+        nvme_path=None,
+    )
+    return TrialSpec(
+        trial=folder.name,
+        folder=str(folder),
+        device="cpu",
+        world_size=WORLD_SIZE,
+        model_config_json=TINY_CONFIG,
+        task="causal-lm",
+        seq_len=workload.seq_len,
+        optimizer="adamw",
+        dtype="bf16",
+        deepspeed=config,
+        candidates=tuple(map(as_a_rank_sees, candidates)),
+        memory_limit=memory_limit,
+        **{"steps": StepPolicy(maximum=3, seconds=0.2)} | changes,
+    )
+
+
+# A real tune of few and short steps that still meets all there is: a rung that runs out of memory while it builds its
+# engine, one that fits, losses compared, a proof. zero0's engine needs 425 MiB, and zero2 never more than 400: the
+# shorter the sequences, the less comes on top.
+SMALL_TUNE = ["tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "390MiB", "--seq-len", "16"]
+SMALL_TUNE += ["--global-batch-size", "4", "--micro-batch", "1", "--rung", "zero0", "--rung", "zero2"]
+SMALL_TUNE += ["--strategy", "exhaustive", "--run-dir", "ladder-runs/small"]
+
+
+def problem_for(workload: Workload, world_size: int = 1, device: Any = "cuda", **changes: Any) -> Problem:
+    """`workload` on a machine with plenty of memory."""
+    facts = {"memory_limit": 1 << 50, "host_memory": 1 << 50, **changes}
+    return Problem(workload=workload, world_size=world_size, device=device, **facts)
+
+
+def space_on(
+    workload: Workload,
+    machine: Machine,
+    rungs: Sequence[Rung],
+    micro_batches: Sequence[int],
+    *,
+    techniques: Sequence[Technique] = (),
+    checkpointing: Sequence[str] = (),
+) -> tuple[Space, dict[Rung, str]]:
+    """The space of a tune on `machine`, and the rungs that it does not support with the reason."""
+    supported, unsupported = split_supported(rungs, machine)
+    problem = problem_of(workload, machine)
+    return make_space(
+        problem, supported, micro_batches, techniques=techniques, checkpointing=checkpointing
+    ), unsupported

@@ -1,0 +1,86 @@
+"""Commands in a process of their own: what they load, and what they do where stdout takes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "optuna",
+    "pandas",
+    "plotly",
+    "huggingface_hub",
+    "pynvml",
+    "yaml",
+)
+COMMAND = [sys.executable, "-m", "ladder.cli.main"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["tune", "--help"], ["plan", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB"], ["schema"]],
+    ids=" ".join,
+)
+def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
+        f"print('loaded:', *sorted({set(HEAVY)!r} & set(sys.modules))); sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded:"
+    assert "tune" in done.stdout
+
+
+def test_emitting_imports_no_heavy_library() -> None:
+    heavy = "{'torch', 'deepspeed', 'transformers', 'accelerate', 'pydantic'}"
+    code = f"import sys, ladder.emit; sys.exit(str({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_bundled_name_is_resolved_without_importing_the_hub_library_or_transformers() -> None:
+    code = (
+        "import sys; from ladder.workload.source import resolve_model; resolve_model('tiny-llama');"
+        "assert not {'huggingface_hub', 'transformers', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=30)
+
+
+def test_a_plan_imports_nothing_heavy():
+    code = (
+        "import sys, typer; from ladder.cli.plan import plan; app = typer.Typer(); app.command()(plan);"
+        "app(['llama-2-7b', '--machine', 'a100-80'], standalone_mode=False);"
+        "assert not {'torch', 'pynvml', 'deepspeed', 'transformers', 'optuna', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "schema"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4
+    assert done.stderr == "ladder: stdout cannot be written (No space left on device); free some space there.\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        arguments = [*COMMAND, "plan", "llama-2-7b", "--machine", "a100-40"]
+        done = subprocess.run(arguments, check=False, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_locale_that_lacks_a_character_is_no_bug() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "tune", "--help"], check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,54 @@
+"""What a trial is expected to cost: engines that start slowly are known to, and long steps are paid for."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.searches import make_space
+
+from ladder.candidates import RUNGS_BY_NAME
+from ladder.search.belief import believe
+from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
+
+BILLION = 1_000_000_000
+PROCESSES = (1.5, 3.5)
+"""Seconds that processes take to start and to end, whatever they train, as measured on four H200."""
+
+
+@pytest.mark.parametrize(
+    ("rung", "at_least", "at_most"),
+    [
+        ("zero2", (2.4, 0.0), (5.3, 0.0)),
+        ("zero2+opt-cpu", (5.0, 2.2), (6.0, 2.8)),
+        ("zero3+param-nvme+opt-nvme", (7.0, 5.5), (8.0, 6.5)),
+    ],
+)
+@pytest.mark.parametrize("billions", [0.7, 6.7])
+def test_an_engine_starts_after_the_seconds_that_were_measured(
+    rung: str, at_least: tuple[float, float], at_most: tuple[float, float], billions: float
+) -> None:
+    """The bounds are seconds, and seconds a billion parameters, of model and engine."""
+    seconds = start_seconds(RUNGS_BY_NAME[rung], int(billions * BILLION))
+    shortest = at_least[0] + at_least[1] * billions + PROCESSES[0]
+    longest = at_most[0] + at_most[1] * billions + PROCESSES[1]
+    assert shortest <= seconds <= longest
+
+
+def test_more_of_the_model_off_the_gpu_starts_later() -> None:
+    names = ("zero3", "zero3+param-cpu", "zero3+opt-cpu", "zero3+param-cpu+opt-cpu", "zero3+param-nvme+opt-nvme")
+    seconds = [start_seconds(RUNGS_BY_NAME[name], 7 * BILLION) for name in names]
+    assert seconds == sorted(set(seconds))
+
+
+def test_a_candidate_is_paid_for_its_untimed_step_and_two_more_however_long_they_are() -> None:
+    outlook = believe(make_space("zero3"), ()).outlook(make_space("zero3").candidates[-1])
+    step = outlook.speed.step_seconds(2)
+    assert step > 4.0, "its steps were to be longer than the seconds that steps are timed for"
+    assert candidate_seconds(outlook.speed, 2) == pytest.approx(3 * step)
+
+
+def test_a_trial_costs_its_start_and_each_of_its_candidates() -> None:
+    space = make_space("zero2")
+    outlooks = [believe(space, ()).outlook(candidate) for candidate in space.candidates[:2]]
+    one, two = expected_seconds(outlooks[:1]), expected_seconds(outlooks)
+    assert two - one == pytest.approx(candidate_seconds(outlooks[1].speed, outlooks[1].candidate.accumulation))
+    assert one > start_seconds(RUNGS_BY_NAME["zero2"], space.workload.model.num_parameters)

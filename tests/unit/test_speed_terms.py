@@ -1,0 +1,46 @@
+"""What the prior of speed is made of: a slower link or bus slows down the steps that use it, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.machine.machine_speed import MachineSpeed, machine_speed
+from ladder.search.speed import SpeedPrediction, predict_speed
+from ladder.workload.workload import Workload
+
+Build = Callable[..., Workload]
+MACHINE = machine_speed("NVIDIA H200", "cuda", 4, 64)
+SLOW_LINK = replace(MACHINE, link_bytes=MACHINE.link_bytes / 2)
+SLOW_BUS = replace(MACHINE, pcie_bytes=MACHINE.pcie_bytes / 10)
+
+
+def predict(workload: Workload, rung: str, machine: MachineSpeed = MACHINE) -> SpeedPrediction:
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, 4)
+    return predict_speed(workload, candidate, world_size=4, machine=machine)
+
+
+def test_stage_0_reduces_all_gradients_once_in_an_optimizer_step(llama_like: Build) -> None:
+    workload = llama_like(8)
+    fast, slow = (predict(workload, "zero0", machine) for machine in (MACHINE, SLOW_LINK))
+    moved = 2 * 2.0 * workload.model.num_parameters * 3 / 4  # there and back, in 16 bits
+    once = moved / SLOW_LINK.link_bytes - moved / MACHINE.link_bytes
+    assert slow.accumulate_seconds == fast.accumulate_seconds
+    assert slow.boundary_seconds - fast.boundary_seconds == pytest.approx(once)
+
+
+def test_stage_2_reduces_in_every_micro_step(llama_like: Build) -> None:
+    fast, slow = (predict(llama_like(8), "zero2", machine) for machine in (MACHINE, SLOW_LINK))
+    assert slow.accumulate_seconds > fast.accumulate_seconds
+
+
+@pytest.mark.parametrize(("rung", "in_every_micro_step"), [("zero1+opt-cpu", False), ("zero2+opt-cpu", True)])
+def test_offloaded_gradients_cross_the_bus_in_every_micro_step_at_stage_2_and_once_at_stage_1(
+    rung: str, in_every_micro_step: bool, llama_like: Build
+) -> None:
+    fast, slow = (predict(llama_like(8), rung, machine) for machine in (MACHINE, SLOW_BUS))
+    assert (slow.accumulate_seconds > fast.accumulate_seconds) is in_every_micro_step
+    assert slow.boundary_seconds > fast.boundary_seconds
