@@ -161,12 +161,11 @@ class Physics:
         machine = self._machine
         local = min(self._world_size, machine.num_gpus)
         between = machine.link_bytes if self._nodes == 1 else min(machine.link_bytes, machine.network_bytes)
-        dice = random.Random(f"{machine.seed} rig")
         dram = 1 / (1 / (_CORE_BYTES * machine.num_cores) + 1 / _NODE_BYTES) / local
         chip = Chip(
             flops=machine.flops * min(0.9, _PRODUCTS / self._stray("compute")),
             memory=machine.device_bytes * min(0.95, _ELEMENT_WISE / self._stray("memory_traffic")),
-            processors=dice.randint(60, 148),
+            processors=round(self._drawn("processors", 60, 148)),
         )
         return Rig(
             chip=chip,
@@ -174,7 +173,7 @@ class Physics:
             host=self._stray("python"),
             link=between / self._stray("link"),
             latency=_LATENCY * (1.0 if self._nodes == 1 else 2.0) * self._stray("latency"),
-            contention=dice.uniform(0.1, 0.6),
+            contention=self._drawn("contention", 0.1, 0.6),
             bus=machine.pcie_bytes / self._stray("pcie"),
             dram=dram / self._stray("adam"),
             drive=machine.nvme_bytes / local / self._stray("disk"),
@@ -183,6 +182,11 @@ class Physics:
     def _stray(self, term: str, of: str = "") -> float:
         scatter = _STRAY[term] * self._machine.surprise
         return math.exp(random.Random(f"{self._machine.seed} {self._machine.name} {term} {of}").gauss(0, 1) * scatter)
+
+    def _drawn(self, what: str, low: float, high: float) -> float:
+        """Anything between two bounds; what lies in the middle for a machine without surprises."""
+        share = random.Random(f"{self._machine.seed} {what}").uniform(-0.5, 0.5) * min(1.0, self._machine.surprise)
+        return low + (high - low) * (0.5 + share)
 
     def _truth(self, candidate: Candidate) -> Truth:
         plan = Plan(self._workload, candidate, self._world_size)
