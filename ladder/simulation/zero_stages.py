@@ -195,7 +195,8 @@ class _Divided(Stage):
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
         super().__init__(plan, ledger)
-        self._filled = self._number = 0
+        self._filled = self._number = self._largest_waiting = 0
+        """Elements in the bucket, parameters they are of, and elements of the largest of these."""
 
     def start(self) -> None:
         share, ledger = self._plan.share, self._ledger
@@ -225,23 +226,25 @@ class _Divided(Stage):
         else:
             self._ledger.touch(2.0 * elements)
         self._filled, self._number = self._filled + elements, self._number + 1
+        self._largest_waiting = max(self._largest_waiting, elements)
 
     def _reduce(self) -> None:
         """reduce_scatter_coalesced joins the tensors; one alone is scattered from where it is. Then partition_grads."""
         if not self._filled:
             return
-        ledger, own = self._ledger, self._filled / self._plan.ranks
+        ledger = self._ledger
         if self._number > 1:
             ledger.take("joined", 2.0 * self._filled, "buffers")
         if not self._on_gpu:
-            piece = min(own, _NORM_PIECE, own if self._number == 1 else self._largest_matrix() / self._plan.ranks)
-            ledger.take("partition", 2.0 * own, "buffers")
-            ledger.touch(8.0 * piece, "buffers")
-            ledger.touch(4.0 * piece, "buffers")
+            # _offload_grad_partition_at_boundary: on the GPU again, its norm in fp64, and in fp32, one by one.
+            largest = self._largest_waiting / self._plan.ranks
+            ledger.take("partition", 2.0 * largest, "buffers")
+            ledger.touch(8.0 * min(largest, _NORM_PIECE), "buffers")
+            ledger.touch(4.0 * largest, "buffers")
             ledger.give("partition")
         ledger.give("joined")
         ledger.give("larger than the bucket")
-        self._filled = self._number = 0
+        self._filled = self._number = self._largest_waiting = 0
 
     def end_of_backward(self) -> None:
         self._reduce()
