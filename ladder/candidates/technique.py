@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
 from ladder.candidates.rungs import Rung
 from ladder.workload.workload import Workload
@@ -117,6 +118,8 @@ class Technique:
     libraries: tuple[Library, ...] = ()
     rank_module = ""
     """Of its half in the ranks, which offers a `RankTechnique` as `TECHNIQUE`; empty where ranks need none."""
+    effects = Effects()
+    """What it does on a machine on paper, from other sources than `costs`: they are to disagree where one is wrong."""
     why_not = ""
     """Why it might have no effect: what it needs, for the end of a sentence."""
 

@@ -31,7 +31,13 @@ def test_an_answer_with_states_in_bf16_says_so_in_a_warning_and_they_are_never_t
         folder = tmp_path / name
         folder.mkdir()
         return ladder.tune(
-            "llama-3.2-1b", gpu_memory="18GiB", run_dir=folder, output=folder / "best.json", **options, **PAPER
+            "llama-3.2-1b",
+            gpu_memory="22GiB",
+            global_batch_size=8,
+            run_dir=folder,
+            output=folder / "best.json",
+            **options,
+            **PAPER,
         )
 
     usual, allowed = tuned("usual"), tuned("allowed", allow=["bf16-states"])
@@ -54,7 +60,7 @@ def test_documented_leaves_the_ladder_as_it_is_written_down(tmp_path: Path) -> N
 
 
 def test_a_tune_for_a_small_card_finds_liger_and_says_how_to_switch_it_on(tmp_path: Path) -> None:
-    options = PAPER | {"gpu_memory": "24GiB", "seq_len": 2048, "global_batch_size": 64}
+    options = PAPER | {"gpu_memory": "16GiB", "seq_len": 2048, "global_batch_size": 64}
     speeds = {}
     for liger in (False, True):
         folder = tmp_path / str(liger)
@@ -77,6 +83,7 @@ def test_an_answer_with_moments_in_8_bits_says_so_and_wins_where_the_usual_ones_
     tuned = ladder.tune(
         "llama-3.2-1b",
         gpu_memory="22GiB",
+        global_batch_size=8,
         allow=["adam-8bit"],
         run_dir=tmp_path,
         output=tmp_path / "best.json",
