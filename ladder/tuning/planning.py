@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ladder.candidates import RUNGS, Problem, Technique
+from ladder.candidates import RUNGS, Technique
 from ladder.errors import UsageError
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
@@ -15,15 +15,18 @@ from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.consent import Consent, techniques_tried, ways_of_checkpointing
 from ladder.tuning.options import PlanOptions
-from ladder.tuning.problem import make_space, micro_batches_of, workload_of
+from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from ladder.machine.machine import Machine
     from ladder.simulation.paper_machine import SimulatedMachine
 
 _NO_LIMIT = 1 << 60
+_CORES_OF_A_GPU = 16
+"""Chosen: what a rented GPU usually comes with; the prior of CPU Adam."""
 
 
 def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
@@ -47,7 +50,9 @@ def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Sp
         optimizer=options.optimizer,
     )
     techniques = techniques_tried(Consent(switches=options.switches), workload, "cuda", on_paper=True)
-    space = _space(workload, world_size, simulated, options, techniques)
+    has_nvme = simulated is None or simulated.nvme_space > 0
+    machine = _on_paper(options, simulated, world_size)
+    space = _space(workload, machine, techniques, has_nvme=has_nvme)
     per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
     return make_plan(space, per_node), space
 
@@ -69,30 +74,27 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
     return simulated
 
 
-def _space(
-    workload: Workload,
-    world_size: int,
-    simulated: SimulatedMachine | None,
-    options: PlanOptions,
-    techniques: Sequence[Technique],
-) -> Space:
-    """As a tune on `simulated` has it; with no machine given, on GPUs of which nothing but the memory is known."""
-    nodes = -(-world_size // simulated.num_gpus) if simulated else 1
-    has_nvme = simulated is None or simulated.nvme_space > 0
-    problem = Problem(
-        workload=workload,
-        world_size=world_size,
+def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
+    """The machine that was asked for; where none was named, GPUs of which nothing but the memory is known."""
+    from ladder.machine.machine import Machine  # here: it loads NVML, which a refused plan does without
+
+    if simulated is not None:
+        return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
+    return Machine(
         device="cuda",
-        memory_limit=options.gpu_memory or (simulated.gpu_memory if simulated else 0),
-        host_memory=options.host_memory or (simulated.host_memory * nodes if simulated else _NO_LIMIT),
-        gpu_name=simulated.gpu_name if simulated else None,
-        num_cores=simulated.num_cores * nodes if simulated else 16 * world_size,
-        num_nodes=nodes,
+        world_size=world_size,
+        memory_limit=options.gpu_memory or 0,
+        host_memory=options.host_memory or _NO_LIMIT,
+        num_cores=_CORES_OF_A_GPU * world_size,
     )
+
+
+def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
+    """What a tune on `machine` would search, given an --nvme-path where it has a drive."""
     return make_space(
-        problem,
+        problem_of(workload, machine),
         [rung for rung in RUNGS if has_nvme or "nvme" not in rung.devices],
-        micro_batches_of(workload, world_size, None),
+        micro_batches_of(workload, machine.world_size, None),
         techniques=techniques,
         checkpointing=ways_of_checkpointing(version("transformers")),
     )

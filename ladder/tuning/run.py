@@ -112,6 +112,13 @@ def run_tune(
     return done
 
 
+def space_of(options: TuneOptions, leases: Leases, tell: Subscriber = ignore) -> Space:
+    """What a tune would search, without running a trial. Raises as `run_tune` does before its first one."""
+    prepared = _prepare(options, venue_of(options, leases, tell, lambda: False), tell)
+    space, _ = _space(prepared, prepared.machine)
+    return space
+
+
 def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
     """Look at everything that could end the tune later: hours of trials must not end at it."""
     workload, machine = workload_and_machine(options, venue, tell)
