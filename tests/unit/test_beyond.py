@@ -200,7 +200,7 @@ def test_an_answer_with_them_says_so_in_a_warning_and_they_are_never_tried_unask
         folder = tmp_path / name
         folder.mkdir()
         return ladder.tune(
-            "llama-3.2-1b", gpu_memory="18GiB", run_dir=folder, output=folder / "best.json", **options, **PAPER
+            "llama-3.2-1b", gpu_memory="25GiB", run_dir=folder, output=folder / "best.json", **options, **PAPER
         )
 
     usual, allowed = tuned("usual"), tuned("allowed", allow=["bf16-states"])
