@@ -40,7 +40,7 @@ class Gathering:
     """A micro-step's gatherings."""
 
     live: tuple[int, ...]
-    """By segment: the most elements that were gathered at once, those on their way included."""
+    """By segment: the most elements that were gathered at once, and what lies twice while it is copied."""
     fetches: tuple[Fetch, ...]
 
 
@@ -96,6 +96,9 @@ class _Coordinator:
         self._available: dict[tuple[int, int], int] = {}
         self._fetched_for: dict[tuple[int, int], int] = {}
         self._live = 0
+        self._arriving: dict[tuple[int, int], list[int]] = {}
+        """By parameter on its way: the sizes of all that come in the same piece, shared by them."""
+        self._copies = plan.ranks > 1
 
     def play(self) -> Gathering:
         most, fetches = [0] * self._segments, list[Fetch]()
@@ -109,8 +112,7 @@ class _Coordinator:
             ahead = self._prefetch(step, queue)
             if ahead is not None:
                 fetches.append(ahead)
-            # What is on its way arrives in one piece and is copied to its place.
-            most[visit.segment] = max(most[visit.segment], self._live + (ahead.elements if ahead else 0))
+            most[visit.segment] = max(most[visit.segment], self._live + self._arrived(visit))
             self._release(step, visit)
         return Gathering(tuple(most), tuple(fetches))
 
@@ -120,6 +122,7 @@ class _Coordinator:
 
     def _prefetch(self, step: int, queue: deque[int]) -> Fetch | None:
         room, number, needed = min(self._cap - self._live, self._ahead), 0, -1
+        piece: list[int] = []
         while queue and number < room:
             later = queue.popleft()
             visit = self._visits[later]
@@ -127,8 +130,17 @@ class _Coordinator:
             if visit.parameter not in self._available:
                 self._take(visit)
                 number += visit.elements
+                piece.append(visit.elements)
+                self._arriving[visit.parameter] = piece
                 needed = visit.segment if needed < 0 else needed
         return Fetch(self._visits[step].segment, needed, number) if number else None
+
+    def _arrived(self, visit: Visit) -> int:
+        """Elements that are there twice: a piece of several parameters is copied apart when the first is waited for."""
+        piece = self._arriving.pop(visit.parameter, [])
+        twice = sum(piece) if self._copies and len(piece) > 1 else 0
+        piece.clear()
+        return twice
 
     def _release(self, step: int, visit: Visit) -> None:
         if self._fetched_for.get(visit.parameter, -1) > step:

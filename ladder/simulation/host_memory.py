@@ -23,9 +23,14 @@ class HostUse:
     """Bytes of one rank."""
 
     resident: float
+    """The process, and what is offloaded."""
     pinned: float
     """The page-locked part of it."""
     disk: float
+
+    @property
+    def offloaded(self) -> float:
+        return self.resident - _PROCESS
 
 
 def host_use(plan: Plan) -> HostUse:

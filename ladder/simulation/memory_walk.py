@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ladder.simulation.allocation import Ledger
 from ladder.simulation.gathering import Gathering
+from ladder.simulation.kernel_time import chunk_rows
 from ladder.simulation.operations import Operation
 from ladder.simulation.plan import Plan
 from ladder.simulation.zero_stages import Stage, stage_of
@@ -152,12 +153,11 @@ class _MicroStep:
     def _chunked_loss(self) -> None:
         """A loss in chunks: each chunk's gradient overwrites its logits, and that of the head is summed up."""
         ledger, model = self._ledger, self._model
-        pieces = -(-model.vocab_size // model.hidden_size)
-        rows = 1 << max(0, (-(-self._tokens // pieces) - 1).bit_length())
+        rows = chunk_rows(self._tokens, model)
         ledger.moment = "loss"
         ledger.take("gradient of the final norm", self._stream, "logits")
         self._head_gradient()
-        ledger.take("chunk", 2.0 * min(rows, self._tokens) * model.vocab_size, "logits")
+        ledger.take("chunk", 2.0 * rows * model.vocab_size, "logits")
         ledger.touch(2.0 * model.vocab_size * model.hidden_size, "logits")
         ledger.give("chunk")
         ledger.moment = "backward"

@@ -106,7 +106,8 @@ class Network:
     def _norm(self, name: str, width: int) -> Operation:
         """RMSNorm in Python: the input in fp32, and what is scaled, in 16 bits. LayerNorm, one kernel: its input."""
         if self.model.gated_mlp or self.model.is_encoder_decoder:
-            saves, scratch, traffic, kernels = 6.0 * self.effects.norm_keeps, 12.0, 36.0, 6
+            kept = self.effects.norm_keeps
+            saves, scratch, traffic, kernels = 6.0 * kept, 12.0 * kept, 36.0, 6
         else:
             saves, scratch, traffic, kernels = 2.0, 2.0, 6.0, 1
         return Operation(
@@ -187,12 +188,19 @@ class Network:
         return [
             self._norm("net norm", h),
             self._product("gate", h, f, saves=2.0 * h, ends=2.0 * (f + h)),
-            Operation(name="activation", saves=2.0 * f, makes=2.0 * f, ends=2.0 * f, traffic=5.0 * f),
+            Operation(
+                name="activation",
+                saves=2.0 * f,
+                makes=2.0 * f,
+                ends=2.0 * f if self.effects.keeps_gate else 0.0,
+                in_place=not self.effects.keeps_gate,
+                traffic=5.0 * f,
+            ),
             self._product("up", h, f, saves=0.0, ends=2.0 * f),
             Operation(
                 name="gating",
                 saves=kept * f,
-                makes=4.0 * f,
+                makes=kept * f,
                 ends=2.0 * f,
                 in_place=not self.effects.keeps_gate,
                 traffic=6.0 * f,

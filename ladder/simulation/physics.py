@@ -152,7 +152,7 @@ class Physics:
         if plan.parameter_device != "none":
             model += 2.0 * plan.share / self._rig.bus + 4.0 * plan.share / _PAGE_BYTES
         engine = 2.0 + 14.0 * plan.share / 40e9
-        engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.resident - use.pinned - 2 * GIB) / _PAGE_BYTES)
+        engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
         engine += use.disk / self._rig.drive
         factor = self._stray("start")
         return model * factor, engine * factor
@@ -222,7 +222,7 @@ class Physics:
         factors["states"] = self._stray("states", name)
         ledger = Ledger(factors)
         if self._device == "cpu":
-            ledger.take("offloaded", use.resident)
+            ledger.take("offloaded", use.offloaded)
         return walk_memory(plan, _gathering(plan), ledger)
 
     def _seconds(self, plan: Plan) -> tuple[float, float]:
