@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate
-from ladder.cli.plain import PlainView
 from ladder.events.outcome import Record
 from ladder.report.table import rows
 from ladder.runs.stored_run import StoredRun, read_run
@@ -33,6 +32,7 @@ from ladder.search.policy import STRATEGIES, exhaustive
 from ladder.search.space import Space, measured, probed
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
+from ladder.tuning.watch.plain import plain_lines
 from ladder.units import gib, parse_bytes
 
 _TRIED = ("fits", "gpu_oom", "host_oom", "pruned")
@@ -179,11 +179,11 @@ def sweep(asked: Mapping[str, Any]) -> Path:
         options = TuneOptions(
             **{**asked, "micro_batches": tuple(asked["micro_batches"]), "rungs": tuple(asked["rungs"])},
             strategy="sweep and probe",
-            liger=False,  # what is played back are the rungs as they are
+            switches={"liger": False},  # what is played back are the rungs as they are
             launcher="simulated" if asked["machine"] else "local",
             output=Path(elsewhere) / "best_config.json",
         )
-        return run_tune(options, PlainView()).run_dir
+        return run_tune(options, plain_lines).run_dir
 
 
 if __name__ == "__main__":

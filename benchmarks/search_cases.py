@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ladder.candidates import RUNGS, Candidate, Rung
 from ladder.events.outcome import Record
-from ladder.events.protocol import Event, TrialSpec
-from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine
 from ladder.search.decisions import Strategy
@@ -144,15 +142,6 @@ class MemoryHistory:
         return sum(self._starting[trial] for trial in again)
 
 
-class Silent:
-    """A view that shows nothing."""
-
-    def note(self, text: str) -> None: ...
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
-    def event(self, rank: int, event: Event) -> None: ...
-    def trial_ends(self, run: TrialRun, records: Any) -> None: ...
-
-
 def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
     """A whole tune of `case`, through the tuner."""
     history = MemoryHistory()
@@ -163,7 +152,6 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
         unsupported={},
         history=history,  # type: ignore[arg-type]
         launcher=case.launcher(),
-        view=Silent(),
     )
     tuner.tune(strategy)
     return history

@@ -7,13 +7,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ladder.api import Planned, Tuned, load_best_config, plan, tune, verify
+    from ladder.tuning.tune_events import Note, RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEnds, TuneEvent
 
 __version__ = "0.1.0"
-__all__ = ["Planned", "Tuned", "load_best_config", "plan", "tune", "verify"]
+__all__ = [
+    "Note",
+    "Planned",
+    "RankReported",
+    "SearchBegins",
+    "TrialBegins",
+    "TrialEnds",
+    "TuneEnds",
+    "TuneEvent",
+    "Tuned",
+    "load_best_config",
+    "plan",
+    "tune",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,7 +38,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ladder' has no attribute {name!r}")
     from ladder import api
 
-    return getattr(api, name)
+    return getattr(api if hasattr(api, name) else import_module("ladder.tuning.tune_events"), name)
 
 
 def __dir__() -> list[str]:

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from inspect import signature
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ladder.cli.plan import as_json, plan_of
-from ladder.cli.tune_result import ledger_of
-from ladder.cli.views import watching
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
-from ladder.machine.lease import InterruptedWaitError
 from ladder.report.table import frame
 from ladder.tuning.answering import require_answer
-from ladder.tuning.options import TuneOptions, checked_values
+from ladder.tuning.declaring import checked_values, declared, gathered
+from ladder.tuning.interruption import interruptible_call
+from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyOptions
+from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.run import TuneOutput, run_tune
-from ladder.tuning.trackers import TrackerName, tracking
-from ladder.tuning.verification import InterruptedVerificationError, Verification, run_verification
+from ladder.tuning.trackers import tracking
+from ladder.tuning.tune_events import Subscriber, each_of, harmless
+from ladder.tuning.verification import Verification, run_verification
+from ladder.tuning.watch import watching
+from ladder.tuning.watch.plain import say
 from ladder.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NOTICE = b"\nladder: ending the trial; what was measured is kept (once more: at once).\n"
-_STOPPED = "stopped; what was measured is kept, and the same call goes on from there"
+T = TypeVar("T")
 _SHOWN_COLUMNS = [
     "rung",
     "checkpointing",
@@ -63,7 +58,7 @@ class Tuned:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """Every candidate, a row each: GiB, seconds, tokens/s, outcome and why; the columns of trials.csv."""
-        return frame(ledger_of(self.output), self.output.trial_seconds)
+        return frame(self.output.ledger, self.output.trial_seconds)
 
     @property
     def report(self) -> Path:
@@ -109,7 +104,14 @@ class Planned:
         return str(self.rungs.to_html(index=False, na_rep=""))
 
 
-def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, **options: Any) -> Tuned:
+def tune(
+    model: str,
+    *,
+    quiet: bool = False,
+    log_to: TrackerName | None = None,
+    callbacks: Sequence[Subscriber] = (),
+    **options: Any,
+) -> Tuned:
     """Find the fastest DeepSpeed configuration that fits, as `ladder tune` does.
 
     `options` are those of the command with underscores: gpus, seq_len, global_batch_size, gpu_memory ("40GiB" or
@@ -117,14 +119,24 @@ def tune(model: str, *, quiet: bool = False, log_to: TrackerName | None = None, 
     Raises a LadderError for everything expected; that nothing fits is a result, and an error only of `best`.
     Ctrl-C and a notebook's stop button end it in good order, with a KeyboardInterrupt: what was measured is kept, and
     the same call goes on where it was. Pressed again, they end it at once. Off the main thread nothing interrupts it.
+
+    Each of `callbacks` is called with every event of the tune, in the order in which things happen, on the thread that
+    runs the tune, which waits for it. The events are frozen dataclasses; what they hold is to be read, not changed:
+
+    - `ladder.Note`: a sentence for the person who waits (`text`)
+    - `ladder.SearchBegins`: what is searched (`space`, `unsupported`), and what an earlier start measured (`records`)
+    - `ladder.TrialBegins`: a trial is about to start (`spec`), and why (`reason`)
+    - `ladder.RankReported`: one rank of the running trial (`rank`) has reported something (`event`)
+    - `ladder.TrialEnds`: a trial is over (`run`); what it says of its candidates is kept by now (`records`)
+    - `ladder.TuneEnds`: the files are written (`answer`, `stopped`, `interrupted`); not sent where an error is raised
+
+    A callback that raises an exception does not end the tune: the exception is logged with its traceback by the logger
+    "ladder" (on stderr, unless the program configures logging), and this callback is called no more.
     """
-    known = {field.name for field in fields(TuneOptions)} - {"model"}
-    _require_known("tune", options, known)
-    asked = TuneOptions(**checked_values({"model": model, **options}))
-    with _cancellation() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
-        done = run_tune(asked, tracked.before(view), cancelled)
-        tracked.answer(done.answer, interrupted=done.result.cancelled)
-    return Tuned(done)
+    asked = _asked(TuneOptions, "tune", {"model": model, **options})
+    with interruptible_call() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as shown:
+        tell = each_of(tracked.beside(shown), *map(harmless, callbacks))
+        return Tuned(run_tune(asked, tell, cancelled))
 
 
 def plan(model: str, **options: Any) -> Planned:
@@ -133,24 +145,17 @@ def plan(model: str, **options: Any) -> Planned:
     `options`: gpus, gpu_memory ("80GiB" or bytes), machine, host_memory, seq_len, global_batch_size, dtype, optimizer,
     task.
     """
-    _require_known("plan", options, set(signature(plan_of).parameters) - {"model"})
-    return Planned(as_json(*plan_of(**checked_values({"model": model, **options}))))
+    return Planned(as_json(*plan_of(_asked(PlanOptions, "plan", {"model": model, **options}), say)))
 
 
-def verify(
-    path: str | Path = "best_config.json",
-    *,
-    steps: int | None = None,
-    minutes: float | None = None,
-    tolerance: float = 0.05,
-    quiet: bool = False,
-) -> Verification:
+def verify(path: str | Path = "best_config.json", *, quiet: bool = False, **options: Any) -> Verification:
     """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went.
 
-    Ctrl-C ends it as it ends `tune`.
+    `options`: steps, minutes, tolerance. Ctrl-C ends it as it ends `tune`.
     """
-    with _cancellation() as cancelled, watching(quiet=quiet) as view:
-        return run_verification(Path(path), view, cancelled, steps=steps, minutes=minutes, tolerance=tolerance)
+    asked = _asked(VerifyOptions, "verify", options)
+    with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
+        return run_verification(Path(path), asked, tell, cancelled)
 
 
 def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
@@ -158,42 +163,10 @@ def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
     return _load(Path(path))
 
 
-class _Stop:
-    """Ctrl-C as a function has to take it: the process, which may be a notebook's, outlives it."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        """The first one is noted for the tune to see, the second is raised wherever the tune is."""
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        with suppress(OSError):
-            os.write(2, _NOTICE)  # not `print`: the signal may have come in the middle of one
-
-
-@contextmanager
-def _cancellation() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C ends what runs in good order and is raised after it, where signals may be handled: on the main thread."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield stop
-        return
-    before = signal.signal(signal.SIGINT, stop.receive)
-    try:
-        yield stop
-        if stop.asked:
-            raise KeyboardInterrupt(_STOPPED)
-    except (InterruptedWaitError, InterruptedVerificationError):
-        raise KeyboardInterrupt(_STOPPED) from None
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _require_known(function: str, options: Mapping[str, Any], known: Set[str]) -> None:
-    if unknown := sorted(options.keys() - known):
-        raise UsageError(f"{function}() has no option {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+def _asked(options: type[T], function: str, given: Mapping[str, Any]) -> T:
+    """What was given by name, as the command's options. UsageError for what is unknown or cannot be."""
+    known = declared(options)
+    if unknown := sorted(given.keys() - known.keys()):
+        others = sorted(each.name for each in known.values() if not each.option.is_argument)
+        raise UsageError(f"{function}() has no option {', '.join(unknown)}; there are {', '.join(others)}.")
+    return gathered(options, checked_values(options, given))

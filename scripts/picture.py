@@ -10,14 +10,14 @@ import io
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from ladder.cli.live import LiveView
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import RankReported, TuneEvent
+from ladder.tuning.watch.live import LiveView
 
 PICTURE = Path(__file__).parents[1] / "docs" / "live-view.svg"
 COMMAND = "ladder tune llama-2-7b --launcher simulated --machine a100-40"
@@ -31,10 +31,11 @@ class Camera(LiveView):
         super().__init__(Console(width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True))
         self.picture = ""
 
-    def event(self, rank: int, event: Any) -> None:
-        super().event(rank, event)
+    def __call__(self, event: TuneEvent) -> None:
+        super().__call__(event)
         trial = self._progress.trial
-        if trial is not None and not trial.spec.proof and trial.phase == "measure":
+        measures = trial is not None and not trial.spec.proof and trial.phase == "measure"
+        if isinstance(event, RankReported) and measures:
             paper = Console(
                 width=WIDTH,
                 height=HEIGHT,

@@ -10,6 +10,7 @@ from ladder.candidates.candidate import (
     divisors,
     variant_name,
 )
+from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
 from ladder.candidates.rungs import LEAN_KNOBS, RUNGS, RUNGS_BY_NAME, Device, Knob, Rung
 from ladder.candidates.technique import SLOTS, Consent, Export, Library, Technique, Terms, TrainerOnly
@@ -24,6 +25,7 @@ __all__ = [
     "Candidate",
     "Consent",
     "Device",
+    "Effects",
     "Engine",
     "Export",
     "Knob",

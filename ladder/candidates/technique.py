@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
 from ladder.candidates.rungs import Rung
 from ladder.workload.workload import Workload
@@ -40,6 +41,8 @@ class Consent:
     """The option `--SWITCH/--no-SWITCH`: unless told otherwise, tried where its libraries are installed."""
     help: str = ""
     """Of that option."""
+    unset: str = ""
+    """What happens where the option is not given, in a few words."""
     caution: str = ""
     """Of a technique that `--allow NAME` permits: what the user should know before training with it."""
 
@@ -115,6 +118,8 @@ class Technique:
     libraries: tuple[Library, ...] = ()
     rank_module = ""
     """Of its half in the ranks, which offers a `RankTechnique` as `TECHNIQUE`; empty where ranks need none."""
+    effects = Effects()
+    """What it does on a machine on paper, from other sources than `costs`: they are to disagree where one is wrong."""
     why_not = ""
     """Why it might have no effect: what it needs, for the end of a sentence."""
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import typer
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from ladder.errors import EXIT_FOUND, UsageError
 from ladder.text import shown
@@ -24,11 +24,12 @@ _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
 class Parameter(NamedTuple):
-    """An option of a command: the parameter it sets, its type, and what typer was told of it."""
+    """An option or argument of a command: the parameter it sets, its type, what typer was told of it, its default."""
 
     name: str
     annotation: Any
-    info: OptionInfo
+    info: ParameterInfo
+    default: Any
 
 
 def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, Any]]:
@@ -52,13 +53,13 @@ def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, An
         raise UsageError(f"{path} is nested too deeply; it takes commands, and their options.") from None
     if content is None:
         return {}
-    options = {command: dict(_options(app, command)) for command in _commands(app)}
+    options = {command: dict(options_of(app, command)) for command in commands_of(app)}
     defaults: dict[str, dict[str, Any]] = {}
     for command, values in _mapping(content, f"{path}").items():
         known = _known(command, options, f"{path}: there is no command")
         for name, value in _mapping(values, f"{path}: {command}").items():
             parameter = _known(name, known, f"{path}: ladder {command} has no option")
-            several = _takes_several(parameter) and value is not None and not isinstance(value, list)
+            several = takes_several(parameter) and value is not None and not isinstance(value, list)
             defaults.setdefault(command, {})[parameter.name] = _as_typed([value] if several else value)
     return defaults
 
@@ -71,7 +72,7 @@ def naming_the_file(
     if command is None:
         return sentence
     named = set(_OPTION.findall(sentence)) - {word.partition("=")[0] for word in typed}
-    options = [f"--{name}" for name, parameter in _options(app, command) if parameter.name in defaults[command]]
+    options = [f"--{name}" for name, parameter in options_of(app, command) if parameter.name in defaults[command]]
     from_file = [option for option in options if option in named]
     return f"{sentence.removesuffix('.')} ({FILE} sets {', '.join(from_file)})." if from_file else sentence
 
@@ -82,9 +83,9 @@ def schema(app: typer.Typer) -> dict[str, Any]:
         command: {
             "type": "object",
             "additionalProperties": False,
-            "properties": {name: _property(parameter) for name, parameter in _options(app, command)},
+            "properties": {name: _property(parameter) for name, parameter in options_of(app, command)},
         }
-        for command in _commands(app)
+        for command in commands_of(app)
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -111,46 +112,67 @@ def schema_command(app: typer.Typer) -> Any:
     return print_schema
 
 
-def _commands(app: typer.Typer) -> dict[str, Callable[..., Any]]:
+def commands_of(app: typer.Typer) -> dict[str, Callable[..., Any]]:
+    """The functions of all commands, by name."""
     return {str(command.name): command.callback for command in app.registered_commands if command.callback}
 
 
-def _options(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
+def options_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
     """The options of `command` by their long names without dashes."""
-    callback = _commands(app)[command]
+    for parameter in _parameters_of(app, command):
+        if isinstance(parameter.info, OptionInfo):
+            # In an annotation the first name stands where a default would; a switch names its opposite, too.
+            given = [str(each).split("/")[0] for each in (parameter.info.default, *(parameter.info.param_decls or ()))]
+            names = [each for each in given if each.startswith("-")]
+            longest = max(names or [f"--{parameter.name.replace('_', '-')}"], key=len)
+            yield longest.lstrip("-"), parameter
+
+
+def arguments_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
+    """The arguments of `command`, which are typed without a name, by what stands for them in a help."""
+    for parameter in _parameters_of(app, command):
+        if not isinstance(parameter.info, OptionInfo):
+            yield parameter.info.metavar or parameter.name.upper(), parameter
+
+
+def _parameters_of(app: typer.Typer, command: str) -> Iterator[Parameter]:
     # Not typing.get_type_hints, which in Python 3.10 makes other types of those that have None for a default.
-    for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
-        annotation = parameter.annotation
-        for info in getattr(annotation, "__metadata__", ()):
-            if isinstance(info, OptionInfo):
-                # In an annotation the first name stands where a default would; a switch names its opposite, too.
-                given = [str(each).split("/")[0] for each in (info.default, *(info.param_decls or ()))]
-                names = [each for each in given if each.startswith("-")]
-                longest = max(names or [f"--{name.replace('_', '-')}"], key=len)
-                yield longest.lstrip("-"), Parameter(name, annotation.__origin__, info)
+    for name, parameter in inspect.signature(commands_of(app)[command], eval_str=True).parameters.items():
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(info, ParameterInfo):
+                yield Parameter(name, parameter.annotation.__origin__, info, parameter.default)
 
 
 def _kind(parameter: Parameter) -> Any:
     """The type of a value that is given."""
-    kinds = [kind for kind in get_args(parameter.annotation) if kind is not type(None)]
-    return kinds[0] if isinstance(parameter.annotation, UnionType) else parameter.annotation
+    if get_origin(parameter.annotation) not in (Union, UnionType):
+        return parameter.annotation
+    return next(kind for kind in get_args(parameter.annotation) if kind is not type(None))
 
 
-def _takes_several(parameter: Parameter) -> bool:
+def takes_several(parameter: Parameter) -> bool:
+    """Whether it may be given several times."""
     return get_origin(_kind(parameter)) is list
 
 
 def _property(parameter: Parameter) -> dict[str, Any]:
-    kind = get_args(_kind(parameter))[0] if _takes_several(parameter) else _kind(parameter)
-    if parameter.info.parser is not None:  # a size or a duration, which need their units
-        found: dict[str, Any] = {"type": "string"}
-    elif isinstance(kind, type) and issubclass(kind, Enum):
-        found = {"enum": [member.value for member in kind]}
-    else:
-        found = {"type": _TYPES.get(kind, "string")}
-    if _takes_several(parameter):  # one of them may stand without brackets
+    found = schema_of_value(parameter)
+    if takes_several(parameter):  # one of them may stand without brackets
         found = {"anyOf": [{"type": "array", "items": found}, found]}
     return {**found, "description": parameter.info.help or ""}
+
+
+def schema_of_value(parameter: Parameter) -> dict[str, Any]:
+    """The schema of a value of the option; of one value, where it takes several."""
+    kind = get_args(_kind(parameter))[0] if takes_several(parameter) else _kind(parameter)
+    if parameter.info.parser is not None:  # a size or a duration, which need their units
+        return {"type": "string"}
+    if get_origin(kind) is Literal:
+        return {"enum": list(get_args(kind))}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {"enum": [member.value for member in kind]}
+    bounds = {"minimum": parameter.info.min, "maximum": parameter.info.max}
+    return {"type": _TYPES.get(kind, "string"), **{name: at for name, at in bounds.items() if at is not None}}
 
 
 def _known(name: Any, known: Mapping[str, Any], problem: str) -> Any:

@@ -51,7 +51,7 @@ def explain(
         try:
             typer.echo(why_not(why, entries, stored.space))
         except ValueError as error:
-            raise UsageError(f"{error}; it was tuned with other --rung, --liger or --allow options.") from None
+            raise UsageError(f"{error}; it was tuned with other options for rungs and techniques.") from None
         if on_paper:
             typer.echo(SIMULATED)
         return EXIT_FOUND

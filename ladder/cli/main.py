@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from ladder.cli import doctor, explain, export, plan, report, tune, verify
+from ladder.cli.command_help import PanelledCommand
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
-from ladder.cli.literal import LiteralCommand
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
 
 _CLOSED_PIPE = 128 + signal.SIGPIPE
@@ -50,14 +50,14 @@ def _root(
     """Options that stand before any command."""
 
 
-app.command("tune", cls=LiteralCommand)(tune.tune)
-app.command("plan", cls=LiteralCommand)(plan.plan)
-app.command("explain", cls=LiteralCommand)(explain.explain)
-app.command("report", cls=LiteralCommand)(report.report)
-app.command("verify", cls=LiteralCommand)(verify.verify)
-app.command("export", cls=LiteralCommand)(export.export)
-app.command("doctor", cls=LiteralCommand)(doctor.doctor)
-app.command("schema", cls=LiteralCommand)(schema_command(app))
+app.command("tune", cls=PanelledCommand)(tune.tune)
+app.command("plan", cls=PanelledCommand)(plan.plan)
+app.command("explain", cls=PanelledCommand)(explain.explain)
+app.command("report", cls=PanelledCommand)(report.report)
+app.command("verify", cls=PanelledCommand)(verify.verify)
+app.command("export", cls=PanelledCommand)(export.export)
+app.command("doctor", cls=PanelledCommand)(doctor.doctor)
+app.command("schema", cls=PanelledCommand)(schema_command(app))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,7 +13,6 @@ from ladder.cli.console import stdout_console
 from ladder.report.table import rows, terminal_table
 from ladder.report.times import total_line
 from ladder.search.audit import audit_report
-from ladder.search.ledger import ledger
 from ladder.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,14 +27,8 @@ def print_result(done: TuneOutput, *, quiet: bool) -> None:
     """For people, on stdout; `quiet` leaves out the table and how the search went."""
     console = stdout_console()
     if not quiet:
-        _print_search(done, ledger_of(done), console)
+        _print_search(done, done.ledger, console)
     _print_answer(done, console)
-
-
-def ledger_of(done: TuneOutput) -> list[Entry]:
-    """Every candidate of the tune, with what became of it."""
-    result = done.result
-    return ledger(result.space, result.records, result.unsupported, on_paper=done.simulated is not None)
 
 
 def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) -> None:
@@ -83,7 +76,7 @@ def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
         "seconds": round(done.result.seconds, 1),
         "run_dir": str(done.run_dir.resolve()),
         "files": [str(path) for path in done.files],
-        "candidates": rows(ledger_of(done), done.trial_seconds),
+        "candidates": rows(done.ledger, done.trial_seconds),
     }
     return json.dumps(document, indent=2, allow_nan=False)
 

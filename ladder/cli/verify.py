@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder.cli.tune import OutputFormat
+from ladder.cli.declared import takes
+from ladder.cli.tune import Shown
 from ladder.errors import EXIT_FOUND, LadderError
+from ladder.tuning.declaring import Option
+from ladder.tuning.options import VerifyOptions
 
 if TYPE_CHECKING:
     from ladder.tuning.verification import Verification
 
 
-def verify(
-    config: Annotated[Path, typer.Argument(help="A best_config.json.", show_default=False)] = Path("best_config.json"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Time so many optimizer steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Train for so long: a soak test.")] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, max=0.99, help="How much slower than promised still holds.")
-    ] = 0.05,
-    quiet: Annotated[
-        bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress; only the result.", show_default=False)
-    ] = False,
-    output_format: Annotated[
-        OutputFormat, typer.Option("--format", help="json: one document on stdout, all else on stderr.")
-    ] = OutputFormat.text,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Promised:
+    """What is verified."""
+
+    config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
+
+
+@takes(Promised, VerifyOptions, Shown)
+def verify(promised: Promised, options: VerifyOptions, shown: Shown) -> int:
     """Run the proof of fit again, and compare speed and memory with what the file promises.
 
     Ends with status 0 if it holds, 3 if it no longer fits, 6 if it is slower than the tolerance allows.
@@ -39,23 +38,22 @@ def verify(
 
       ladder verify best_config.json --minutes 30 --tolerance 0.1
     """
-    from ladder.cli.plain import PlainView
     from ladder.cli.tune_result import error_as_json
-    from ladder.cli.views import QuietView
-    from ladder.tuning.interruption import interruptible
-    from ladder.tuning.verification import InterruptedVerificationError, run_verification
+    from ladder.tuning.interruption import InterruptedVerificationError, interruptible
+    from ladder.tuning.tune_events import ignore
+    from ladder.tuning.verification import run_verification
+    from ladder.tuning.watch.plain import plain_lines
 
-    view = QuietView() if quiet else PlainView()
     with interruptible() as interruption:
         try:
-            done = run_verification(config, view, interruption, steps=steps, minutes=minutes, tolerance=tolerance)
+            done = run_verification(promised.config, options, ignore if shown.quiet else plain_lines, interruption)
         except InterruptedVerificationError:
             return interruption.exit_code
         except LadderError as error:
-            if output_format is OutputFormat.json:
+            if shown.output_format == "json":
                 typer.echo(error_as_json(error))
             raise
-    typer.echo(_as_json(done) if output_format is OutputFormat.json else f"{done.candidate_key}: {done.sentence()}.")
+    typer.echo(_as_json(done) if shown.output_format == "json" else f"{done.candidate_key}: {done.sentence()}.")
     done.require()
     return EXIT_FOUND
 

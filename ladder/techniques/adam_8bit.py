@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Library, Problem, Rung, Technique, Terms
+from ladder.candidates import Candidate, Consent, Effects, Library, Problem, Rung, Technique, Terms
 from ladder.workload.workload import Workload
 
 MOST_ELEMENTS = 1 << 31
@@ -23,6 +23,8 @@ class Adam8Bit(Technique):
     )
     libraries = (Library("bitsandbytes", "bitsandbytes"),)
     rank_module = "ladder.trial.techniques.adam_8bit"
+    # bitsandbytes 0.50: a byte a value and an fp32 scale for each 256 of them; it looks each value up in a table.
+    effects = Effects(moment_bytes=1.0 + 4 / 256, update_passes=1.15)
     why_not = (
         "moments in 8 bits are for GPUs, without an optimizer offload, and at stages 1 and 2 for less than 2.1 "
         "billion parameters a GPU"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Problem, Rung, Technique, Terms
+from ladder.candidates import Candidate, Consent, Effects, Problem, Rung, Technique, Terms
 from ladder.workload.workload import Workload
 
 
@@ -18,6 +18,8 @@ class Bf16States(Technique):
         "are rounded away, so hold the loss against that of an ordinary run before a long one"
     )
     why_not = "no rung that is tried keeps optimizer states on the GPU"
+    # DeepSpeed's bf16_master_weights_and_grads with bf16_optimizer_states.
+    effects = Effects(master_bytes=2.0, moment_bytes=2.0, gradient_bytes=0.0)
     changes_states = True
     changes_numerics = True
 

@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Engine, Export, Library, Problem, Rung, Technique, Terms, TrainerOnly
+from ladder.candidates import (
+    Candidate,
+    Consent,
+    Effects,
+    Engine,
+    Export,
+    Library,
+    Problem,
+    Rung,
+    Technique,
+    Terms,
+    TrainerOnly,
+)
 from ladder.techniques.worth import SURE, WORTH
 from ladder.workload.workload import Workload
 
@@ -31,6 +43,7 @@ class Ulysses(Technique):
     )
     libraries = (Library("accelerate", "accelerate", since="1.12"),)  # from then on it has `sp_size`
     rank_module = "ladder.trial.techniques.ulysses"
+    effects = Effects(shares_sequence=True)
     why_not = (
         "sequences are shared at stage 3, by two or more GPUs of one host by which heads and sequence length "
         "divide, for causal-lm with llama, mistral, qwen2 or qwen3 and attention without a window"

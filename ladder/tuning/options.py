@@ -1,70 +1,50 @@
-"""What the user asked of a tune, and whether it can be asked."""
+"""What the user asked of a tune, a plan or a verification, declared once; and whether it can be asked.
+
+None means our default. Sizes are in bytes, times in seconds.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import UsageError
-from ladder.search.policy import ALONG_THE_LADDER, STRATEGIES
 from ladder.techniques.keys import engine_named
+from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
-from ladder.tuning.consent import require_known
-from ladder.units import MIB, parse_bytes
+from ladder.tuning.consent import Consent, require_known
+from ladder.tuning.declaring import Option, Switches
+from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, kind_of, number, text_of, whole
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
-Reader = Callable[[Any], Any]
-"""Of one value, in its own type; ValueError, with what is wanted, for one that cannot be."""
+StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
+"""The keys of `search.policy.STRATEGIES`, which would take a help as long to import as all the rest."""
+TrackerName = Literal["trackio", "wandb", "mlflow"]
+OutputFormat = Literal["text", "json"]
+
+WORKLOAD, MACHINE, SEARCH = "Workload", "Machine", "Search"
+BEYOND, PROOF, OUTPUT = "Beyond the documented ladder", "Proof", "Output"
+_MOST_GPUS = 1024
 _KNOB_TRIALS = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """What the user asked for; None means our default. Sizes in bytes, times in seconds."""
+@dataclass(frozen=True)
+class _Switch:
+    """The option of a technique that is tried where its libraries are installed."""
 
-    model: str
-    gpus: int | None = None
-    task: Task | None = None
-    seq_len: int | None = None
-    global_batch_size: int | None = None
-    dtype: Dtype = "bf16"
-    optimizer: OptimizerName = "adamw"
-    gradient_clipping: float = 1.0
-    gpu_memory: int | None = None
-    host_memory: int | None = None
-    nvme_path: Path | None = None
-    time_budget: float | None = None
-    strategy: str = "auto"
-    tolerance: float = 0.02
-    """How much faster than the answer a candidate left untried may be."""
-    audit: float = 0.0
-    """The share of the pruned candidates that is measured anyway."""
-    liger: bool | None = None
-    """Try each rung with Liger's kernels as well; None: where they are installed and know the model."""
-    documented: bool = False
-    """Nothing that lies beyond the documented ladder."""
-    allow: tuple[str, ...] = ()
-    """Names of techniques."""
-    rungs: tuple[str, ...] = ()
-    micro_batches: tuple[int, ...] = ()
-    run_dir: Path | None = None
-    output: Path = Path("best_config.json")
-    save_weights: Path | None = None
-    cold: bool = False
-    wait: bool = False
-    """Wait for GPUs that another tune or process uses."""
-    knobs: int | None = None
-    """Settings of the winner's DeepSpeed knobs to try; None: 12 where a time budget bounds them, else none."""
-    launcher: LauncherName = "local"
-    machine: str | None = None
-    """For the simulated launcher: a machine file, or the name of a bundled machine."""
+    name: str
+    help: str
+    unset: str
+    panel: str = BEYOND
+
+
+def _switches() -> list[_Switch]:
+    consents = [technique.consent for technique in TECHNIQUES.values()]
+    return [_Switch(consent.switch, consent.help, consent.unset) for consent in consents if consent.switch]
 
 
 def _is_engine(name: str) -> bool:
@@ -83,141 +63,161 @@ def check_rungs(names: Sequence[str], option: str = "--rung", *, or_engines: boo
     return tuple(names)
 
 
-def checked(options: TuneOptions) -> TuneOptions:
-    """`options` with every value as its type says. UsageError, in one sentence, for one that cannot be."""
-    return TuneOptions(**checked_values(vars(options)))
-
-
-def checked_values(values: Mapping[str, Any], readers: Mapping[str, Reader] | None = None) -> dict[str, Any]:
-    """Values by field of `TuneOptions`, or by name of `readers`, as Python callers write them, in their own types.
-
-    A size may be a text with its unit, a path a text, and one thing may stand for a sequence of one. None is for
-    fields with a default of our own. UsageError, in one sentence, for what cannot be: the search and the files would
-    meet it after hours of trials.
-    """
-    return {name: _checked(name, value, readers or _READERS) for name, value in values.items()}
-
-
-def _checked(name: str, value: Any, readers: Mapping[str, Reader]) -> Any:
-    if value is None and name in _OURS_BY_DEFAULT:
-        return None
-    try:
-        return readers[name](value)
-    except ValueError as error:
-        raise UsageError(f"{_OPTIONS.get(name, '--' + name.replace('_', '-'))}: {error}.") from None
-
-
-def whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
-    """A reader of whole numbers within bounds."""
-    wanted = f"a whole number of at least {least}" if most == math.inf else f"a whole number from {least} to {most}"
-
-    def read(value: Any) -> int:
-        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
-            raise _unfit(value, wanted)
-        return int(value)
-
-    return read
-
-
-def number(wanted: str, holds: Callable[[float], bool]) -> Callable[[Any], float]:
-    """A reader of numbers for which `holds`; none may be infinite or NaN, which JSON has no words for."""
-
-    def read(value: Any) -> float:
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if not is_number or not abs(value) < _UNBOUNDED or not holds(value):
-            raise _unfit(value, wanted)
-        return float(value)
-
-    return read
-
-
-def _one_of(names: Collection[str]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in names:
-            raise ValueError(f"{_seen(value)} is unknown; there are {', '.join(names)}")
-        return value
-
-    return read
-
-
-def _sequence(read_one: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    def read(value: Any) -> tuple[Any, ...]:
-        several = isinstance(value, list | tuple | set | frozenset | range)
-        return tuple(map(read_one, value if several else (value,)))
-
-    return read
-
-
-def _switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _unfit(value, "True or False")
-    return value
-
-
-def _size(value: Any) -> int:
-    """A number is bytes; less than a MiB of them is a size without its unit."""
-    return parse_bytes(value) if isinstance(value, str) else whole(MIB)(value)
-
-
-def _text(value: Any, wanted: str = "a text") -> str:
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str):
-        raise _unfit(value, wanted)
-    return text
-
-
-def _path(value: Any) -> Path:
-    return Path(_text(value, "a path"))
-
-
 def _rung(value: Any) -> str:
-    return check_rungs([_text(value)])[0]
+    return check_rungs([text_of(value)])[0]
 
 
-def _unfit(value: Any, wanted: str) -> ValueError:
-    return ValueError(f"{_seen(value)} will not do; give {wanted}")
+_RUNG = replace(kind_of(str), read=_rung, metavar="RUNG")
 
 
-def _seen(value: Any) -> str:
-    """`value` as Python writes it, short enough for a sentence."""
-    return shown(repr(value))[:60]
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """What is trained."""
+
+    model: Annotated[
+        str,
+        Option("A Hub id, a folder, a config.json, or a bundled shape such as tiny-llama.", WORKLOAD, is_argument=True),
+    ]
+    task: Annotated[Task | None, Option("The training task.", WORKLOAD, unset="what the model is made for")] = None
+    seq_len: Annotated[
+        int | None,
+        Option("Tokens of a sequence.", WORKLOAD, whole(2), unset="the most that the model takes, up to 2048"),
+    ] = None
+    global_batch_size: Annotated[
+        int | None,
+        Option(
+            "Sequences per optimizer step over all GPUs.",
+            WORKLOAD,
+            whole(1),
+            unset="128, or the next number that divides over them",
+        ),
+    ] = None
+    dtype: Annotated[Dtype, Option("Precision of the training.", WORKLOAD)] = "bf16"
+    optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
 
 
-_UNBOUNDED = 1e30
-"""No figure that is asked for comes near it; an int that no float can hold is beyond it, too."""
-_OPTIONS = {"model": "MODEL", "rungs": "--rung", "micro_batches": "--micro-batch"}
-"""What the command calls them where it is not the field's name."""
-_OURS_BY_DEFAULT = frozenset(field.name for field in fields(TuneOptions) if field.default is None)
-_READERS: Mapping[str, Reader] = {
-    "model": _text,
-    "gpus": whole(0),
-    "task": _one_of(get_args(Task)),
-    "seq_len": whole(2),
-    "global_batch_size": whole(1),
-    "dtype": _one_of(get_args(Dtype)),
-    "optimizer": _one_of(get_args(OptimizerName)),
-    "gradient_clipping": number("a number of at least 0 (0: no clipping)", lambda norm: norm >= 0),
-    "gpu_memory": _size,
-    "host_memory": _size,
-    "nvme_path": _path,
-    "time_budget": number("a number of seconds above 0", lambda seconds: seconds > 0),
-    "strategy": _one_of(STRATEGIES),
-    "tolerance": number("a number from 0 to 0.5", lambda share: 0 <= share <= 0.5),
-    "audit": number("a number from 0 to 1", lambda share: 0 <= share <= 1),
-    "liger": _switch,
-    "documented": _switch,
-    "allow": _sequence(_text),
-    "rungs": _sequence(_rung),
-    "micro_batches": _sequence(whole(1)),
-    "run_dir": _path,
-    "output": _path,
-    "save_weights": _path,
-    "cold": _switch,
-    "wait": _switch,
-    "knobs": whole(0, 200),
-    "launcher": _one_of(get_args(LauncherName)),
-    "machine": _text,
-}
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(WorkloadOptions):
+    """What the user asked of a tune."""
+
+    gradient_clipping: Annotated[
+        float, Option("The largest gradient norm; 0 means no clipping.", WORKLOAD, number(0, metavar="NORM"))
+    ] = 1.0
+
+    gpus: Annotated[
+        int | None, Option("How many GPUs; 0 trains on the CPU.", MACHINE, whole(0), unset="all that are visible")
+    ] = None
+    gpu_memory: Annotated[
+        int | None,
+        Option("Tune for smaller cards, e.g. 40GiB. It counts all that NVML counts.", MACHINE, SIZE),
+    ] = None
+    host_memory: Annotated[int | None, Option("Host memory that the ranks may use together.", MACHINE, SIZE)] = None
+    nvme_path: Annotated[
+        Path | None, Option("A folder on a fast NVMe drive. Without it, no rung uses NVMe.", MACHINE)
+    ] = None
+    wait: Annotated[bool, Option("Wait for GPUs that another tune or process uses.", MACHINE)] = False
+    launcher: Annotated[
+        LauncherName, Option("simulated: tune for a --machine that exists on paper. No trial is run.", MACHINE)
+    ] = "local"
+    machine: Annotated[
+        str | None,
+        Option(
+            "The machine of --launcher simulated: a100-80, h100-80, … or a YAML file.", MACHINE, metavar="NAME|FILE"
+        ),
+    ] = None
+
+    time_budget: Annotated[
+        float | None, Option("Search no longer than this, e.g. 15m. The proof comes on top.", SEARCH, DURATION)
+    ] = None
+    strategy: Annotated[StrategyName, Option("How to search.", SEARCH)] = "auto"
+    tolerance: Annotated[
+        float,
+        Option(
+            "auto: stop when no untried candidate is likely to be faster than the answer by more than this fraction.",
+            SEARCH,
+            number(0, 0.5, metavar="FRACTION"),
+        ),
+    ] = 0.02
+    audit: Annotated[
+        float,
+        Option(
+            "auto: measure this share of the candidates that it ruled out, to check it.",
+            SEARCH,
+            number(0, 1, metavar="SHARE"),
+        ),
+    ] = 0.0
+    knobs: Annotated[
+        int | None,
+        Option(
+            "After the search, try N settings of the winner's DeepSpeed knobs.",
+            SEARCH,
+            whole(0, 200),
+            unset=f"{_KNOB_TRIALS} with --time-budget, else 0",
+        ),
+    ] = None
+    rungs: Annotated[
+        tuple[str, ...], Option("Try only this rung; may be given several times.", SEARCH, _RUNG, flag="--rung")
+    ] = ()
+    micro_batches: Annotated[
+        tuple[int, ...],
+        Option("Try only this micro-batch; may be given several times.", SEARCH, whole(1), flag="--micro-batch"),
+    ] = ()
+    cold: Annotated[bool, Option("Start every trial from nothing; slower.", SEARCH)] = False
+
+    documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
+    switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
+    """Those of techniques; what is not among them is left to ladder."""
+    allow: Annotated[
+        tuple[str, ...],
+        Option(
+            "Try also what trains with other numerics or asks something of your training script: "
+            f"{', '.join(technique.name for technique in allowable())}. May be given several times.",
+            BEYOND,
+            metavar="NAME",
+        ),
+    ] = ()
+
+    run_dir: Annotated[Path | None, Option("The folder for the history.", OUTPUT, unset="./ladder-runs/…")] = None
+    output: Annotated[Path, Option("The file for the answer. Its companions are written beside it.", OUTPUT)] = Path(
+        "best_config.json"
+    )
+    save_weights: Annotated[
+        Path | None, Option("A folder into which the proof also writes the gathered weights.", OUTPUT)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(WorkloadOptions):
+    """What the user asked of a plan."""
+
+    gpus: Annotated[
+        int | None, Option("How many GPUs.", MACHINE, whole(1, _MOST_GPUS), unset="as many as --machine has")
+    ] = None
+    gpu_memory: Annotated[
+        int | None, Option("Memory of one GPU, e.g. 80GiB.", MACHINE, SIZE, unset="as much as --machine has")
+    ] = None
+    host_memory: Annotated[int | None, Option("Host memory that the ranks may use together.", MACHINE, SIZE)] = None
+    machine: Annotated[
+        str | None, Option("A bundled machine, e.g. a100-80, or a YAML file.", MACHINE, metavar="NAME|FILE")
+    ] = None
+    switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
+    """As `TuneOptions.switches`; what is not among them is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """What the user asked of a verification."""
+
+    steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
+    minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
+    tolerance: Annotated[
+        float,
+        Option(
+            "How much slower than promised still holds, as a fraction.",
+            PROOF,
+            number(0, 0.99, metavar="FRACTION"),
+        ),
+    ] = 0.05
 
 
 def require_text(options: TuneOptions) -> None:
@@ -238,6 +238,8 @@ def num_knob_trials(options: TuneOptions) -> int:
 
 def require_effect(options: TuneOptions) -> None:
     """Nothing is silently ignored: what only one strategy obeys is refused with another."""
+    from ladder.search.policy import ALONG_THE_LADDER  # here: a help takes twice as long with it
+
     if options.audit and options.strategy != "auto":
         raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
     if options.tolerance != TuneOptions.tolerance and options.strategy != "auto":
@@ -246,8 +248,7 @@ def require_effect(options: TuneOptions) -> None:
             "leave it out, or use --strategy auto."
         )
     require_known(options.allow)
-    beyond = ["--liger"] if options.liger else []
-    beyond += [f"--allow {name}" for name in options.allow]
+    beyond = consent_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
     if options.strategy in ALONG_THE_LADDER and beyond:
         raise UsageError(
@@ -256,3 +257,8 @@ def require_effect(options: TuneOptions) -> None:
         )
     if options.documented and beyond:
         raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give one of them.")
+
+
+def consent_in(options: TuneOptions) -> Consent:
+    """What the user said about techniques."""
+    return Consent(switches=options.switches, allow=options.allow, documented=options.documented)

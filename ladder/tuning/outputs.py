@@ -33,9 +33,9 @@ def read_files(options: TuneOptions, model: ModelShape) -> list[Path]:
     return files
 
 
-def writable_output(output: Path, read: Sequence[Path]) -> Path:
-    """`output`, if the answer and its companions can be written there and replace neither one of `read` nor a file that
-    is no answer. UsageError or EnvironmentFaultError otherwise.
+def require_writable(output: Path, read: Sequence[Path]) -> None:
+    """UsageError or EnvironmentFaultError where the answer and its companions cannot be written as `output`, or would
+    replace one of `read` or a file that is no answer.
     """
     option = f"--output {shown(output)}"
     try:
@@ -51,7 +51,6 @@ def writable_output(output: Path, read: Sequence[Path]) -> Path:
             raise UsageError(f"{option} exists and is no answer that ladder wrote; choose another name or remove it.")
     except OSError as error:  # a folder on the way that may not be entered, or links that lead in a circle
         raise _no_place(option, f" ({error.strerror})") from None
-    return output
 
 
 def _require_place(path: Path, name: str, read: Sequence[Path]) -> None:

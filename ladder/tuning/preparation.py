@@ -13,7 +13,7 @@ from ladder.launch.secrets import blanked_secrets
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.machine.machine import Machine, operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
-from ladder.tuning.tuner import View
+from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.workload import Workload
 
 
@@ -22,7 +22,7 @@ def with_operators(
     rungs: Sequence[Rung],
     workload: Workload,
     environment: dict[str, str],
-    view: View,
+    tell: Subscriber,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Machine, list[str]]:
     """The machine with the reasons for what it does not support, and the operators that are built and load."""
@@ -32,7 +32,7 @@ def with_operators(
     # DeepSpeed's CPU backend loads this one in every rank as it starts.
     always = ["shm_comm"] if machine.device == "cpu" else []
     if names or always:
-        view.note(f"Building DeepSpeed operators if need be: {', '.join(always + names)}.")
+        tell(Note(f"Building DeepSpeed operators if need be: {', '.join(always + names)}."))
     built = build_operators(always + names, environment, cancelled)
     for name in always:
         if (reason := built[name]) is not None and not cancelled():

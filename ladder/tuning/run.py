@@ -6,33 +6,32 @@ import errno
 import importlib.metadata
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from ladder import __version__
-from ladder.candidates import RUNGS, Rung
+from ladder.candidates import RUNGS, Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
-from ladder.events.outcome import Record
 from ladder.machine.lease import Leases
-from ladder.machine.machine import Machine, detect_machine
-from ladder.machine.nvme import check_nvme_path
+from ladder.machine.machine import Machine
 from ladder.report.run_data import ReportedRun
 from ladder.report.writing import write_reports
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_to_dict
+from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import STRATEGIES
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
-from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.text import shown
-from ladder.tuning.answering import answer_of, said_to_be_simulated
-from ladder.tuning.consent import Consent, advice, libraries_of, techniques_tried, ways_of_checkpointing
+from ladder.tuning.answering import answer_of
+from ladder.tuning.consent import libraries_of, ways_of_checkpointing
 from ladder.tuning.consent import require_effect as require_effect_of_techniques
-from ladder.tuning.options import TuneOptions, checked, num_knob_trials, require_effect, require_text
-from ladder.tuning.outputs import read_files, require_folder, writable_output
+from ladder.tuning.declaring import checked
+from ladder.tuning.options import TuneOptions, consent_in, num_knob_trials, require_effect, require_text
+from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.problem import (
     make_space,
     micro_batches_of,
@@ -41,8 +40,9 @@ from ladder.tuning.problem import (
     split_supported,
     workload_of,
 )
-from ladder.tuning.tuner import Tuner, TuneResult, View
-from ladder.tuning.venue import as_a_tune_sees_it, on_paper, on_this_host, paper_machine
+from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
+from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.tuning.venue import Venue, venue_of
 from ladder.units import format_bytes, parse_bytes
 from ladder.workload.source import resolve_model, smoke_defaults
 from ladder.workload.workload import Workload
@@ -50,12 +50,6 @@ from ladder.workload.workload import Workload
 # The disk's, not ours; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
-
-
-class TuneView(View, Protocol):
-    """What watches a whole tune: before its first trial it is told what is searched and what is known already."""
-
-    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,94 +65,158 @@ class TuneOutput:
     simulated: str | None = None
     """The machine on paper that stood in for a real one."""
 
+    @property
+    def ledger(self) -> list[Entry]:
+        """Every candidate of the tune, with what became of it."""
+        result = self.result
+        return ledger(result.space, result.records, result.unsupported, on_paper=self.simulated is not None)
 
-def run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool] = lambda: False) -> TuneOutput:
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A tune that can begin: everything that was asked for is known to be possible here."""
+
+    options: TuneOptions
+    workload: Workload
+    machine: Machine
+    rungs: list[Rung]
+    micro_batches: tuple[int, ...]
+    techniques: list[Technique]
+    versions: dict[str, str]
+    fingerprint: str
+    facts: dict[str, Any]
+    run_dir: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Searched:
+    """What the search leaves, when no trial runs any more."""
+
+    result: TuneResult
+    trial_seconds: dict[str, dict[str, float]]
+
+
+def run_tune(
+    options: TuneOptions, tell: Subscriber = ignore, cancelled: Callable[[], bool] = lambda: False
+) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
     options = checked(options)
     require_text(options)
     require_effect(options)
-    with Leases(wait=options.wait, note=view.note, cancelled=cancelled) as leases:
-        return _run_tune(options, view, cancelled, leases)
+    with Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases:
+        venue = venue_of(options, leases, tell, cancelled)
+        prepared = _prepare(options, venue, tell)
+        leases.name_run(prepared.run_dir)
+        done = _deliver(prepared, _search(prepared, venue, tell, cancelled), venue, tell)
+    tell(TuneEnds(done.answer, stopped=done.result.stopped, interrupted=done.result.cancelled))
+    return done
 
 
-def _run_tune(options: TuneOptions, view: TuneView, cancelled: Callable[[], bool], leases: Leases) -> TuneOutput:
-    paper = paper_machine(options)
-    workload, machine = workload_and_machine(options, paper, view, leases)
+def space_of(options: TuneOptions, leases: Leases, tell: Subscriber = ignore) -> Space:
+    """What a tune would search, without running a trial. Raises as `run_tune` does before its first one."""
+    prepared = _prepare(options, venue_of(options, leases, tell, lambda: False), tell)
+    space, _ = _space(prepared, prepared.machine)
+    return space
+
+
+def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
+    """Look at everything that could end the tune later: hours of trials must not end at it."""
+    workload, machine = workload_and_machine(options, venue, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
-    consent = Consent(switches={"liger": options.liger}, allow=options.allow, documented=options.documented)
-    techniques = techniques_tried(consent, workload, machine.device, on_paper=paper is not None)
-    rungs = _rungs(options)
+    techniques, rungs = venue.techniques(consent_in(options), workload, machine), _rungs(options)
     require_effect_of_techniques(techniques, problem_of(workload, machine), rungs)
-    if paper is None:
-        for sentence in advice(consent, workload, machine.device):
-            view.note(sentence)
-    output = writable_output(options.output, read_files(options, workload.model))
+    versions = package_versions()
+    require_writable(options.output, read_files(options, workload.model))
     if options.save_weights is not None:
         require_folder(options.save_weights)
-    versions = package_versions()
-    fingerprint, facts = run_fingerprint(workload, machine, versions, paper.model_dump() if paper else None)
-    run_dir = options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}"
-    leases.name_run(run_dir)
-    with History(run_dir, fingerprint, facts) as history, _disk_faults(history):
-        if paper is not None:
-            opening = on_paper(paper, machine, cancelled=cancelled)
-        else:
-            opening = on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=options.cold)
-        with opening as venue:
-            supported, unsupported = split_supported(rungs, venue.machine)
-            space = make_space(
-                problem_of(workload, venue.machine),
-                supported,
-                micro_batches,
-                techniques=techniques,
-                checkpointing=ways_of_checkpointing(versions["transformers"], documented=options.documented),
-                tolerance=options.tolerance,
-                audit=options.audit,
-            )
-            history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-            view.searching(space, unsupported, relevant(space, history.records))
-            result = Tuner(
-                workload=workload,
-                machine=venue.machine,
-                space=space,
-                unsupported=unsupported,
-                history=history,
-                launcher=venue.launcher,
-                view=view,
-                cancelled=cancelled,
-                time_budget=options.time_budget,
-                swap_prefix=venue.swap_prefix,
-                save_folder=options.save_weights,
-                clock=venue.clock,
-                knob_trials=num_knob_trials(options),
-                parity=paper is None,  # on paper no loss falls
-            ).tune(STRATEGIES[options.strategy])
-        seconds = history.trial_seconds(result.records)
-    answer = None
-    if result.answer is not None:
-        versions = package_versions(libraries_of(space.by_key[result.answer.candidate_key].engine))
-        answer = answer_of(result.answer, workload, machine, space, versions, run_dir)
-    if answer is not None and paper is not None:
-        answer = said_to_be_simulated(answer, paper.name, machine.num_nodes)
-    files = emit_all(answer, output) if answer else []
-    reported = ReportedRun(
-        folder=run_dir,
-        space=space,
-        unsupported=unsupported,
-        records=result.records,
-        trial_seconds=seconds,
+    fingerprint, facts = run_fingerprint(workload, machine, versions, venue.laws)
+    return _Prepared(
+        options=options,
+        workload=workload,
+        machine=machine,
+        rungs=rungs,
+        micro_batches=micro_batches,
+        techniques=techniques,
+        versions=versions,
+        fingerprint=fingerprint,
         facts=facts,
+        run_dir=options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}",
+    )
+
+
+def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
+    """Run trials until the search is over and its winner is proven."""
+    options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
+    with (
+        History(run_dir, prepared.fingerprint, prepared.facts) as history,
+        _disk_faults(history),
+        venue.opened(prepared.machine, workload, prepared.rungs, run_dir) as place,
+    ):
+        space, unsupported = _space(prepared, place.machine)
+        history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
+        tell(SearchBegins(space, unsupported, relevant(space, history.records)))
+        result = Tuner(
+            workload=workload,
+            machine=place.machine,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=place.launcher,
+            tell=tell,
+            cancelled=cancelled,
+            time_budget=options.time_budget,
+            swap_prefix=place.swap_prefix,
+            save_folder=options.save_weights,
+            clock=place.clock,
+            knob_trials=num_knob_trials(options),
+            parity=venue.paper_name is None,  # on paper no loss falls
+        ).tune(STRATEGIES[options.strategy])
+        return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
+
+
+def _space(prepared: _Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
+    """What is searched on `machine`, and the rungs that cannot work there."""
+    options, (supported, unsupported) = prepared.options, split_supported(prepared.rungs, machine)
+    space = make_space(
+        problem_of(prepared.workload, machine),
+        supported,
+        prepared.micro_batches,
+        techniques=prepared.techniques,
+        checkpointing=ways_of_checkpointing(prepared.versions["transformers"], documented=options.documented),
+        tolerance=options.tolerance,
+        audit=options.audit,
+    )
+    return space, unsupported
+
+
+def _deliver(prepared: _Prepared, searched: _Searched, venue: Venue, tell: Subscriber) -> TuneOutput:
+    """Write the answer's files and the reports."""
+    result, answer = searched.result, None
+    if result.answer is not None:
+        engine = result.space.by_key[result.answer.candidate_key].engine
+        versions = package_versions(libraries_of(engine))
+        run_dir, machine = prepared.run_dir, prepared.machine
+        found = answer_of(result.answer, prepared.workload, machine, result.space, versions, run_dir)
+        answer = venue.signed(found, machine)
+    files = emit_all(answer, prepared.options.output) if answer else []
+    reported = ReportedRun(
+        folder=prepared.run_dir,
+        space=result.space,
+        unsupported=result.unsupported,
+        records=result.records,
+        trial_seconds=searched.trial_seconds,
+        facts=prepared.facts,
         config=best_config(answer) if answer else None,
     )
     for trouble in write_reports(reported, answer):
-        view.note(f"Warning: {trouble}")
+        tell(Note(f"Warning: {trouble}"))
     return TuneOutput(
         result=result,
         answer=answer,
         files=files,
-        run_dir=run_dir,
-        trial_seconds=seconds,
-        simulated=paper.name if paper else None,
+        run_dir=prepared.run_dir,
+        trial_seconds=searched.trial_seconds,
+        simulated=venue.paper_name,
     )
 
 
@@ -180,24 +238,21 @@ def _disk_faults(history: History) -> Iterator[None]:
         raise history.unwritable(error) from error
 
 
-def workload_and_machine(
-    options: TuneOptions, paper: SimulatedMachine | None, view: View, leases: Leases
-) -> tuple[Workload, Machine]:
+def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
     """What is to be trained, and what on; the GPUs are leased from here on."""
     model = resolve_model(options.model, task=options.task)
     if model.note:
-        view.note(model.note)
-    machine = as_a_tune_sees_it(paper, options) if paper is not None else _this_host(options, leases)
+        tell(Note(model.note))
+    machine = venue.machine()
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
     if options.gpu_memory is None and "gpu_memory" in smoke:
         machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
-        view.note(
-            f"{shown(model.name)} is the smoke model: each CPU rank is held to {smoke['gpu_memory']} (--gpu-memory)."
-        )
+        held = f"each CPU rank is held to {smoke['gpu_memory']} (--gpu-memory)"
+        tell(Note(f"{shown(model.name)} is the smoke model: {held}."))
     workload = workload_of(
         model,
         machine.world_size,
-        view.note,
+        noting(tell),
         task=options.task,
         seq_len=options.seq_len or smoke.get("seq_len"),
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
@@ -205,23 +260,9 @@ def workload_and_machine(
         optimizer=options.optimizer,
         gradient_clipping=options.gradient_clipping,
     )
-    view.note(_introduction(workload, machine))
-    if paper is not None:
-        view.note(f"Simulated: no trial is run; all figures are of the machine {paper.name}, which exists on paper.")
+    tell(Note(_introduction(workload, machine)))
+    venue.introduce()
     return workload, machine
-
-
-def _this_host(options: TuneOptions, leases: Leases) -> Machine:
-    nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
-    nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
-    machine = detect_machine(
-        gpus=options.gpus,
-        gpu_memory=options.gpu_memory,
-        host_memory=options.host_memory,
-        nvme_path=nvme_path,
-        choose=leases.choose,
-    )
-    return replace(machine, nvme_write_speed=nvme_write_speed)
 
 
 def _introduction(workload: Workload, machine: Machine) -> str:

@@ -12,26 +12,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from ladder.candidates import Rung
 from ladder.emit import Answer
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Record
-from ladder.events.protocol import Event, TrialSpec
-from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import trial_seconds
 from ladder.machine.lease import InterruptedWaitError
 from ladder.search.space import Space
 from ladder.text import shown
-from ladder.tuning.options import TuneOptions
+from ladder.tuning.declaring import spread
+from ladder.tuning.options import TrackerName, TuneOptions
+from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TrialEnds, TuneEnds, TuneEvent, each_of, ignore
 from ladder.units import gib
 
-if TYPE_CHECKING:
-    from ladder.tuning.run import TuneView
-
-TrackerName = Literal["trackio", "wandb", "mlflow"]
-Ending = Literal["succeeded", "failed", "interrupted"]
+HowItEnded = Literal["succeeded", "failed", "interrupted"]
 """Of a tune: one that was interrupted may be gone on with, and says nothing of what fits."""
 _PACKAGES = {"mlflow": "mlflow-skinny sqlparse"}
 """Where they are not called like the tracker."""
@@ -43,54 +38,41 @@ class Tracker(Protocol):
 
     def candidate(self, name: str, figures: Mapping[str, Any]) -> None: ...
     def answer(self, figures: Mapping[str, Any]) -> None: ...
-    def close(self, ending: Ending) -> None: ...
+    def close(self, ending: HowItEnded) -> None: ...
 
 
 class Tracking:
-    """Says to a tracker what a tune says to its view. A tracker that fails ends no tune."""
+    """Passes on to a tracker what a tune tells. A tracker that fails ends no tune."""
 
     def __init__(self, tracker: Tracker | None, name: str) -> None:
         self._tracker = tracker
         self._name = name
         self._interrupted = False
-        self._view: TuneView | None = None
+        self._others: Subscriber = ignore
         self._space: Space | None = None
 
-    def before(self, view: TuneView) -> TuneView:
-        """What the tune is to be told instead of `view`, which is told everything too."""
-        self._view = view
-        return _Between(self, view) if self._tracker is not None else view
+    def beside(self, others: Subscriber) -> Subscriber:
+        """Passes events on to `others` and to the tracker; `others` hear of the tracker's troubles too."""
+        self._others = others
+        return each_of(others, self)
 
-    def searching(self, space: Space, records: Sequence[Record]) -> None:
-        self._space = space
-        self._log(records, None)  # an earlier start measured them; this run is to be whole
+    def __call__(self, event: TuneEvent) -> None:
+        """Take the next event of the tune."""
+        match event:
+            case SearchBegins(space=space, records=records):
+                self._space = space
+                self._log(records, None)  # an earlier start measured them; this run is to be whole
+            case TrialEnds(run=run, records=records):
+                self._log(records, sum(trial_seconds(run).values()))
+            case TuneEnds(interrupted=True):  # it has no last word
+                self._interrupted = True
+            case TuneEnds(answer=answer):
+                figures = _figures_of(answer)
+                self._safely(lambda tracker: tracker.answer(figures))
 
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
-        self._log(records, sum(trial_seconds(run).values()))
-
-    def answer(self, answer: Answer | None, *, interrupted: bool) -> None:
-        """The last word of a tune; None where nothing is proven. One that was `interrupted` has no last word."""
-        if interrupted:
-            self._interrupted = True
-            return
-        if answer is None:
-            figures: dict[str, Any] = {"answer": "none"}
-        else:
-            figures = {
-                "answer": answer.candidate.key,
-                "answer_tokens_per_second": answer.tokens_per_second,
-                "answer_step_seconds": answer.step_seconds,
-                "answer_peak_device_gib": gib(answer.measurement.peak_device),
-                "memory_limit_gib": gib(answer.memory_limit),
-                "world_size": answer.world_size,
-                "gpu": answer.gpu_name or answer.device,
-                "simulated": bool(answer.proof.get("simulated")),
-            }
-        self._safely(lambda tracker: tracker.answer(figures))
-
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: HowItEnded) -> None:
         """What only looks like a success is closed as what it is: a tune that was interrupted ends in good order."""
-        real: Ending = "interrupted" if self._interrupted else ending
+        real: HowItEnded = "interrupted" if self._interrupted else ending
         self._safely(lambda tracker: tracker.close(real))
 
     def _log(self, records: Sequence[Record], seconds: float | None) -> None:
@@ -128,33 +110,7 @@ class Tracking:
                 tell(self._tracker)
         except Exception as error:
             self._tracker = None
-            trouble = f"Warning: nothing more is logged to {self._name}: {shown(error)[:200]}"
-            if self._view is not None:
-                self._view.note(trouble)
-
-
-class _Between:
-    """A tune's view that tells both."""
-
-    def __init__(self, tracking: Tracking, view: TuneView) -> None:
-        self._tracking, self._view = tracking, view
-
-    def note(self, text: str) -> None:
-        self._view.note(text)
-
-    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
-        self._view.searching(space, unsupported, records)
-        self._tracking.searching(space, records)
-
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        self._view.trial_begins(spec, reason)
-
-    def event(self, rank: int, event: Event) -> None:
-        self._view.event(rank, event)
-
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
-        self._view.trial_ends(run, records)
-        self._tracking.trial_ends(run, records)
+            self._others(Note(f"Warning: nothing more is logged to {self._name}: {shown(error)[:200]}"))
 
 
 @contextmanager
@@ -166,7 +122,7 @@ def tracking(name: str | None, asked: TuneOptions) -> Iterator[Tracking]:
     """
     tracker = _open(name, asked) if name is not None else None
     opened = Tracking(tracker, name or "")
-    ending: Ending = "failed"
+    ending: HowItEnded = "failed"
     try:
         yield opened
         ending = "succeeded"
@@ -192,12 +148,28 @@ def _open(name: str, asked: TuneOptions) -> Tracker:
         "wandb": _Wandb,
         "mlflow": _Mlflow,
     }
-    config = {key: _plain(value) for key, value in vars(asked).items() if value is not None}
+    config = {key: _plain(value) for key, value in spread(asked).items() if value is not None}
     try:
         with redirect_stdout(sys.stderr):
             return trackers[name](library, asked.model, config)
     except Exception as error:
         raise EnvironmentFaultError(f"{name} cannot open a run: {shown(' '.join(str(error).split()))[:300]}") from error
+
+
+def _figures_of(answer: Answer | None) -> dict[str, Any]:
+    """The last word of a tune."""
+    if answer is None:
+        return {"answer": "none"}
+    return {
+        "answer": answer.candidate.key,
+        "answer_tokens_per_second": answer.tokens_per_second,
+        "answer_step_seconds": answer.step_seconds,
+        "answer_peak_device_gib": gib(answer.measurement.peak_device),
+        "memory_limit_gib": gib(answer.memory_limit),
+        "world_size": answer.world_size,
+        "gpu": answer.gpu_name or answer.device,
+        "simulated": bool(answer.proof.get("simulated")),
+    }
 
 
 def _log_candidate(figures: Mapping[str, Any], tracker: Tracker) -> None:
@@ -224,7 +196,7 @@ class _Trackio:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self._run.log(dict(figures))
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: HowItEnded) -> None:
         self._trackio.finish()  # the run's own would be called again at exit, and speak on stdout
 
 
@@ -242,7 +214,7 @@ class _Wandb:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(figures))
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: HowItEnded) -> None:
         self._run.finish(exit_code=0 if ending == "succeeded" else 1)
 
 
@@ -265,7 +237,7 @@ class _Mlflow:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self._put(self._run, figures)
 
-    def close(self, ending: Ending) -> None:
+    def close(self, ending: HowItEnded) -> None:
         status = {"succeeded": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[ending]
         self._client.set_terminated(self._run, status)
 

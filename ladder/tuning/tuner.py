@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from ladder.candidates import Candidate, Rung
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Outcome, Record
-from ladder.events.protocol import Event, StepPolicy, TrialSpec
+from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import apart, false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
@@ -35,19 +34,11 @@ from ladder.tuning.trial_request import (
     trial_deadlines,
     trial_spec,
 )
+from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore
 from ladder.workload.workload import Workload
 
 _MAX_FALSE_STARTS = 3
 _PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
-
-
-class View(Protocol):
-    """What watches a tune. Every method returns at once."""
-
-    def note(self, text: str) -> None: ...
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
-    def event(self, rank: int, event: Event) -> None: ...
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +72,7 @@ class Tuner:
         unsupported: dict[Rung, str],
         history: History,
         launcher: Launcher,
-        view: View,
+        tell: Subscriber = ignore,
         cancelled: Callable[[], bool] = lambda: False,
         steps: StepPolicy | None = None,
         time_budget: float | None = None,
@@ -97,7 +88,7 @@ class Tuner:
         `parity` the losses of what is to be proven are compared with the plain rung's first.
         """
         self._workload, self._machine, self._space, self._unsupported = workload, machine, space, unsupported
-        self._history, self._launcher, self._view, self._cancelled = history, launcher, view, cancelled
+        self._history, self._launcher, self._tell, self._cancelled = history, launcher, tell, cancelled
         self._steps = steps or StepPolicy()
         self._budget, self._swap_prefix, self._save_folder = time_budget, swap_prefix, save_folder
         self._false_starts, self._knob_trials = 0, knob_trials
@@ -160,10 +151,11 @@ class Tuner:
         """A trial that has begun measures its first candidate whatever the budget; the user should know beforehand."""
         needed = expected_seconds([believe(self._space, ()).outlook(first.candidates[0])])
         if self._budget is not None and needed > self._budget:
-            self._view.note(
+            warning = (
                 f"Warning: the time budget of {self._budget:g} s is less than one trial is expected to take "
                 f"({needed:.0f} s): the first candidate is measured all the same, and proven if it fits."
             )
+            self._tell(Note(warning))
 
     def _prove(self) -> bool:
         """Prove the fastest, and those that its own proof made look faster; True as soon as one fails its proof."""
@@ -198,7 +190,7 @@ class Tuner:
         if records:
             self._add(records, {})
         for record in records:
-            self._view.note(f"trial {name}: {record.candidate_key} is {record.outcome.sentence}")
+            self._tell(Note(f"trial {name}: {record.candidate_key} is {record.outcome.sentence}"))
         return {record.candidate_key for record in records}
 
     def _run_proof(self, decision: Prove) -> None:
@@ -211,7 +203,7 @@ class Tuner:
             fits = [record.candidate_key for record in ranking(self._records)]
             alike = [key for key in fits if same_steps(self._space.by_key[key], candidate)]
             self._add([Record(candidate_key=key, trial=name, purpose="proof", outcome=outcome) for key in alike], {})
-            self._view.note(f"{candidate.key} is not the answer: {parity.sentence}.")
+            self._tell(Note(f"{candidate.key} is not the answer: {parity.sentence}."))
         elif not self._cancelled():
             warnings = (parity.sentence,) if parity.sentence else ()
             wanted = Measure(candidate.engine, (candidate,), decision.reason)
@@ -240,10 +232,10 @@ class Tuner:
         wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
         spec = self._spec(*self._history.next_trial(), wanted, False)
         spec = parity_trial(spec, self._workload.model, same_data=same_data)
-        self._view.trial_begins(spec, wanted.reason)
-        run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
+        self._tell(TrialBegins(spec, wanted.reason))
+        run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), hearing(self._tell))
         self._history.note_seconds(spec.trial, trial_seconds(run))
-        self._view.trial_ends(run, [])
+        self._tell(TrialEnds(run, ()))
         _require_environment(run)
         return run, false_start(run, judge(run, self._workload, wanted.candidates))
 
@@ -252,8 +244,8 @@ class Tuner:
         candidates = wanted.candidates
         name, folder = self._history.next_trial()
         spec = self._spec(name, folder, wanted, proving)
-        self._view.trial_begins(spec, wanted.reason)
-        run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), self._view.event)
+        self._tell(TrialBegins(spec, wanted.reason))
+        run = self._launcher.run(spec, trial_deadlines(self._workload, wanted.engine), hearing(self._tell))
         records = self._completed(judge(run, self._workload, candidates), proving, warnings)
         why = false_start(run, records)
         if why or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
@@ -263,7 +255,7 @@ class Tuner:
         if unsaved:
             records = []  # the candidate may well fit, and its earlier proof holds
         self._add(records, trial_seconds(run))
-        self._view.trial_ends(run, records)
+        self._tell(TrialEnds(run, tuple(records)))
         _require_environment(run)
         if unsaved:
             raise EnvironmentFaultError(f"The weights were not saved: {unsaved}; choose another --save-weights.")

@@ -1,25 +1,30 @@
-"""Where a tune's trials run: on this host, or on a machine that exists on paper only."""
+"""Where a tune's trials run, this host or a machine that exists on paper only, and all that is different there."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ladder.candidates import RUNGS, Rung
+from ladder.candidates import RUNGS, Rung, Technique
+from ladder.emit import Answer
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.base import Launcher
 from ladder.launch.local import LocalLauncher
-from ladder.machine.machine import Machine
+from ladder.machine.lease import Leases
+from ladder.machine.machine import Machine, detect_machine
+from ladder.machine.nvme import check_nvme_path
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
+from ladder.tuning.answering import said_to_be_simulated
+from ladder.tuning.consent import Consent, advice, techniques_tried
 from ladder.tuning.preparation import rank_environment, with_operators
 from ladder.tuning.sweep import Sweep, run_marker
-from ladder.tuning.tuner import View
+from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -27,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Venue:
-    """What the tuner needs of the place where its trials run."""
+class OpenVenue:
+    """What the tuner needs of the place where its trials run, as long as it is open."""
 
     machine: Machine
     """With the reasons for what it does not support."""
@@ -38,59 +43,162 @@ class Venue:
     swap_prefix: str = "ladder-swap"
 
 
-@contextmanager
-def on_this_host(
-    machine: Machine,
-    workload: Workload,
-    rungs: Sequence[Rung],
-    run_dir: Path,
-    *,
-    view: View,
-    cancelled: Callable[[], bool],
-    cold: bool,
-) -> Iterator[Venue]:
-    """Ranks on this host's GPUs or CPU. What an earlier tune of the run left is swept away before, and after it all."""
-    marker = run_marker(run_dir)
-    sweep = Sweep(marker, run_dir)
-    if machine.nvme_path is not None:
-        sweep.remember(machine.nvme_path)
-    sweep()
-    environment = {**rank_environment(machine), RUN_MARKER: marker}  # for what builds operators, too
-    launcher = LocalLauncher(
-        marker=marker,
-        job={"model_config": dict(workload.model.config), "task": workload.task},
-        environment=environment,
-        log=run_dir / "server.log",
-        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
-        cancelled=cancelled,
-        cold=cold,
-    )
-    try:
-        with closing(launcher):
-            machine, operators = with_operators(machine, rungs, workload, environment, view, cancelled)
-            launcher.load(operators)
-            yield Venue(machine=machine, launcher=launcher, swap_prefix=marker)
-    finally:
-        sweep()
+class Venue(Protocol):
+    """Where the trials of one tune run."""
+
+    @property
+    def paper_name(self) -> str | None:
+        """The name of the machine on paper; None where trials are real."""
+
+    @property
+    def laws(self) -> Mapping[str, Any] | None:
+        """Those of a machine on paper, whose history is never mistaken for a real machine's."""
+
+    def machine(self) -> Machine:
+        """The machine, held to what the user allows."""
+
+    def introduce(self) -> None:
+        """Say what a reader of the figures has to know of the place."""
+
+    def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
+        """Those that are tried here; a LadderError where one that was asked for cannot be."""
+
+    def opened(
+        self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path
+    ) -> AbstractContextManager[OpenVenue]:
+        """The place, ready for trials; nothing of them is left when it closes."""
+
+    def signed(self, answer: Answer, machine: Machine) -> Answer:
+        """`answer` as the files are to have it: they say where its figures come from."""
 
 
-@contextmanager
-def on_paper(simulated: SimulatedMachine, machine: Machine, *, cancelled: Callable[[], bool]) -> Iterator[Venue]:
-    """No process and no waiting: `machine` is `simulated` as the tune sees it."""
-    launcher = SimulatedLauncher(simulated, cancelled=cancelled)
-    with closing(launcher):
-        yield Venue(machine=machine, launcher=launcher, clock=launcher.now)
-
-
-def paper_machine(options: TuneOptions) -> SimulatedMachine | None:
-    """The machine of `--launcher simulated --machine`, or None for this host.
+def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Venue:
+    """The machine of `--launcher simulated --machine`, or this host.
 
     UsageError where one is given without the other, or where an option cannot take effect on paper.
     """
-    if options.launcher != "simulated":
-        if options.machine is not None:
-            raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
-        return None
+    if options.launcher == "simulated":
+        return OnPaper(_paper_machine(options), options, tell, cancelled)
+    if options.machine is not None:
+        raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
+    return ThisHost(options, leases, tell, cancelled)
+
+
+class ThisHost:
+    """Ranks on this host's GPUs or CPU."""
+
+    paper_name = None
+    laws = None
+
+    def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
+        self._options, self._leases, self._tell, self._cancelled = options, leases, tell, cancelled
+
+    def machine(self) -> Machine:
+        """What is found here; its GPUs are leased from here on."""
+        options = self._options
+        nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
+        nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
+        machine = detect_machine(
+            gpus=options.gpus,
+            gpu_memory=options.gpu_memory,
+            host_memory=options.host_memory,
+            nvme_path=nvme_path,
+            choose=self._leases.choose,
+        )
+        return replace(machine, nvme_write_speed=nvme_write_speed)
+
+    def introduce(self) -> None:
+        """Nothing: figures are measured."""
+
+    def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
+        """As asked, and unasked where their libraries are installed, which is said."""
+        tried = techniques_tried(consent, workload, machine.device, on_paper=False)
+        for sentence in advice(consent, workload, machine.device):
+            self._tell(Note(sentence))
+        return tried
+
+    @contextmanager
+    def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
+        """What an earlier tune of the run left is swept away before, and after it all."""
+        marker = run_marker(run_dir)
+        sweep = Sweep(marker, run_dir)
+        if machine.nvme_path is not None:
+            sweep.remember(machine.nvme_path)
+        sweep()
+        environment = {**rank_environment(machine), RUN_MARKER: marker}  # for what builds operators, too
+        launcher = LocalLauncher(
+            marker=marker,
+            job={"model_config": dict(workload.model.config), "task": workload.task},
+            environment=environment,
+            log=run_dir / "server.log",
+            gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+            cancelled=self._cancelled,
+            cold=self._options.cold,
+        )
+        try:
+            with closing(launcher):
+                machine, operators = with_operators(machine, rungs, workload, environment, self._tell, self._cancelled)
+                launcher.load(operators)
+                yield OpenVenue(machine=machine, launcher=launcher, swap_prefix=marker)
+        finally:
+            sweep()
+
+    def signed(self, answer: Answer, machine: Machine) -> Answer:
+        """As it is: its figures were measured here."""
+        return answer
+
+
+class OnPaper:
+    """A machine on paper: no process, no waiting, and no library is needed."""
+
+    def __init__(
+        self, simulated: SimulatedMachine, options: TuneOptions, tell: Subscriber, cancelled: Callable[[], bool]
+    ) -> None:
+        self._simulated, self._options, self._tell, self._cancelled = simulated, options, tell, cancelled
+
+    @property
+    def paper_name(self) -> str:
+        """As its file has it."""
+        return self._simulated.name
+
+    @property
+    def laws(self) -> Mapping[str, Any]:
+        """All that its file says."""
+        return self._simulated.model_dump()
+
+    def machine(self) -> Machine:
+        """As on a real machine, NVMe rungs take an --nvme-path."""
+        options = self._options
+        machine = self._simulated.machine(options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
+        without = {rung.name: "no --nvme-path was given" for rung in RUNGS if "nvme" in rung.devices}
+        return replace(machine, nvme_path=options.nvme_path, unsupported={} if options.nvme_path else without)
+
+    def introduce(self) -> None:
+        """That nothing is measured."""
+        self._tell(
+            Note(
+                f"Simulated: no trial is run; all figures are of the machine {self.paper_name}, which exists on paper."
+            )
+        )
+
+    def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
+        """Only as asked."""
+        return techniques_tried(consent, workload, machine.device, on_paper=True)
+
+    @contextmanager
+    def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
+        """`machine` is the one on paper as the tune sees it."""
+        launcher = SimulatedLauncher(self._simulated, cancelled=self._cancelled)
+        with closing(launcher):
+            yield OpenVenue(machine=machine, launcher=launcher, clock=launcher.now)
+
+    def signed(self, answer: Answer, machine: Machine) -> Answer:
+        """Said to be simulated."""
+        return said_to_be_simulated(answer, self.paper_name, machine.num_nodes)
+
+
+def _paper_machine(options: TuneOptions) -> SimulatedMachine:
+    """UsageError where none is named, or where an option cannot take effect on paper."""
     if options.machine is None:
         raise UsageError("--launcher simulated needs a --machine, such as a100-80 or a machine file.")
     for name, value in (("--cold", options.cold), ("--wait", options.wait), ("--save-weights", options.save_weights)):
@@ -102,10 +210,3 @@ def paper_machine(options: TuneOptions) -> SimulatedMachine | None:
     if options.nvme_path is not None and not simulated.nvme_space:
         raise UsageError(f"--nvme-path: the machine {simulated.name} has no NVMe drive (nvme_space); leave it out.")
     return simulated
-
-
-def as_a_tune_sees_it(simulated: SimulatedMachine, options: TuneOptions) -> Machine:
-    """The paper machine, held to what the user allows. As on a real one, NVMe rungs take an --nvme-path."""
-    machine = simulated.machine(options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
-    without = {rung.name: "no --nvme-path was given" for rung in RUNGS if "nvme" in rung.devices}
-    return replace(machine, nvme_path=options.nvme_path, unsupported={} if options.nvme_path else without)

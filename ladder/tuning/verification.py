@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder.candidates import Candidate
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
-from ladder.errors import EnvironmentFaultError, LadderError, NothingFitsError, SlowerThanPromisedError, UsageError
+from ladder.errors import EnvironmentFaultError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.verdict import false_start, judge, trial_seconds
@@ -24,26 +24,18 @@ from ladder.machine.machine import Machine
 from ladder.runs.history import make_private
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.consent import require_usable
-from ladder.tuning.options import TuneOptions, checked_values, number, whole
-from ladder.tuning.run import TuneView, workload_and_machine
+from ladder.tuning.declaring import checked
+from ladder.tuning.interruption import InterruptedVerificationError
+from ladder.tuning.options import TuneOptions, VerifyOptions
+from ladder.tuning.run import workload_and_machine
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
-from ladder.tuning.venue import on_this_host
+from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
+from ladder.tuning.venue import ThisHost
 from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
-_READERS = {
-    "steps": whole(1),
-    "minutes": number("a number above 0", lambda minutes: minutes > 0),
-    "tolerance": number("a number from 0 to 0.99: 0.05 is 5 % slower", lambda share: 0 <= share <= 0.99),
-}
 _TRIAL = "0001"
-
-
-class InterruptedVerificationError(LadderError):
-    """The user ended it; nothing is known."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,34 +91,27 @@ class Verification:
 
 def run_verification(
     path: Path,
-    view: TuneView,
+    asked: VerifyOptions,
+    tell: Subscriber = ignore,
     cancelled: Callable[[], bool] = lambda: False,
-    *,
-    steps: int | None = None,
-    minutes: float | None = None,
-    tolerance: float = 0.05,
 ) -> Verification:
     """Train as `path` says, in fresh processes, with an evaluation pass and the gathering of weights.
 
-    `steps` optimizer steps, or as many as `minutes` have room for; by default enough to know the speed. Raises
-    UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other GPUs
-    than there are, and for a length or a tolerance that cannot be.
+    As many optimizer steps as were `asked` for, or as the minutes have room for; by default enough to know the speed.
+    Raises UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other
+    GPUs than there are, and for a length or a tolerance that cannot be.
     """
-    _require_sense(steps, minutes, tolerance)
-    document = load_best_config(path)
+    asked = _sensible(asked)
+    document = _measured_document(path)
     promise = document[SECTION]
-    if promise["proof"].get("simulated"):
-        # Even a match would say nothing: beside figures of a machine on paper, "slower" blames the wrong one.
-        raise UsageError(
-            f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
-            "run `ladder tune` on the machine itself."
-        )
-    with Leases(note=view.note, cancelled=cancelled) as leases:
-        workload, machine = workload_and_machine(_options(promise, document), None, view, leases)
+    with Leases(note=noting(tell), cancelled=cancelled) as leases:
+        options = _options(promise, document)
+        host = ThisHost(options, leases, tell, cancelled)
+        workload, machine = workload_and_machine(options, host, tell)
         if machine.world_size != promise["world_size"]:
             raise UsageError(f"{str(path)!r} is for {promise['world_size']} ranks, and here are {machine.world_size}.")
         if machine.gpu_name != promise["gpu"]:
-            view.note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}.")
+            tell(Note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}."))
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
         for technique in candidate.engine.techniques:
@@ -135,16 +120,11 @@ def run_verification(
         make_private(run_dir)
         leases.name_run(run_dir)
         rungs = [candidate.engine.rung]
-        with (
-            _alone_in(run_dir, path),
-            on_this_host(machine, workload, rungs, run_dir, view=view, cancelled=cancelled, cold=False) as venue,
-        ):
+        with _alone_in(run_dir, path), host.opened(machine, workload, rungs, run_dir) as venue:
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
-            spec = _spec(
-                document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(steps, minutes)
-            )
-            record, seconds = _prove(spec, candidate, workload, venue.launcher, view)
+            spec = _spec(document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked))
+            record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     return Verification(
         path=path,
         candidate_key=candidate.key,
@@ -152,7 +132,7 @@ def run_verification(
         promised_tokens_per_second=promise["tokens_per_second"],
         promised_device_bytes=int(promise["memory_per_gpu"]["peak_device_gib"] * GIB),
         memory_limit=machine.memory_limit,
-        tolerance=tolerance,
+        tolerance=asked.tolerance,
         seconds=seconds,
     )
 
@@ -166,11 +146,21 @@ def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Mach
     return replace(machine, allocator=allocator_in(environment), num_cores=threads * machine.world_size)
 
 
-def _require_sense(steps: int | None, minutes: float | None, tolerance: float) -> None:
-    if steps is not None and minutes is not None:
+def _measured_document(path: Path) -> dict[str, Any]:
+    document = load_best_config(path)
+    if document[SECTION]["proof"].get("simulated"):
+        # Even a match would say nothing: beside figures of a machine on paper, "slower" blames the wrong one.
+        raise UsageError(
+            f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
+            "run `ladder tune` on the machine itself."
+        )
+    return document
+
+
+def _sensible(asked: VerifyOptions) -> VerifyOptions:
+    if asked.steps is not None and asked.minutes is not None:
         raise UsageError("steps and minutes both say how long to train; give one of them.")
-    given = {name: value for name, value in (("steps", steps), ("minutes", minutes)) if value is not None}
-    checked_values({**given, "tolerance": tolerance}, _READERS)
+    return checked(asked)
 
 
 @contextmanager
@@ -224,11 +214,11 @@ def _candidate(promise: Mapping[str, Any], workload: Workload, machine: Machine)
     return candidate_of(candidate_key_in(promise), workload.global_batch_size, machine.world_size)
 
 
-def _steps(steps: int | None, minutes: float | None) -> StepPolicy:
-    if steps is not None:
-        return StepPolicy(minimum=steps, maximum=steps, seconds=_LONGEST_SECONDS)
-    if minutes is not None:
-        return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * minutes, target_spread=0.0)
+def _steps(asked: VerifyOptions) -> StepPolicy:
+    if asked.steps is not None:
+        return StepPolicy(minimum=asked.steps, maximum=asked.steps, seconds=_LONGEST_SECONDS)
+    if asked.minutes is not None:
+        return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * asked.minutes, target_spread=0.0)
     return StepPolicy(minimum=PROOF_STEPS, seconds=PROOF_SECONDS)
 
 
@@ -267,17 +257,17 @@ def _spec(
 
 
 def _prove(
-    spec: TrialSpec, candidate: Candidate, workload: Workload, launcher: Launcher, view: TuneView
+    spec: TrialSpec, candidate: Candidate, workload: Workload, launcher: Launcher, tell: Subscriber
 ) -> tuple[Record, float]:
     """The proof's record, and the seconds it took. InterruptedVerificationError if the user ended it."""
     shutil.rmtree(spec.folder, ignore_errors=True)  # an earlier verification's
-    view.trial_begins(spec, "what the file promises")
+    tell(TrialBegins(spec, "what the file promises"))
     deadlines = trial_deadlines(workload, candidate.engine)
     if spec.steps.seconds > PROOF_SECONDS:
         deadlines = replace(deadlines, total=deadlines.total + min(spec.steps.seconds, _LONGEST_SECONDS))
-    run = launcher.run(spec, deadlines, view.event)
+    run = launcher.run(spec, deadlines, hearing(tell))
     records = judge(run, workload, [candidate])
-    view.trial_ends(run, records)
+    tell(TrialEnds(run, tuple(records)))
     if run.stop is not None and run.stop.kind == "cancelled":
         raise InterruptedVerificationError("The verification was interrupted.")
     if run.stop is not None and run.stop.kind == "environment":

@@ -13,7 +13,6 @@ from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_unt
 from helpers.tunes import tune_over
 
 from ladder.candidates import RUNGS, Rung
-from ladder.cli.views import QuietView
 from ladder.events.protocol import FailedEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
@@ -21,6 +20,7 @@ from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
+from ladder.tuning.tune_events import Note, TuneEvent
 from ladder.tuning.tuner import TuneResult
 from ladder.units import GIB, MIB
 
@@ -120,14 +120,15 @@ class NeverAskedTo(Launcher):
         """There is nothing to end."""
 
 
-class Notes(QuietView):
-    """A view that keeps what it is told."""
+class Notes:
+    """Keeps the sentences that a tune tells."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def __call__(self, event: TuneEvent) -> None:
+        if isinstance(event, Note):
+            self.notes.append(event.text)
 
 
 def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[TuneResult, NeverAskedTo, Notes]:
@@ -139,7 +140,7 @@ def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[Tune
     rungs: list[Rung] = [rung for rung in RUNGS if "nvme" not in rung.devices]
     launcher, notes = NeverAskedTo(), Notes()
     result = tune_over(
-        launcher, folder, workload, strategy=STRATEGIES[strategy], machine=machine, rungs=rungs, view=notes
+        launcher, folder, workload, strategy=STRATEGIES[strategy], machine=machine, rungs=rungs, tell=notes
     )
     return result, launcher, notes
 

@@ -8,8 +8,9 @@ import pytest
 from faults.provocation import FaultyBench, Once, a_step_of, outcome_of, records_of
 from helpers import tiny_trial
 
-from ladder.cli.plain import PlainView
 from ladder.events.protocol import FailedEvent, StepPolicy
+from ladder.tuning.tune_events import TrialEnds
+from ladder.tuning.watch.plain import plain_lines
 from ladder.units import MIB
 
 PRINTED_BYTES = 96 * MIB
@@ -39,7 +40,7 @@ def test_a_hostile_message_reaches_the_terminal_as_text_only(
     outcome = outcome_of(run)
     assert (outcome.kind, outcome.rank) == ("crash", rank)
     capfd.readouterr()
-    PlainView().trial_ends(run, records_of(run))
+    plain_lines(TrialEnds(run, records_of(run)))
     shown = capfd.readouterr().err
     assert r"RuntimeError: \x1b[31m\x1b]0;owned\x07[/bold]" in shown
     assert all(each.isprintable() or each == "\n" for each in shown)

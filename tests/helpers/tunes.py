@@ -8,7 +8,6 @@ from typing import Any
 
 from helpers.values import WORLD_SIZE, space_on
 from ladder.candidates import RUNGS_BY_NAME, Rung
-from ladder.cli.views import QuietView
 from ladder.launch.base import Launcher
 from ladder.machine.machine import Machine
 from ladder.runs.history import History
@@ -31,7 +30,7 @@ def tune_over(
     micro_batches: tuple[int, ...] = (1, 2, 4),
     **options: Any,
 ) -> TuneResult:
-    """Tune with a history in `folder`, unwatched unless a `view` is among the tuner's `options`."""
+    """Tune with a history in `folder`, unwatched unless `tell` is among the tuner's `options`."""
     space, unsupported = space_on(workload, machine, rungs, micro_batches)
     with History(folder, "abc", {}) as history:
         return Tuner(
@@ -41,5 +40,5 @@ def tune_over(
             unsupported=unsupported,
             history=history,
             launcher=launcher,
-            **{"view": QuietView()} | options,
+            **options,
         ).tune(strategy)

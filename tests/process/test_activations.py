@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
-import transformers
 from helpers import make_candidate
+from helpers.saved_bytes import FAMILIES, SEQ_LEN, block_of
 
 from ladder.backends.activations import activations_of
-from ladder.workload.shapes import shape_from_config
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.workload import Workload
 
-SEQ_LEN = 256
-SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128}
-LLAMA_LIKE = SMALL | {"intermediate_size": 1024, "num_key_value_heads": 4, "head_dim": 64}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": SMALL | {"intermediate_size": 1024},
-    "qwen3": LLAMA_LIKE,
-    "qwen3, wide heads": {key: value for key, value in LLAMA_LIKE.items() if key != "head_dim"},
-    "opt": SMALL | {"ffn_dim": 1024, "word_embed_proj_dim": 256, "max_position_embeddings": 256},
-    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 128},
-    "gpt_neox": SMALL | {"intermediate_size": 1024},
-    "gemma": LLAMA_LIKE,
-    "mixtral": LLAMA_LIKE | {"num_local_experts": 8, "num_experts_per_tok": 2},
-}
 FEWER = {"mixtral": 0.12, "gemma": 0.08}
 """The share that the formula leaves out: what routes tokens to experts, Gemma's weights as 1 + w."""
 MORE = {"opt": 0.06}
 """And what it adds: the masks of dropout, which is off here, where they are as large as what they mask."""
 
 
-def saved_bytes(shape: ModelShape) -> int:
-    """Of the tensors that a forward pass in training saves, whatever shares memory counted once, less the weights."""
-    fields = {key: value for key, value in shape.config.items() if key != "model_type"}
-    config = transformers.AutoConfig.for_model(shape.model_type, **fields)
-    for name in ("dropout", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"):
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
-    config.use_cache = False
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor  # which holds on to it, so that no address comes twice
-        return tensor
-
-    tokens = torch.randint(4, shape.vocab_size, (1, SEQ_LEN))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(input_ids=tokens, labels=tokens).loss
-    assert loss.isfinite()
-    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_block_keeps_what_the_formula_says(family: str) -> None:
-    config = {"model_type": family.split(",")[0], **FAMILIES[family]}
-    shape = shape_from_config(config, name=family, source="file")
-    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
-    fewer = shape_from_config({**config, layers: 2}, name=family, source="file")
-    saved = (saved_bytes(shape) - saved_bytes(fewer)) / 2
+    shape, saved = block_of(family)
     workload = Workload(model=shape, task="causal-lm", seq_len=SEQ_LEN, global_batch_size=2)
     candidate = replace(make_candidate("zero1", checkpointing=False), accumulation=1)
     predicted = activations_of(workload, candidate).kept / 4

@@ -9,11 +9,11 @@ from helpers import TINY_CONFIG, Bench, make_candidate
 from helpers.tunes import tune_over
 
 from ladder.candidates import RUNGS_BY_NAME
-from ladder.cli.views import QuietView
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space
+from ladder.tuning.tune_events import TrialBegins, TuneEvent
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Workload
 
@@ -21,14 +21,15 @@ DEEP = TINY_CONFIG | {"num_hidden_layers": 24}
 CANDIDATE = make_candidate("zero2", micro_batch=1, accumulation=2)
 
 
-class Specs(QuietView):
+class Specs:
     """Keeps what the ranks were asked for."""
 
     def __init__(self) -> None:
         self.seen: list[TrialSpec] = []
 
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        self.seen.append(spec)
+    def __call__(self, event: TuneEvent) -> None:
+        if isinstance(event, TrialBegins):
+            self.seen.append(event.spec)
 
 
 def probe_then_measure(space: Space, records: Sequence[Record]) -> Measure | Stop:
@@ -43,7 +44,7 @@ def test_a_probe_runs_few_layers_takes_less_time_and_is_not_the_answer(
     workload = Workload(
         model=shape_from_config(DEEP, name="deep", source="file"), task="causal-lm", seq_len=64, global_batch_size=4
     )
-    bench, view = local_bench(), Specs()
+    bench, specs = local_bench(), Specs()
     try:
         result = tune_over(
             bench.launcher,
@@ -52,14 +53,14 @@ def test_a_probe_runs_few_layers_takes_less_time_and_is_not_the_answer(
             strategy=probe_then_measure,
             rungs=[RUNGS_BY_NAME["zero2"]],
             micro_batches=(1,),
-            view=view,
+            tell=specs,
             steps=StepPolicy(maximum=5, seconds=1.0),
         )
     finally:
         bench.launcher.close()
     probe, whole, proof = result.records
     assert [record.purpose for record in result.records] == ["probe", "measure", "proof"]
-    assert [spec.model_config_json["num_hidden_layers"] for spec in view.seen] == [4, 24, 24]
+    assert [spec.model_config_json["num_hidden_layers"] for spec in specs.seen] == [4, 24, 24]
     assert probe.measurement is not None
     assert whole.measurement is not None
     assert probe.measurement.boundary_seconds < whole.measurement.boundary_seconds

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from helpers import Bench, bundled_workload, tiny_trial
 
-from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command
 from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import detect_machine
 from ladder.tuning.preparation import with_operators
+from ladder.tuning.tune_events import ignore
 
 COMMAND = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--rung", "zero3"]
@@ -103,7 +103,7 @@ def test_where_no_operator_can_be_kept_no_compiler_is_asked_for(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/none")
     machine = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
     with pytest.raises(EnvironmentFaultError, match="set TORCH_EXTENSIONS_DIR to a folder that can be written"):
-        with_operators(machine, [], bundled_workload(), trial_environment, QuietView())
+        with_operators(machine, [], bundled_workload(), trial_environment, ignore)
 
 
 def test_where_no_temporary_file_can_be_made_the_sentence_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:

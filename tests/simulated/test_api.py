@@ -10,18 +10,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ladder
-from ladder.cli.views import QuietView
 from ladder.errors import NothingFitsError, UsageError
-from ladder.events.protocol import TrialSpec
-from ladder.tuning.options import TuneOptions, checked_values
+from ladder.tuning.declaring import checked_values, declared
+from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import TrialBegins, TuneEvent
 
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
 
@@ -120,19 +119,19 @@ def test_an_option_that_cannot_be_is_a_usage_error(options: dict[str, Any], word
 
 
 def test_every_option_of_a_tune_is_checked() -> None:
-    for field in fields(TuneOptions):
+    for name in declared(TuneOptions):
         with pytest.raises(UsageError):
-            checked_values({field.name: object()})
+            checked_values(TuneOptions, {name: object()})
 
 
 def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
     with pytest.raises(UsageError, match="--gradient-clipping: inf will not do"):
-        run_tune(TuneOptions(model="llama-2-7b", gradient_clipping=float("inf")), QuietView())
+        run_tune(TuneOptions(model="llama-2-7b", gradient_clipping=float("inf")))
 
 
 def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
     given = {"rungs": "zero2", "micro_batches": 4, "allow": "bf16-states", "output": "best.json", "host_memory": "1GiB"}
-    assert checked_values({**given, "model": Path("a"), "gpus": None}) == {
+    assert checked_values(TuneOptions, {**given, "model": Path("a"), "gpus": None}) == {
         "rungs": ("zero2",),
         "micro_batches": (4,),
         "allow": ("bf16-states",),
@@ -147,7 +146,7 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
     ("options", "words"),
     [
         ({"gpus": -4}, "--gpus: -4 will not do"),
-        ({"gpus": 0}, "--gpus 0 cannot be planned for; give 1 to 1024"),
+        ({"gpus": 0}, "--gpus: 0 will not do; give a whole number from 1 to 1024"),
         ({"seq_len": -3}, "--seq-len: -3 will not do"),
         ({"dtype": "fp32"}, "--dtype: 'fp32' is unknown"),
         ({"host_memory": 0}, "--host-memory: 0 will not do"),
@@ -182,15 +181,17 @@ def test_a_tune_runs_off_the_main_thread(tmp_path: Path) -> None:
     assert results[0].best.candidate.engine.rung.name == "zero3"
 
 
-class Pressing(QuietView):
+class Pressing:
     """Watches a tune, and presses Ctrl-C when its second trial begins."""
 
     def __init__(self, times: int) -> None:
         self.times = times
         self.trials: list[str] = []
 
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        self.trials.append(spec.trial)
+    def __call__(self, event: TuneEvent) -> None:
+        if not isinstance(event, TrialBegins):
+            return
+        self.trials.append(event.spec.trial)
         if len(self.trials) == 2:
             for _ in range(self.times):
                 os.kill(os.getpid(), signal.SIGINT)

@@ -12,15 +12,25 @@ from helpers import tiny_trial
 from helpers.searches import fitting, make_space
 from rich.console import Console
 
-from ladder.cli.live import LiveView
-from ladder.cli.progress import Progress
-from ladder.cli.views import watching
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.search import belief
 from ladder.search.speed import calibrate_speed as calibrate
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import (
+    Note,
+    RankReported,
+    SearchBegins,
+    Subscriber,
+    TrialBegins,
+    TrialEnds,
+    TuneEvent,
+    each_of,
+)
+from ladder.tuning.watch import watching
+from ladder.tuning.watch.live import LiveView
+from ladder.tuning.watch.progress import Progress
 from ladder.units import GIB
 
 WIDTHS = (40, 80, 120)
@@ -41,49 +51,25 @@ class Camera(LiveView):
         self.pictures.append(capture.get())
         return self.pictures[-1]
 
-    def searching(self, *told: Any) -> None:
-        super().searching(*told)
-        self.shoot()
-
-    def trial_begins(self, *told: Any) -> None:
-        super().trial_begins(*told)
-        self.shoot()
-
-    def event(self, *told: Any) -> None:
-        super().event(*told)
-        self._num_events += 1
-        if self._num_events % 6 == 0:
+    def __call__(self, event: TuneEvent) -> None:
+        super().__call__(event)
+        self._num_events += isinstance(event, RankReported)
+        if isinstance(event, SearchBegins | TrialBegins | TrialEnds) or (
+            isinstance(event, RankReported) and self._num_events % 6 == 0
+        ):
             self.shoot()
 
-    def trial_ends(self, *told: Any) -> None:
-        super().trial_ends(*told)
-        self.shoot()
 
-
-class Crew:
-    """Cameras that film the same tune."""
-
-    def __init__(self, *cameras: Camera) -> None:
-        self._cameras = cameras
-
-    def __getattr__(self, name: str) -> Any:
-        def tell(*told: Any) -> None:
-            for camera in self._cameras:
-                getattr(camera, name)(*told)
-
-        return tell
-
-
-def tune(view: Any, folder: Path) -> None:
+def tune(tell: Subscriber, folder: Path) -> None:
     options: dict[str, Any] = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
-    run_tune(TuneOptions(**options, run_dir=folder / "run", output=folder / "best_config.json"), view)
+    run_tune(TuneOptions(**options, run_dir=folder / "run", output=folder / "best_config.json"), tell)
 
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Camera]:
     """One tune on terminals of several sizes, by their width and height."""
     films = {(width, 60): Camera(width) for width in WIDTHS} | {(100, 20): Camera(100, height=20)}
-    tune(Crew(*films.values()), tmp_path_factory.mktemp("film"))
+    tune(each_of(*films.values()), tmp_path_factory.mktemp("film"))
     return films
 
 
@@ -134,7 +120,7 @@ def test_the_memory_bar_is_as_long_as_the_fullest_gpu_is_full(films: dict[tuple[
 def test_what_a_trial_says_cannot_paint_the_terminal() -> None:
     camera = Camera(80)
     with camera.paper.capture() as capture:
-        camera.note("model \x1b[31mred\x1b[0m\x07 [bold]name[/bold]")
+        camera(Note("model \x1b[31mred\x1b[0m\x07 [bold]name[/bold]"))
     assert "\x1b" not in capture.get()
     assert "\x07" not in capture.get()
     assert "[bold]name[/bold]" in capture.get()
@@ -149,8 +135,6 @@ def test_the_rest_shrinks_to_nothing_as_the_tune_ends(tmp_path: Path) -> None:
             assert self.rest is not None
             assert 0 <= self.rest.least <= self.rest.most
             seen.append(self.rest.most)
-
-        def note(self, text: str) -> None: ...
 
     tune(Watch(), tmp_path)
     assert len(seen) > 3
@@ -179,17 +163,17 @@ def measured(spec: TrialSpec, peak_device: int) -> MeasuredEvent:
 
 def watch_a_trial(progress: Progress, spec: TrialSpec, peak_device: int, seconds: float) -> None:
     """All that a view is told of a trial which measures its candidate on every rank; the tune keeps no record of it."""
-    progress.trial_begins(spec, "to be seen")
+    progress(TrialBegins(spec, "to be seen"))
     for rank in range(spec.world_size):
-        progress.event(rank, measured(spec, peak_device))
-    progress.trial_ends(TrialRun(spec=spec, events=[], started=seconds), [])
+        progress(RankReported(rank, measured(spec, peak_device)))
+    progress(TrialEnds(TrialRun(spec=spec, events=[], started=seconds), []))
 
 
 @pytest.fixture
 def progress() -> Progress:
     """Of a tune on two GPUs that has not begun any trial."""
     progress = Progress()
-    progress.searching(make_space("zero1", "zero2", world_size=2, probe_layers=4), {}, ())
+    progress(SearchBegins(make_space("zero1", "zero2", world_size=2, probe_layers=4), {}, ()))
     return progress
 
 
@@ -202,15 +186,15 @@ def test_what_a_shallow_model_takes_is_not_shown_as_the_candidate_s(
     shallow = whole.model_copy(update={kind: True})
     watch_a_trial(progress, shallow, GIB, 5.0)
     assert progress.peaks == {whole.candidates[0].key: (30 * GIB, 30 * GIB)}
-    progress.trial_begins(shallow, "to be seen")
-    progress.event(0, measured(shallow, GIB))
+    progress(TrialBegins(shallow, "to be seen"))
+    progress(RankReported(0, measured(shallow, GIB)))
     assert progress.best is None
 
 
 def test_how_long_losses_take_to_compare_says_nothing_of_the_pace_of_trials(progress: Progress, tmp_path: Path) -> None:
     before = progress.rest
     spec = tiny_trial(tmp_path, 1, parity=True)
-    progress.trial_begins(spec, "to be seen")
+    progress(TrialBegins(spec, "to be seen"))
     assert progress.trial is not None
     assert progress.trial.expected is None
     watch_a_trial(progress, spec, GIB, 5000.0)
@@ -225,11 +209,11 @@ def test_from_one_trial_to_the_next_the_view_fits_the_history_once(
     space, spec, fits = progress.space, tiny_trial(tmp_path, 1), []
     assert space is not None
     monkeypatch.setattr(belief, "calibrate_speed", lambda *told, **more: fits.append(told) or calibrate(*told, **more))
-    progress.trial_begins(spec, "to be seen")
+    progress(TrialBegins(spec, "to be seen"))
     fits.clear()
     records = [fitting(space, candidate) for candidate in space.of_engine(space.engines[0])[:2]]
-    progress.trial_ends(TrialRun(spec=spec, events=[]), records)
-    progress.trial_begins(spec, "to be seen")
+    progress(TrialEnds(TrialRun(spec=spec, events=[]), records))
+    progress(TrialBegins(spec, "to be seen"))
     assert len(fits) == 1
 
 
@@ -255,7 +239,7 @@ def test_a_tune_that_goes_on_says_how_much_is_measured_already(
 
 
 def test_bars_are_full_at_the_limit_and_above_it() -> None:
-    from ladder.cli.bars import bar, columns
+    from ladder.tuning.watch.bars import bar, columns
 
     assert bar(1.0, 4).plain == bar(3.0, 4).plain == "████"
     assert bar(0.0, 4).plain == "░░░░"

@@ -208,15 +208,6 @@ def test_only_the_fullest_rank_is_to_blame():
     assert [event.consequence for event in failures] == [False, True, True, True]
 
 
-class Silent:
-    """A view that shows nothing."""
-
-    def note(self, text: str) -> None: ...
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None: ...
-    def event(self, rank: int, event: Event) -> None: ...
-    def trial_ends(self, run: TrialRun, records: object) -> None: ...
-
-
 @pytest.mark.parametrize("world_size", [1, 8, 1024])
 def test_a_whole_tune_finds_and_proves_an_answer(tmp_path: Path, world_size: int):
     machine = A100.machine(world_size)
@@ -231,7 +222,6 @@ def test_a_whole_tune_finds_and_proves_an_answer(tmp_path: Path, world_size: int
             unsupported=unsupported,
             history=history,
             launcher=SimulatedLauncher(A100),
-            view=Silent(),
         ).tune(STRATEGIES["auto"])
     assert result.answer is not None
     assert result.answer.purpose == "proof"

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import ladder
 from ladder.candidates import RUNGS
 from ladder.cli.main import app
-from ladder.cli.views import QuietView
 from ladder.emit import best_config, load_best_config
 from ladder.emit.exporters.registry import exported
 from ladder.errors import UsageError
@@ -32,7 +31,13 @@ def test_an_answer_with_states_in_bf16_says_so_in_a_warning_and_they_are_never_t
         folder = tmp_path / name
         folder.mkdir()
         return ladder.tune(
-            "llama-3.2-1b", gpu_memory="18GiB", run_dir=folder, output=folder / "best.json", **options, **PAPER
+            "llama-3.2-1b",
+            gpu_memory="22GiB",
+            global_batch_size=8,
+            run_dir=folder,
+            output=folder / "best.json",
+            **options,
+            **PAPER,
         )
 
     usual, allowed = tuned("usual"), tuned("allowed", allow=["bf16-states"])
@@ -55,7 +60,7 @@ def test_documented_leaves_the_ladder_as_it_is_written_down(tmp_path: Path) -> N
 
 
 def test_a_tune_for_a_small_card_finds_liger_and_says_how_to_switch_it_on(tmp_path: Path) -> None:
-    options = PAPER | {"gpu_memory": "24GiB", "seq_len": 2048, "global_batch_size": 64}
+    options = PAPER | {"gpu_memory": "16GiB", "seq_len": 2048, "global_batch_size": 64}
     speeds = {}
     for liger in (False, True):
         folder = tmp_path / str(liger)
@@ -78,6 +83,7 @@ def test_an_answer_with_moments_in_8_bits_says_so_and_wins_where_the_usual_ones_
     tuned = ladder.tune(
         "llama-3.2-1b",
         gpu_memory="22GiB",
+        global_batch_size=8,
         allow=["adam-8bit"],
         run_dir=tmp_path,
         output=tmp_path / "best.json",
@@ -96,11 +102,11 @@ def tuned_for_sequences(tmp_path: Path, **options: Any) -> TuneOutput:
         "seq_len": 131072,
         "global_batch_size": 16,
         "gpu_memory": 24 * GIB,
-        "liger": True,
+        "switches": {"liger": True},
         "run_dir": tmp_path / "run",
         "output": tmp_path / "best_config.json",
     }
-    return run_tune(TuneOptions(**settings | options), QuietView(), lambda: False)
+    return run_tune(TuneOptions(**settings | options))
 
 
 def test_a_long_sequence_that_fits_no_gpu_is_shared_by_all_and_the_answer_s_environment_says_so(tmp_path: Path) -> None:

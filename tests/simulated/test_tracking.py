@@ -18,11 +18,11 @@ import pytest
 
 from ladder import api
 from ladder.cli.main import main
-from ladder.cli.views import QuietView
 from ladder.machine.lease import InterruptedWaitError
 from ladder.tuning import trackers as tracking
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.tune_events import Note, Subscriber, TuneEvent, ignore
 
 TUNE = ["tune", "llama-3.2-1b", "--launcher", "simulated", "--machine", "a100-40", "--gpus", "1"]
 
@@ -34,7 +34,7 @@ class Notebook:
         self.rows: list[Mapping[str, Any]] = []
         self.said: Mapping[str, Any] = {}
         self.patience = patience
-        self.closed: tracking.Ending | None = None
+        self.closed: tracking.HowItEnded | None = None
 
     def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
         if len(self.rows) >= self.patience:
@@ -44,19 +44,11 @@ class Notebook:
     def answer(self, figures: Mapping[str, Any]) -> None:
         self.said = figures
 
-    def close(self, ending: tracking.Ending) -> None:
+    def close(self, ending: tracking.HowItEnded) -> None:
         self.closed = ending
 
 
-class Notes(QuietView):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def tune(tracker: Notebook, folder: Path, view: QuietView) -> TuneOutput:
+def tune(tracker: Notebook, folder: Path, tell: Subscriber = ignore) -> TuneOutput:
     options = TuneOptions(
         model="llama-3.2-1b",
         launcher="simulated",
@@ -66,14 +58,12 @@ def tune(tracker: Notebook, folder: Path, view: QuietView) -> TuneOutput:
         output=folder / "best_config.json",
     )
     tracked = tracking.Tracking(tracker, "notebook")
-    done = run_tune(options, tracked.before(view))
-    tracked.answer(done.answer, interrupted=done.result.cancelled)
-    return done
+    return run_tune(options, tracked.beside(tell))
 
 
 def test_a_tracker_is_told_the_figures_of_trials_csv_and_the_answer(tmp_path: Path) -> None:
     notebook = Notebook()
-    done = tune(notebook, tmp_path, QuietView())
+    done = tune(notebook, tmp_path)
     table = pd.read_csv(tmp_path / "run" / "trials.csv").dropna(subset="trial").set_index("rung")
     measured = [row for row in notebook.rows if row["purpose"] == "measure"]
     assert len(measured) >= len(table) > 5
@@ -90,16 +80,16 @@ def test_a_tracker_is_told_the_figures_of_trials_csv_and_the_answer(tmp_path: Pa
 
 def test_a_tune_that_goes_on_logs_what_was_measured_before(tmp_path: Path) -> None:
     first, second = Notebook(), Notebook()
-    tune(first, tmp_path, QuietView())
-    tune(second, tmp_path, QuietView())
+    tune(first, tmp_path)
+    tune(second, tmp_path)
     assert [row["candidate"] for row in second.rows] == [row["candidate"] for row in first.rows]
 
 
 def test_a_tracker_that_fails_is_left_alone_and_the_tune_goes_on(tmp_path: Path) -> None:
-    notebook, view = Notebook(patience=2), Notes()
-    assert tune(notebook, tmp_path, view).answer is not None
+    notebook, told = Notebook(patience=2), list[TuneEvent]()
+    assert tune(notebook, tmp_path, told.append).answer is not None
     assert len(notebook.rows) == 2
-    warnings = [note for note in view.notes if note.startswith("Warning")]
+    warnings = [event.text for event in told if isinstance(event, Note) and event.text.startswith("Warning")]
     assert warnings == [r"Warning: nothing more is logged to notebook: the server\nis gone"]
 
 
@@ -168,7 +158,7 @@ class _MlflowClient:
 @pytest.mark.parametrize(
     ("ending", "status"), [("succeeded", "FINISHED"), ("failed", "FAILED"), ("interrupted", "KILLED")]
 )
-def test_mlflow_tells_an_interrupted_tune_from_one_that_ended(ending: tracking.Ending, status: str) -> None:
+def test_mlflow_tells_an_interrupted_tune_from_one_that_ended(ending: tracking.HowItEnded, status: str) -> None:
     client = _MlflowClient()
     client.statuses = []
     library = SimpleNamespace(MlflowClient=lambda: client, entities=SimpleNamespace())

@@ -19,9 +19,12 @@ from ladder.errors import (
     NothingFitsError,
     UsageError,
 )
+from ladder.tuning.declaring import declared
+from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
 
 ROOT = Path(__file__).parents[2]
 HELP = re.compile(r'help="([^"]*)"')
+OPTIONS = [each for options in (TuneOptions, PlanOptions, VerifyOptions) for each in declared(options).values()]
 COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema")
 
 
@@ -70,9 +73,9 @@ def test_a_command_that_is_not_understood_is_a_usage_error_in_one_sentence(
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1.5m", 90), ("0.5h", 1800)])
 def test_a_duration_is_read_with_its_unit(text: str, seconds: float) -> None:
-    from ladder.cli.tune import _duration
+    from ladder.tuning.option_kinds import duration
 
-    assert _duration(text) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,8 @@ def test_every_square_bracket_of_the_sources_is_in_the_help(
     printed = capsys.readouterr().out
     texts = [text for path in (ROOT / "ladder" / "cli").glob("*.py") for text in HELP.findall(path.read_text())]
     written = [part for text in texts for part in re.findall(r"\[[^\]]+\]", text)]
-    assert len([part for part in written if part.startswith("[default: ")]) >= 7
+    written += [f"[default: {each.option.unset}]" for each in OPTIONS if each.option.unset]
+    assert len([part for part in written if part.startswith("[default: ")]) >= 10
     assert [part for part in written if part not in printed] == []
     assert "pip install wandb" in printed
 

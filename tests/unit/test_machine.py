@@ -14,13 +14,13 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
-from ladder.cli.views import QuietView
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
 from ladder.machine.gpus import Gpu, allocator_settings, may_register
 from ladder.machine.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
 from ladder.tuning import preparation
+from ladder.tuning.tune_events import ignore
 from ladder.units import GIB
 
 GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
@@ -329,6 +329,6 @@ def test_a_build_that_the_user_ended_says_nothing_of_its_operator(
 ) -> None:
     monkeypatch.setattr(preparation, "build_operators", lambda names, *_: dict.fromkeys(names, "its build was ended"))
     rungs, workload = [RUNGS_BY_NAME["zero2+opt-cpu"]], bundled_workload("tiny-llama")
-    machine, built = preparation.with_operators(a_machine(), rungs, workload, {}, QuietView(), lambda: cancelled)
+    machine, built = preparation.with_operators(a_machine(), rungs, workload, {}, ignore, lambda: cancelled)
     assert ("zero2+opt-cpu" in machine.unsupported) is not cancelled
     assert built == []

@@ -14,7 +14,6 @@ from helpers.tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.cli.main import main
-from ladder.cli.views import QuietView
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import Outcome, Record
 from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
@@ -30,6 +29,7 @@ from ladder.techniques.bf16_states import BF16_STATES
 from ladder.tuning.answering import require_answer
 from ladder.tuning.parity import compare
 from ladder.tuning.problem import micro_batches_of, run_fingerprint
+from ladder.tuning.tune_events import Note, TuneEvent
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 
@@ -357,7 +357,6 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
             unsupported={},
             history=history,
             launcher=launcher,
-            view=QuietView(),
             parity=True,
         )
         result = tuner.tune(exhaustive)
@@ -414,9 +413,10 @@ def one_by_one(space: Space, records: Sequence[Record]) -> Measure:
 
 def test_a_budget_below_one_trial_is_warned_of_and_ends_with_what_to_do(tmp_path: Path) -> None:
     launcher = Slow(lambda spec, candidate: None)
-    notes: list[str] = []
-    result = tune(tmp_path / "run", launcher, time_budget=0.5, clock=launcher.now, view=Noting(notes))
+    told: list[TuneEvent] = []
+    result = tune(tmp_path / "run", launcher, time_budget=0.5, clock=launcher.now, tell=told.append)
     assert len(launcher.specs) == 1
+    notes = [event.text for event in told if isinstance(event, Note)]
     assert "time budget of 0.5 s is less than one trial is expected to take" in notes[0]
     with pytest.raises(UsageError, match="larger --time-budget"):
         require_answer(result)
@@ -440,13 +440,6 @@ def test_where_no_failure_was_for_memory_no_memory_is_recommended(
     with pytest.raises(error, match=words) as refusal:
         require_answer(result)
     assert "What would fit" not in str(refusal.value)
-
-
-class Noting(QuietView):
-    """A view that keeps what is said to the user."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self.note = notes.append  # type: ignore[assignment, method-assign]
 
 
 class Dying(Pretender):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from ladder.candidates import Rung
-from ladder.cli.live_parts import best_line, ladder_table, now_lines, time_line, unsupported_line
-from ladder.cli.progress import Progress
-from ladder.events.outcome import Record
-from ladder.events.protocol import Event, TrialSpec
-from ladder.events.trial_run import TrialRun
-from ladder.search.space import Space
 from ladder.text import shown
+from ladder.tuning.tune_events import Note, TrialEnds, TuneEvent
+from ladder.tuning.watch.live_parts import best_line, ladder_table, now_lines, time_line, unsupported_line
+from ladder.tuning.watch.progress import Progress
 
 _REFRESHES_PER_SECOND = 4
 _LINES_AROUND_THE_TABLE = 9
@@ -45,27 +40,20 @@ class LiveView:
     ) -> None:
         self._live.stop()
 
-    def note(self, text: str) -> None:
+    def __call__(self, event: TuneEvent) -> None:
+        """Take what the tune tells; it is drawn with the next picture."""
+        with self._lock:
+            self._progress(event)
+        if isinstance(event, Note):
+            self._print(event.text)
+        elif isinstance(event, TrialEnds):
+            for record in event.records:
+                for warning in record.warnings:
+                    self._print(f"{record.candidate_key}: {warning}")
+
+    def _print(self, text: str) -> None:
+        """Above the picture, where it stays."""
         self._console.print(Text(shown(text)))
-
-    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
-        with self._lock:
-            self._progress.searching(space, unsupported, records)
-
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        with self._lock:
-            self._progress.trial_begins(spec, reason)
-
-    def event(self, rank: int, event: Event) -> None:
-        with self._lock:
-            self._progress.event(rank, event)
-
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
-        with self._lock:
-            self._progress.trial_ends(run, records)
-        for record in records:
-            for warning in record.warnings:
-                self.note(f"{record.candidate_key}: {warning}")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with self._lock:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from ladder.cli.bars import bar, columns
-from ladder.cli.plain import engine_of
-from ladder.cli.progress import CurrentTrial, Progress
 from ladder.events.outcome import Record
 from ladder.report.table import RUNG_CELLS
 from ladder.report.times import PHASES, clock
 from ladder.search.space import Space
 from ladder.text import shown
+from ladder.tuning.watch.bars import bar, columns
+from ladder.tuning.watch.plain import engine_of
+from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
 
 _NARROW = 72

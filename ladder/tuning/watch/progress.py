@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ladder.candidates import Rung
@@ -15,6 +15,7 @@ from ladder.report.rest import Rest, rest, trial_estimate
 from ladder.search.belief import Belief, believe
 from ladder.search.policy import answer
 from ladder.search.space import Space, fastest, measured
+from ladder.tuning.tune_events import RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEvent
 
 
 @dataclass
@@ -37,7 +38,7 @@ class CurrentTrial:
 
 
 class Progress:
-    """Takes what a tune says to its view. One thread writes; what another reads is replaced, never changed in place."""
+    """Takes what a tune tells. One thread writes; what another reads is replaced, never changed in place."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -54,18 +55,36 @@ class Progress:
         """What `records` say: fitting them takes most of what the view costs."""
         self._expected = self._taken = 0.0
 
-    def searching(self, space: Space, unsupported: Mapping[Rung, str], records: Sequence[Record]) -> None:
-        self.space, self.unsupported, self.records = space, unsupported, tuple(records)
-        self._estimate()
+    def __call__(self, event: TuneEvent) -> None:
+        """Take the next event of the tune."""
+        match event:
+            case SearchBegins():
+                self.space, self.unsupported, self.records = event.space, event.unsupported, tuple(event.records)
+                self._estimate()
+            case TrialBegins(spec=spec, reason=reason):
+                expected = trial_estimate(self._belief, spec) if self._belief is not None else None
+                self.trial = CurrentTrial(spec=spec, reason=reason, began=time.monotonic(), expected=expected)
+            case RankReported() if self.trial is not None:
+                self._hear(self.trial, event.rank, event.event)
+            case TrialEnds():
+                self._close(event)
 
-    def trial_begins(self, spec: TrialSpec, reason: str) -> None:
-        expected = trial_estimate(self._belief, spec) if self._belief is not None else None
-        self.trial = CurrentTrial(spec=spec, reason=reason, began=time.monotonic(), expected=expected)
+    def rows(self) -> dict[str, list[Record]]:
+        """What was measured, by engine, in the order of the ladder; an empty list for what was not tried yet."""
+        if self.space is None:
+            return {}
+        rows: dict[str, list[Record]] = {engine.key: [] for engine in self.space.engines}
+        for key, record in measured((*self.records, *self.fresh)).items():
+            if key in self.space.by_key:
+                rows.setdefault(self.space.by_key[key].engine.key, []).append(record)
+        return rows
 
-    def event(self, rank: int, event: Event) -> None:
-        trial = self.trial
-        if trial is None:
-            return
+    @property
+    def best(self) -> Record | None:
+        """The proven answer, else the fastest that fits so far."""
+        return answer(self.records) or fastest((*self.records, *self.fresh))
+
+    def _hear(self, trial: CurrentTrial, rank: int, event: Event) -> None:
         if isinstance(event, PhaseEvent):
             if event.candidate != trial.candidate:
                 trial.candidate, trial.num_steps, trial.step_seconds, trial.steps_by_rank = event.candidate, 0, None, {}
@@ -84,28 +103,13 @@ class Progress:
         elif isinstance(event, FailedEvent):
             trial.phase = event.outcome
 
-    def trial_ends(self, run: TrialRun, records: Sequence[Record]) -> None:
+    def _close(self, ended: TrialEnds) -> None:
         if self.trial is not None and self.trial.expected:
             self._expected += self.trial.expected
-            self._taken += sum(trial_seconds(run).values())
+            self._taken += sum(trial_seconds(ended.run).values())
         self.trial, self.fresh = None, ()
-        self.records = (*self.records, *records)
+        self.records = (*self.records, *ended.records)
         self._estimate()
-
-    def rows(self) -> dict[str, list[Record]]:
-        """What was measured, by engine, in the order of the ladder; an empty list for what was not tried yet."""
-        if self.space is None:
-            return {}
-        rows: dict[str, list[Record]] = {engine.key: [] for engine in self.space.engines}
-        for key, record in measured((*self.records, *self.fresh)).items():
-            if key in self.space.by_key:
-                rows.setdefault(self.space.by_key[key].engine.key, []).append(record)
-        return rows
-
-    @property
-    def best(self) -> Record | None:
-        """The proven answer, else the fastest that fits so far."""
-        return answer(self.records) or fastest((*self.records, *self.fresh))
 
     def _measured_so_far(self, trial: CurrentTrial) -> tuple[Record, ...]:
         if self.space is None:

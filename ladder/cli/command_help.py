@@ -1,0 +1,75 @@
+"""The help of a command: its options in panels, and every word of it whole at any width."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from typer.core import TyperCommand
+
+_NAMES_WIDTH = 30
+"""Columns for an option's names; longer ones have their help on the lines below."""
+
+
+class PanelledCommand(TyperCommand):
+    """A command whose help cuts nothing off, and in which `[default: 128]` stays as it is written.
+
+    typer's own takes square brackets for rich's markup, and cuts long names at 80 columns.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help on stdout."""
+        from rich.console import Console, Group  # here: only help needs it
+        from rich.padding import Padding
+        from rich.panel import Panel
+        from rich.text import Text
+
+        console = Console(highlight=False)
+        usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
+        console.print(Padding(Text.assemble(("Usage: ", "bold yellow"), (usage, "bold")), (1, 1)))
+        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
+            indent = len(paragraph) - len(paragraph.lstrip())
+            text = Text(" ".join(paragraph.split()))
+            console.print(Padding(text, (0, 0, 1, 1 + indent)))
+        for title, params in _panels(self.get_params(ctx)).items():
+            rows = [_row(*record) for each in params if (record := _record(each, ctx)) is not None]
+            console.print(Panel(Group(*rows), title=title, title_align="left", border_style="dim"))
+
+
+def _panels(params: list[Any]) -> dict[str, list[Any]]:
+    """The parameters by panel, in the order in which panels first occur, between arguments and options without one."""
+    panels: dict[str, list[Any]] = {"Arguments": []}
+    others: list[Any] = []
+    for each in params:
+        title = getattr(each, "rich_help_panel", None) or ("Arguments" if _is_argument(each) else None)
+        (panels.setdefault(title, []) if title else others).append(each)
+    return {title: found for title, found in {**panels, "Options": others}.items() if found}
+
+
+def _is_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument")
+
+
+def _record(param: Any, ctx: Any) -> tuple[str, str] | None:
+    """The names of a parameter, and what it does; None if it is hidden."""
+    record: tuple[str, str] | None = param.get_help_record(ctx)
+    if record is None or not _is_argument(param):
+        return record
+    return (param.metavar or param.name).upper(), record[1]
+
+
+def _row(names: str, text: str) -> Any:
+    """An option: its names, and beside or below them what it does."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    name, help_text = Text(names, "cyan"), Text(" ".join(text.split()))
+    if len(names) > _NAMES_WIDTH:
+        return Group(name, Padding(help_text, (0, 0, 0, _NAMES_WIDTH + 1)))
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_column(width=_NAMES_WIDTH)
+    row.add_column(ratio=1)
+    row.add_row(name, help_text)
+    return row

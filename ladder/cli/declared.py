@@ -1,0 +1,85 @@
+"""Declared options on the command line: a command takes dataclasses, and typer the parameters that follow from them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ladder.tuning.declaring import Declared, declared, gathered
+
+
+def takes(*dataclasses: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Makes a command of a function that takes one of each of `dataclasses`, whose options are then the command's.
+
+    What was typed is not checked beyond its type: `declaring.checked` does that, for Python callers too.
+    """
+    known = [declared(each) for each in dataclasses]
+
+    def command_of(function: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def command(**typed: Any) -> int:
+            return function(
+                *(
+                    gathered(each, {name: _value(option, typed[name]) for name, option in options.items()})
+                    for each, options in zip(dataclasses, known, strict=True)
+                )
+            )
+
+        parameters = [_parameter(option) for options in known for option in options.values()]
+        command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+        return command
+
+    return command_of
+
+
+def _value(option: Declared, typed: Any) -> Any:
+    return tuple(typed or ()) if option.several else typed
+
+
+def _parameter(option: Declared) -> inspect.Parameter:
+    """What typer has to know of `option`: a parameter with a type, a default and a note."""
+    kind = option.kind
+    typed = list[kind.typed] if option.several else kind.typed  # type: ignore[name-defined]
+    if option.several or option.may_be_none:
+        typed = typed | None
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.is_required else None if option.several else option.default,
+        annotation=Annotated[typed, _argument(option) if option.option.is_argument else _option(option)],
+    )
+
+
+def _argument(option: Declared) -> Any:
+    return typer.Argument(metavar=option.flag, help=option.option.help, rich_help_panel=option.option.panel)
+
+
+def _option(option: Declared) -> Any:
+    is_switch, kind = option.kind.typed is bool, option.kind
+    names = [f"{option.flag}/--no-{option.flag.removeprefix('--')}" if is_switch else option.flag]
+    names += [option.option.short] if option.option.short else []
+    unset = option.option.unset
+    return typer.Option(
+        *names,
+        metavar=None if is_switch else option.option.metavar or kind.metavar,
+        min=kind.least,
+        max=kind.most,
+        parser=_parser(kind.parse) if kind.parse is not None else None,
+        help=f"{option.option.help} [default: {unset}]" if unset else option.option.help,
+        show_default=not is_switch and not unset,
+        rich_help_panel=option.option.panel,
+    )
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read

@@ -1,0 +1,71 @@
+"""The reference of every command and option, as Markdown, from what the command line itself is made of."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ladder.cli.defaults import Parameter, arguments_of, commands_of, options_of, schema_of_value, takes_several
+
+_UNSET = re.compile(r"^(.*?)(?: \[default: (.*)\])?$", re.DOTALL)
+_TITLES = ("option", "values", "default", "meaning")
+
+
+def reference(app: typer.Typer) -> str:
+    """A section a command: what it does, and a table of its options for each panel of its help."""
+    sections = [
+        "# Commands and options\n\n"
+        "Every option can have a default of yours in `ladder.yaml`, under its command and without the dashes: "
+        "`tune: {gpus: 4, gpu-memory: 40GiB}`. Python callers of `ladder.tune`, `ladder.plan` and `ladder.verify` "
+        "write underscores for dashes, and times in seconds: "
+        '`ladder.tune("llama-2-7b", gpu_memory="40GiB", time_budget=900)`.'
+    ]
+    for name, callback in commands_of(app).items():
+        about = inspect.cleandoc(callback.__doc__ or "").partition("\n\nExamples:")[0]
+        sections.append(f"## ladder {name}\n\n{about}")
+        panels: dict[str, list[str]] = {}
+        for argument, parameter in arguments_of(app, name):
+            panels.setdefault(parameter.info.rich_help_panel or "Arguments", []).append(_row(argument, parameter))
+        for option, parameter in options_of(app, name):
+            panels.setdefault(parameter.info.rich_help_panel or "Options", []).append(_row(f"--{option}", parameter))
+        sections += [_table(title, rows) for title, rows in panels.items()]
+    return "\n\n".join(sections) + "\n"
+
+
+def _table(title: str, rows: list[str]) -> str:
+    head = f"| {' | '.join(_TITLES)} |\n|{' --- |' * len(_TITLES)}"
+    return "\n".join([f"### {title}\n", head, *rows])
+
+
+def _row(option: str, parameter: Parameter) -> str:
+    matched = _UNSET.match(parameter.info.help or "")
+    meaning, unset = matched.groups() if matched else ("", None)
+    default = unset or _shown(parameter.default)
+    is_renamed = takes_several(parameter) and option != "--" + parameter.name and option.startswith("--")
+    name = f"`{option}`" + (f", in Python `{parameter.name}`" if is_renamed else "")
+    cells = (name, ", ".join(_values(parameter)), default, meaning)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"`{default}`" if isinstance(default, str | int | float | Path) else ""
+
+
+def _values(parameter: Parameter) -> Iterator[str]:
+    """What it takes: names, or the placeholder and its bounds."""
+    schema = schema_of_value(parameter)
+    if "enum" in schema:
+        yield from (f"`{name}`" for name in schema["enum"])
+    elif schema["type"] == "boolean":
+        yield "a switch"
+    else:
+        yield f"`{parameter.info.metavar or 'TEXT'}`"
+        bounds = {"at least": schema.get("minimum"), "at most": schema.get("maximum")}
+        yield from (f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)

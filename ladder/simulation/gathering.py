@@ -1,0 +1,148 @@
+"""Which parameters stage 3 has gathered at each moment, by playing DeepSpeed's coordinator through one micro-step.
+
+The rules are those of DeepSpeed 0.19.8 (runtime/zero/partitioned_param_coordinator.py): what a module needs is fetched,
+what comes next is prefetched while less than the cap is live, and what a module used is given back unless it is used
+again within the reuse distance or was prefetched for a later use already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ladder.simulation.plan import Plan
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One module with a matrix: in forward, in a forward pass run again, or in backward."""
+
+    segment: int
+    """Which stretch of the micro-step it belongs to; see `segments_of`."""
+    parameter: tuple[int, int]
+    """Layer and place in it; the tables of embeddings and head are -1 and -2."""
+    elements: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Parameters gathered at once."""
+
+    issued: int
+    """The segment in which it begins."""
+    needed: int
+    """The first segment that waits for it."""
+    elements: int
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """A micro-step's gatherings."""
+
+    live: tuple[int, ...]
+    """By segment: the most elements that were gathered at once, those on their way included."""
+    fetches: tuple[Fetch, ...]
+
+
+def num_segments(num_layers: int) -> int:
+    """Embeddings; layers forward; head, loss and their backward; layers backward; embeddings backward."""
+    return 2 * num_layers + 3
+
+
+def gathering_of(plan: Plan) -> Gathering:
+    """For stage 3; nothing is gathered elsewhere, nor where a rank has all of each parameter on its GPU."""
+    segments = num_segments(plan.workload.model.num_layers)
+    if plan.stage < 3 or (plan.ranks == 1 and plan.parameter_device == "none"):
+        return Gathering((0,) * segments, ())
+    return _Coordinator(plan, _visits(plan), segments).play()
+
+
+def _visits(plan: Plan) -> list[Visit]:
+    """The trace of a micro-step; what persists on every rank is not in it."""
+    least, layers = plan.knobs["stage3_param_persistence_threshold"], plan.workload.model.num_layers
+    own = [(place, each.elements) for place, each in enumerate(plan.network.block) if each.elements > least]
+    table, head = Visit(0, (-1, 0), plan.network.table), Visit(layers + 1, (-2, 0), plan.network.head)
+    if plan.workload.model.tied:
+        head = Visit(layers + 1, (-1, 0), plan.network.table)
+
+    def pass_of(layer: int, segment: int, *, backward: bool) -> list[Visit]:
+        visits = [Visit(segment, (layer, place), elements) for place, elements in own]
+        return visits[::-1] if backward else visits
+
+    visits = [table]
+    for layer in range(layers):
+        visits += pass_of(layer, 1 + layer, backward=False)
+    visits += [head, head]
+    for layer in reversed(range(layers)):
+        segment = 2 * layers + 1 - layer
+        if plan.recomputes(layer):
+            visits += pass_of(layer, segment, backward=False)
+        visits += pass_of(layer, segment, backward=True)
+    return [*visits, Visit(2 * layers + 2, table.parameter, table.elements)]
+
+
+class _Coordinator:
+    """DeepSpeed's, with the trace complete: from the second micro-step on."""
+
+    def __init__(self, plan: Plan, visits: list[Visit], segments: int) -> None:
+        self._visits, self._segments = visits, segments
+        self._ahead = int(plan.knobs["stage3_prefetch_bucket_size"])
+        self._cap = int(plan.knobs["stage3_max_live_parameters"])
+        self._reuse = int(plan.knobs["stage3_max_reuse_distance"])
+        self._next_use = _next_uses(visits)
+        self._before = [0]
+        for visit in visits:
+            self._before.append(self._before[-1] + visit.elements)
+        self._available: dict[tuple[int, int], int] = {}
+        self._fetched_for: dict[tuple[int, int], int] = {}
+        self._live = 0
+
+    def play(self) -> Gathering:
+        most, fetches = [0] * self._segments, list[Fetch]()
+        queue = deque(range(len(self._visits)))
+        for step, visit in enumerate(self._visits):
+            if visit.parameter not in self._available:
+                self._take(visit)
+                fetches.append(Fetch(visit.segment, visit.segment, visit.elements))
+            while queue and queue[0] <= step:
+                queue.popleft()
+            ahead = self._prefetch(step, queue)
+            if ahead is not None:
+                fetches.append(ahead)
+            # What is on its way arrives in one piece and is copied to its place.
+            most[visit.segment] = max(most[visit.segment], self._live + (ahead.elements if ahead else 0))
+            self._release(step, visit)
+        return Gathering(tuple(most), tuple(fetches))
+
+    def _take(self, visit: Visit) -> None:
+        self._available[visit.parameter] = visit.elements
+        self._live += visit.elements
+
+    def _prefetch(self, step: int, queue: deque[int]) -> Fetch | None:
+        room, number, needed = min(self._cap - self._live, self._ahead), 0, -1
+        while queue and number < room:
+            later = queue.popleft()
+            visit = self._visits[later]
+            self._fetched_for[visit.parameter] = later
+            if visit.parameter not in self._available:
+                self._take(visit)
+                number += visit.elements
+                needed = visit.segment if needed < 0 else needed
+        return Fetch(self._visits[step].segment, needed, number) if number else None
+
+    def _release(self, step: int, visit: Visit) -> None:
+        if self._fetched_for.get(visit.parameter, -1) > step:
+            return
+        again = self._next_use[step]
+        if again is not None and self._before[again] - self._before[step + 1] < self._reuse:
+            return
+        self._live -= self._available.pop(visit.parameter, 0)
+
+
+def _next_uses(visits: list[Visit]) -> list[int | None]:
+    latest: dict[tuple[int, int], int] = {}
+    following: list[int | None] = [None] * len(visits)
+    for step in reversed(range(len(visits))):
+        following[step] = latest.get(visits[step].parameter)
+        latest[visits[step].parameter] = step
+    return following

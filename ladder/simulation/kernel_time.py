@@ -1,0 +1,115 @@
+"""Seconds of a GPU's kernels: each product and each element-wise kernel under the roofline of one machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ladder.simulation.operations import Operation
+from ladder.simulation.plan import Plan
+
+_TILE = (128, 256)
+"""Rows and columns of a product that one multiprocessor computes at a time (CUTLASS on Ampere and Hopper)."""
+_ATTENTION = 0.5
+"""Of the rate of products, what attention reaches (FlashAttention-2 reports 50 to 70 %, in backward less)."""
+_ATTENTION_BACKWARD = 2.5
+"""Products of attention's backward over those of its forward: five over two (Dao 2023)."""
+_BACKWARD_TRAFFIC, _BACKWARD_KERNELS = 2.0, 2.0
+"""An element-wise kernel's backward reads the incoming gradient and what was saved: about twice (chosen)."""
+_LOGITS_FORWARD, _LOGITS_BACKWARD, _LOGITS_CHUNKED = 6 + 12 + 4, 4 + 4 + 12 + 6, 10
+"""Bytes read and written for a logit: cast, log-softmax in two passes, the pick; zeros and pick, log-softmax's
+backward, cast. In chunks: written once, then read and overwritten by one kernel (the source of such a kernel)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """What one GPU of a machine does a second, all included."""
+
+    flops: float
+    """Operations of a large product."""
+    memory: float
+    """Bytes of an element-wise kernel."""
+    processors: int
+    """Multiprocessors: a product takes a whole number of their waves."""
+    smallest: float = 4e-6
+    """Seconds of a kernel with next to nothing to do (measured by many: 2 to 5 microseconds)."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What a stretch of the micro-step asks of GPU and host."""
+
+    gpu: float
+    """Seconds."""
+    kernels: float
+    """Started by the host."""
+
+    def __add__(self, other: Stretch) -> Stretch:
+        return Stretch(self.gpu + other.gpu, self.kernels + other.kernels)
+
+
+class Kernels:
+    """Seconds on `chip` of the parts of a plan's model."""
+
+    def __init__(self, plan: Plan, chip: Chip) -> None:
+        self._plan, self._chip, self._tokens = plan, chip, plan.tokens
+        self._network, self._effects = plan.network, plan.effects
+
+    def block_forward(self) -> Stretch:
+        return self._sum([self._forward(each) for each in self._network.block])
+
+    def block_backward(self) -> Stretch:
+        return self._sum([self._backward(each) for each in self._network.block])
+
+    def ends(self) -> Stretch:
+        """Final norm, head and loss, forward and backward."""
+        model, tokens, norm = self._plan.workload.model, self._tokens, self._network.norm
+        products = 3 * self._product(tokens, model.hidden_size, model.vocab_size)
+        logits = _LOGITS_CHUNKED if self._effects.chunked_loss else _LOGITS_FORWARD + _LOGITS_BACKWARD
+        pieces = -(-model.vocab_size // model.hidden_size) if self._effects.chunked_loss else 1
+        if pieces > 1:  # each chunk sums its part of the head's gradient into the whole
+            products += pieces * 6.0 * model.vocab_size * model.hidden_size / self._chip.memory
+        seconds = products + logits * tokens * model.vocab_size / self._chip.memory
+        return Stretch(seconds, 12.0 * pieces) + self._forward(norm) + self._backward(norm)
+
+    def lookup(self, *, backward: bool) -> Stretch:
+        """Embeddings; their gradient is as large as their table."""
+        moved = 4.0 * self._tokens * self._plan.workload.model.hidden_size
+        if backward:
+            moved += 4.0 * self._network.table
+        return Stretch(moved / self._chip.memory, 4.0)
+
+    def _sum(self, stretches: list[Stretch]) -> Stretch:
+        gpu, kernels = sum(each.gpu for each in stretches), sum(each.kernels for each in stretches)
+        return Stretch(gpu, kernels * self._effects.kernels)
+
+    def _forward(self, operation: Operation) -> Stretch:
+        inputs, outputs = operation.weight
+        if inputs:
+            return Stretch(self._product(self._tokens, inputs, outputs), 1.0)
+        attention = operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
+        return Stretch(attention + self._element_wise(operation), operation.kernels)
+
+    def _backward(self, operation: Operation) -> Stretch:
+        inputs, outputs = operation.weight
+        if inputs:
+            to_input = self._product(self._tokens, outputs, inputs)
+            to_weight = self._product(inputs, self._tokens, outputs)
+            return Stretch(to_input + to_weight, 3.0)
+        attention = _ATTENTION_BACKWARD * operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
+        seconds = attention + _BACKWARD_TRAFFIC * self._element_wise(operation)
+        return Stretch(seconds, _BACKWARD_KERNELS * operation.kernels)
+
+    def _element_wise(self, operation: Operation) -> float:
+        moved = operation.traffic * self._tokens * self._effects.traffic
+        return max(moved / self._chip.memory, operation.kernels * self._chip.smallest)
+
+    def _product(self, rows: int, inner: int, columns: int) -> float:
+        """A matrix product: waves of whole tiles, or the time to read and write its matrices where that is longer."""
+        tiles = math.ceil(rows / _TILE[0]) * math.ceil(columns / _TILE[1])
+        waves = math.ceil(tiles / self._chip.processors)
+        filled = rows * columns / (waves * self._chip.processors * _TILE[0] * _TILE[1])
+        # Where tiles are too few, cuBLAS takes smaller ones, or splits the inner sum: half of the loss is made good.
+        computing = 2.0 * rows * inner * columns / (self._chip.flops * (0.5 + 0.5 * min(1.0, filled)))
+        moving = 2.0 * (rows * inner + inner * columns + rows * columns) / self._chip.memory
+        return max(computing, moving, self._chip.smallest)

@@ -1,0 +1,178 @@
+"""The memory of a rank: one micro-step of a model, allocation by allocation, under the hooks of a ZeRO stage.
+
+`walk_memory` starts the engine, runs the micro-step at the boundary (with the gradients that earlier ones left) and
+the optimizer, and reads the ledger's peak. Which tensors live when is what autograd, transformers' loss and DeepSpeed
+0.19.8 do, in their order; benchmarks/physics.py holds the result against recorded sweeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.simulation.allocation import Ledger
+from ladder.simulation.gathering import Gathering
+from ladder.simulation.operations import Operation
+from ladder.simulation.plan import Plan
+from ladder.simulation.zero_stages import Stage, stage_of
+from ladder.units import MIB
+
+_WORKSPACE = 64 * MIB
+"""cuBLAS's on Hopper (torch's default CUBLAS_WORKSPACE_CONFIG, 32 MiB, for forward's and backward's handle)."""
+
+
+@dataclass(frozen=True)
+class MemoryWalk:
+    """What a walk saw, in bytes."""
+
+    at_start: int
+    peak: int
+    moment: str
+
+
+def walk_memory(plan: Plan, gathering: Gathering, ledger: Ledger) -> MemoryWalk:
+    """From the first parameter to the end of an optimizer step."""
+    stage = stage_of(plan, ledger)
+    stage.start()
+    at_start = ledger.peak
+    ledger.take("workspace", _WORKSPACE, "buffers")
+    stage.settle()
+    ledger.forget()
+    _MicroStep(plan, gathering, ledger, stage).run()
+    ledger.moment = "step"
+    stage.update()
+    return MemoryWalk(at_start=at_start, peak=ledger.peak, moment=ledger.fullest)
+
+
+class _MicroStep:
+    """Forward, loss and backward at the accumulation boundary."""
+
+    def __init__(self, plan: Plan, gathering: Gathering, ledger: Ledger, stage: Stage) -> None:
+        self._plan, self._gathering, self._ledger, self._stage = plan, gathering, ledger, stage
+        self._model, self._tokens = plan.workload.model, plan.tokens
+        self._stream = 2.0 * self._tokens * self._model.hidden_size
+        self._kind = "recomputed" if plan.candidate.checkpoint_every else "activations"
+
+    def run(self) -> None:
+        layers = self._model.num_layers
+        self._enter(0, "forward")
+        self._ledger.take("stream", self._stream, self._kind)
+        for layer in range(layers):
+            self._enter(1 + layer, "forward")
+            self._forward(layer)
+        self._enter(layers + 1, "forward")
+        self._head()
+        for layer in reversed(range(layers)):
+            self._enter(2 * layers + 1 - layer, "backward")
+            self._backward(layer)
+        self._enter(2 * layers + 2, "backward")
+        self._embeddings_backward()
+
+    def _enter(self, segment: int, moment: str) -> None:
+        """Begin a stretch of the micro-step; stage 3 has then gathered what it has."""
+        self._ledger.moment = moment
+        self._ledger.set("gathered", 2.0 * self._gathering.live[segment], "live")
+
+    def _forward(self, layer: int) -> None:
+        if self._plan.recomputes(layer):
+            if self._plan.candidate.offload_activations:
+                self._ledger.touch(self._stream, self._kind)  # on its way to the host
+            else:
+                self._ledger.take(f"input {layer}", self._stream, self._kind)
+            most = max(each.saves + each.makes for each in self._plan.network.block)
+            self._ledger.touch(self._tokens * most, self._kind)
+            return
+        self._keep(layer)
+
+    def _keep(self, layer: int) -> None:
+        """A forward pass that saves what backward needs."""
+        for place, operation in enumerate(self._plan.network.block):
+            self._ledger.take(f"{layer} {place}", self._tokens * operation.saves, self._kind)
+
+    def _backward(self, layer: int) -> None:
+        """Layer by layer from the last; the residual stream's gradient runs through all of them."""
+        ledger = self._ledger
+        if self._plan.recomputes(layer):
+            if self._plan.candidate.offload_activations:
+                ledger.take(f"input {layer}", self._stream, self._kind)
+            self._keep(layer)
+        gradients = 0.0
+        for place, operation in reversed(list(enumerate(self._plan.network.block))):
+            if operation.in_place:
+                ledger.give(f"{layer} {place}")
+            gradients += self._tokens * operation.makes
+            ledger.set("gradients of activations", gradients + self._tokens * operation.scratch, self._kind)
+            self._parameters(operation)
+            ledger.give(f"{layer} {place}")
+            gradients = max(0.0, gradients - self._tokens * operation.ends)
+            ledger.set("gradients of activations", gradients, self._kind)
+        ledger.give(f"input {layer}")
+
+    def _parameters(self, operation: Operation) -> None:
+        matrix = operation.weight[0] * operation.weight[1]
+        for elements in (matrix, operation.others):
+            if elements:
+                self._stage.gradient(elements)
+
+    def _head(self) -> None:
+        """The final norm, logits, loss, and their backward; then only the stream's gradient is left of them."""
+        ledger, norm = self._ledger, self._plan.network.norm
+        ledger.take("final norm", self._tokens * norm.saves + self._stream, self._kind)
+        if self._plan.effects.chunked_loss:
+            self._chunked_loss()
+        else:
+            self._whole_loss()
+        ledger.take("gradient of the stream", self._stream, self._kind)
+        ledger.touch(self._tokens * norm.scratch, self._kind)
+        ledger.give("final norm")
+        ledger.give("stream")
+        if not self._model.tied:
+            self._stage.gradient(self._plan.network.head)
+        self._stage.gradient(norm.others)
+
+    def _whole_loss(self) -> None:
+        """ForCausalLMLoss: 16-bit logits, their copy in fp32, log-softmax; in backward three gradients in turn."""
+        ledger, logits = self._ledger, float(self._tokens * self._model.vocab_size)
+        ledger.take("logits", 2 * logits, "logits")
+        ledger.moment = "loss"
+        ledger.take("logits in fp32", 4 * logits, "logits")
+        ledger.take("log-softmax", 4 * logits, "logits")
+        ledger.give("logits in fp32")
+        ledger.give("logits")
+        ledger.take("gradient of the loss", 4 * logits, "logits")
+        ledger.take("gradient in fp32", 4 * logits, "logits")
+        ledger.give("gradient of the loss")
+        ledger.give("log-softmax")
+        ledger.moment = "backward"
+        ledger.take("gradient of the logits", 2 * logits, "logits")
+        ledger.give("gradient in fp32")
+        self._head_gradient()
+        ledger.touch(self._stream, self._kind)
+        ledger.give("gradient of the logits")
+
+    def _chunked_loss(self) -> None:
+        """A loss in chunks: each chunk's gradient overwrites its logits, and that of the head is summed up."""
+        ledger, model = self._ledger, self._model
+        pieces = -(-model.vocab_size // model.hidden_size)
+        rows = 1 << max(0, (-(-self._tokens // pieces) - 1).bit_length())
+        ledger.moment = "loss"
+        ledger.take("gradient of the final norm", self._stream, "logits")
+        self._head_gradient()
+        ledger.take("chunk", 2.0 * min(rows, self._tokens) * model.vocab_size, "logits")
+        ledger.touch(2.0 * model.vocab_size * model.hidden_size, "logits")
+        ledger.give("chunk")
+        ledger.moment = "backward"
+        ledger.give("gradient of the final norm")
+
+    def _head_gradient(self) -> None:
+        """Made before the layers' gradients. That of a tied head waits for that of the embeddings."""
+        self._ledger.take("gradient of the head", 2.0 * self._plan.network.head, "states")
+        if not self._model.tied:
+            self._ledger.give("gradient of the head")  # the stage takes it, right after
+
+    def _embeddings_backward(self) -> None:
+        self._ledger.give("gradient of the stream")
+        self._ledger.take("gradient of the table", 2.0 * self._plan.network.table, "states")
+        self._ledger.give("gradient of the head")
+        self._ledger.give("gradient of the table")
+        self._stage.gradient(self._plan.network.table)
+        self._stage.end_of_backward()

@@ -1,0 +1,229 @@
+"""A model as the operations that its modules run, read off transformers' sources one by one.
+
+Each says what it saves for backward, which gradients its backward makes and ends, what it multiplies, what it reads and
+writes, and how many kernels it starts. Nothing here is a total: memory and time come from walking through the list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ladder.candidates import Effects
+from ladder.workload.workload import ModelShape, Workload
+
+_DEFAULT_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
+_SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
+"""Bytes a value besides the output: ReLU saves that alone; `gelu_new` is written out in Python and saves its input,
+half of it, the tangent and what it adds to it. Others save their input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One step of a module; bytes and operations are of one token, of the forward pass unless said otherwise."""
+
+    name: str
+    weight: tuple[int, int] = (0, 0)
+    """Inputs and outputs of the matrix that it multiplies with."""
+    others: int = 0
+    """Elements of its further parameters: scales and biases."""
+    tensors: int = 0
+    """How many parameters it has."""
+    saves: float = 0.0
+    makes: float = 0.0
+    """Gradients that its backward makes, in bytes."""
+    ends: float = 0.0
+    """Gradients that nobody needs after its backward."""
+    scratch: float = 0.0
+    """In backward, while it runs."""
+    in_place: bool = False
+    """Its backward writes the gradients over what it saved."""
+    attends: float = 0.0
+    """Operations beside the matrix product: those of attention."""
+    traffic: float = 0.0
+    """Bytes read and written by element-wise kernels."""
+    kernels: int = 1
+
+    @property
+    def elements(self) -> int:
+        return self.weight[0] * self.weight[1] + self.others
+
+
+@dataclass(frozen=True)
+class Network:
+    """The operations of a workload's model under the effects of an engine's techniques."""
+
+    workload: Workload
+    effects: Effects
+
+    @property
+    def model(self) -> ModelShape:
+        return self.workload.model
+
+    @cached_property
+    def block(self) -> tuple[Operation, ...]:
+        """Of one transformer block, in the order of the forward pass."""
+        operations = [*self._attention("attention")]
+        if self.model.is_encoder_decoder:
+            # Half of the blocks, the decoder's, attend to the encoder as well; all are drawn as the mean of both kinds.
+            operations += self._attention("cross", share=0.5)
+        operations += self._gated_net() if self.model.gated_mlp else self._plain_net()
+        missing = self._block_elements - sum(operation.elements for operation in operations)
+        biases = Operation(name="biases", others=max(0, missing), tensors=self._num_biases, kernels=0)
+        return (*operations, biases)
+
+    @cached_property
+    def table(self) -> int:
+        """Elements of the embeddings, and of what else is looked up."""
+        outside = self.model.num_parameters - self.model.num_layers * sum(each.elements for each in self.block)
+        return max(1, outside - (0 if self.model.tied else self.head) - self.model.hidden_size)
+
+    @property
+    def head(self) -> int:
+        return self.model.vocab_size * self.model.hidden_size
+
+    @cached_property
+    def norm(self) -> Operation:
+        """One in front of attention or net; it adds its gradient to that of the residual stream."""
+        return self._norm("norm", self.model.hidden_size)
+
+    @property
+    def num_tensors(self) -> int:
+        return self.model.num_layers * sum(each.tensors for each in self.block) + (2 if self.model.tied else 3)
+
+    @property
+    def _block_elements(self) -> int:
+        outside = self.head * (1 if self.model.tied else 2)
+        mean = (self.model.num_parameters - outside) // self.model.num_layers
+        return min(self.model.num_block_parameters, mean)
+
+    @property
+    def _num_biases(self) -> int:
+        if not self.model.gated_mlp and not self.model.is_encoder_decoder:
+            return 6
+        return 3 if self.model.model_type == "qwen2" else 0
+
+    def _norm(self, name: str, width: int) -> Operation:
+        """RMSNorm in Python: the input in fp32, and what is scaled, in 16 bits. LayerNorm, one kernel: its input."""
+        if self.model.gated_mlp or self.model.is_encoder_decoder:
+            saves, scratch, traffic, kernels = 6.0 * self.effects.norm_keeps, 12.0, 36.0, 6
+        else:
+            saves, scratch, traffic, kernels = 2.0, 2.0, 6.0, 1
+        return Operation(
+            name=name,
+            others=width * (1 if self.model.gated_mlp else 2),
+            tensors=1 if self.model.gated_mlp else 2,
+            saves=saves * width,
+            makes=2.0 * width,
+            ends=4.0 * width,
+            scratch=scratch * width,
+            traffic=traffic * width,
+            kernels=kernels,
+        )
+
+    def _product(self, name: str, inputs: int, outputs: int, *, saves: float, ends: float) -> Operation:
+        """A linear layer; `saves` its input where no other operation did."""
+        traffic = 2.0 * (inputs + outputs)
+        return Operation(
+            name=name,
+            weight=(inputs, outputs),
+            tensors=1,
+            saves=saves,
+            makes=2.0 * inputs,
+            ends=ends,
+            traffic=traffic,
+        )
+
+    def _attention(self, name: str, share: float = 1.0) -> list[Operation]:
+        """Norm, queries, keys and values, attention itself, its output; `share`: of the blocks that have it."""
+        model, h = self.model, int(self.model.hidden_size * share)
+        q, k = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        small: list[Operation] = []
+        if model.model_type == "qwen3":
+            # No residual stream runs past these: what they make replaces what they end.
+            both = (self._norm("queries' norm", q), self._norm("keys' norm", k))
+            small = [replace(each, others=model.head_dim, ends=each.makes) for each in both]
+        return [
+            self._norm(f"{name} norm", h),
+            self._product("queries", h, q, saves=2.0 * h, ends=2.0 * q),
+            self._product("keys", h, k, saves=0.0, ends=2.0 * (k + h)),
+            self._product("values", h, k, saves=0.0, ends=2.0 * (k + h)),
+            *small,
+            self._scores(q, k, share),
+            self._product("output", q, h, saves=self._dropout * h, ends=0.0),
+        ]
+
+    def _scores(self, q: int, k: int, share: float) -> Operation:
+        """Rotary positions and SDPA, which saves queries, keys, values and output, and one fp32 number a head.
+
+        Its backward sums the queries' gradient in fp32. Where ranks share a sequence, heads are exchanged for tokens:
+        what attention made is kept in both layouts, and each exchange has a copy on either side.
+        """
+        length, heads = self.workload.seq_len, self.model.num_heads
+        saves, scratch = 4.0 * q + 4.0 * k + 4.0 * heads, 4.0 * q
+        rotary = 20.0 * (q + k) if self.model.gated_mlp else 4.0 * q
+        if self.effects.shares_sequence:
+            saves, scratch, rotary = saves + 2.0 * q, scratch + 4.0 * q, rotary + 8.0 * (q + k)
+        if self.model.is_encoder_decoder:
+            # T5 adds a bias to the scores in Python: their softmax in fp32 and in 16 bits, and a mask of dropout.
+            saves += 7.0 * heads * length
+            rotary += 24.0 * heads * length
+        # A causal mask halves the work: transformers hands over none, and SDPA knows it is causal.
+        seen = length / 2 if self.workload.task == "causal-lm" else length
+        return Operation(
+            name="scores",
+            saves=saves * share,
+            makes=(2.0 * q + 4.0 * k) * share,
+            ends=2.0 * q * share,
+            scratch=scratch * share,
+            attends=4.0 * seen * q * share,
+            traffic=rotary * share,
+            kernels=12 if self.model.gated_mlp else 4,
+        )
+
+    def _gated_net(self) -> list[Operation]:
+        h, f = self.model.hidden_size, self.model.intermediate_size * _active_experts(self.model)
+        kept = 4.0 if self.effects.keeps_gate else 2.0
+        return [
+            self._norm("net norm", h),
+            self._product("gate", h, f, saves=2.0 * h, ends=2.0 * (f + h)),
+            Operation(name="activation", saves=2.0 * f, makes=2.0 * f, ends=2.0 * f, traffic=5.0 * f),
+            self._product("up", h, f, saves=0.0, ends=2.0 * f),
+            Operation(
+                name="gating",
+                saves=kept * f,
+                makes=4.0 * f,
+                ends=2.0 * f,
+                in_place=not self.effects.keeps_gate,
+                traffic=6.0 * f,
+            ),
+            self._product("down", f, h, saves=2.0 * f, ends=0.0),
+        ]
+
+    def _plain_net(self) -> list[Operation]:
+        h, f = self.model.hidden_size, self.model.intermediate_size * _active_experts(self.model)
+        activation = self.model.config.get("activation_function", _DEFAULT_ACTIVATIONS.get(self.model.model_type))
+        saves = _SAVED_BY_ACTIVATION.get(str(activation), 2)
+        return [
+            self._norm("net norm", h),
+            self._product("widen", h, f, saves=2.0 * h, ends=2.0 * f),
+            Operation(
+                name="activation",
+                saves=float(saves * f),
+                makes=2.0 * f,
+                ends=2.0 * f,
+                traffic=5.0 * f + 2.0 * saves * f,
+            ),
+            self._product("narrow", f, h, saves=(2.0 * f) + self._dropout * h, ends=0.0),
+        ]
+
+    @property
+    def _dropout(self) -> float:
+        """Bytes of its mask for each value that attention or net gives back."""
+        rate = self.model.config.get("dropout", self.model.config.get("resid_pdrop", 0.1))
+        return 0.0 if self.model.gated_mlp or not rate else 1.0
+
+
+def _active_experts(model: ModelShape) -> int:
+    active = model.config.get("num_experts_per_tok")
+    return active if isinstance(active, int) and active > 0 else 1

@@ -1,0 +1,80 @@
+"""What a simulated rank is told to do: an engine's settings and a candidate's, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ladder.backends.deepspeed.config import engine_knobs
+from ladder.candidates import Candidate, Effects
+from ladder.simulation.operations import Network
+from ladder.simulation.technique_effects import effects_of
+from ladder.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One candidate for one workload on `ranks` ranks, with the settings of the emitted `zero_optimization`."""
+
+    workload: Workload
+    candidate: Candidate
+    ranks: int
+
+    @property
+    def stage(self) -> int:
+        return self.candidate.engine.rung.stage
+
+    @property
+    def optimizer_device(self) -> str:
+        return self.candidate.engine.rung.offload_optimizer
+
+    @property
+    def parameter_device(self) -> str:
+        return self.candidate.engine.rung.offload_param
+
+    @cached_property
+    def knobs(self) -> Mapping[str, bool | int]:
+        return engine_knobs(self.workload, self.candidate.engine)
+
+    @cached_property
+    def effects(self) -> Effects:
+        return effects_of(self.candidate.engine)
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.workload, self.effects)
+
+    @property
+    def elements(self) -> int:
+        return self.workload.model.num_parameters
+
+    @property
+    def share(self) -> int:
+        """Elements of a rank's partition."""
+        return -(-self.elements // self.ranks)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of a micro-step on one rank."""
+        whole = self.candidate.micro_batch * self.workload.seq_len
+        return whole // self.ranks if self.effects.shares_sequence else whole
+
+    @property
+    def accumulates(self) -> bool:
+        return self.candidate.accumulation > 1
+
+    def recomputes(self, layer: int) -> bool:
+        """Whether a layer keeps its input alone and runs forward again in backward."""
+        every = self.candidate.checkpoint_every
+        return every > 0 and layer % every == 0
+
+    @property
+    def moments(self) -> int:
+        """Tensors of optimizer state: Adam's two, or none."""
+        return 0 if self.workload.optimizer == "sgd" else 2
+
+    @property
+    def bucket(self) -> int:
+        """Elements of the buffer that gradients are reduced in."""
+        return int(self.knobs.get("reduce_bucket_size", 500_000_000))

@@ -1,0 +1,156 @@
+"""What values an option can take: how Python callers write them, how they are typed, and what they become."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ladder.text import shown
+from ladder.units import MIB, parse_bytes
+
+_UNBOUNDED = 1e30
+"""No figure that is asked for comes near it; an int that no float can hold is beyond it, too."""
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of values."""
+
+    read: Callable[[Any], Any]
+    """A value of a Python caller in its own type; ValueError, with what is wanted, for one that cannot be."""
+    typed: Any
+    """As which type the command line takes a typed value."""
+    parse: Callable[[str], Any] | None = None
+    """A typed text in its own type, where no type says it: a size or a duration with its unit. Raises ValueError."""
+    metavar: str | None = None
+    """What stands for the value in a help."""
+    least: float | None = None
+    most: float | None = None
+
+
+def whole(least: int, most: int | None = None) -> Kind:
+    """Whole numbers within bounds."""
+    wanted = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    limit = math.inf if most is None else most
+
+    def read(value: Any) -> int:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= limit:
+            raise _unfit(value, wanted)
+        return int(value)
+
+    return Kind(read=read, typed=int, metavar="N", least=least, most=most)
+
+
+def number(least: float = 0.0, most: float | None = None, *, metavar: str = "X") -> Kind:
+    """Numbers within bounds; none may be infinite or NaN, which JSON has no words for."""
+    wanted = f"a number of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
+    limit = math.inf if most is None else most
+    read = _number(wanted, lambda value: least <= value <= limit)
+    return Kind(read=read, typed=float, metavar=metavar, least=least, most=most)
+
+
+def above_zero(what: str = "number", *, metavar: str = "X") -> Kind:
+    """Numbers above zero; sentences call one a `what`."""
+    return Kind(read=_number(f"a {what} above 0", lambda value: value > 0), typed=float, metavar=metavar)
+
+
+def one_of(names: Collection[str]) -> Kind:
+    """One of a few names."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"{_seen(value)} is unknown; there are {', '.join(names)}")
+        return value
+
+    return Kind(read=read, typed=Literal[tuple(names)], metavar="|".join(names))
+
+
+def kind_of(annotation: Any) -> Kind:
+    """The kind that a field's type says by itself: a text, a path, a switch or one of a few names.
+
+    TypeError for a number, whose bounds no type says.
+    """
+    if get_origin(annotation) is Literal:
+        return one_of(get_args(annotation))
+    if annotation not in _KINDS:
+        raise TypeError(f"{annotation} does not say what values an option takes; declare its kind.")
+    return _KINDS[annotation]
+
+
+def value_type(annotation: Any) -> tuple[Any, bool]:
+    """The type of one value of a field, and whether the field takes several in a tuple."""
+    if get_origin(annotation) in (Union, UnionType):
+        (annotation,) = (each for each in get_args(annotation) if each is not NoneType)
+    several = get_origin(annotation) is tuple
+    return (get_args(annotation)[0] if several else annotation), several
+
+
+def duration(text: str) -> float:
+    """Seconds of `90s`, `15m` or `2h`. A bare number could be minutes or seconds, and is refused."""
+    try:
+        seconds = float(text[:-1]) * _SECONDS[text[-1:]]
+    except (ValueError, KeyError):
+        raise ValueError(f"{text!r} is not a duration; write it like 15m, 90s or 2h") from None
+    if not seconds > 0:
+        raise ValueError("a duration must be above zero")
+    return seconds
+
+
+def text_of(value: Any, wanted: str = "a text") -> str:
+    """A text, or a path as one."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise _unfit(value, wanted)
+    return text
+
+
+def _number(wanted: str, holds: Callable[[float], bool]) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not is_number or not abs(value) < _UNBOUNDED or not holds(value):
+            raise _unfit(value, wanted)
+        return float(value)
+
+    return read
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _unfit(value, "True or False")
+    return value
+
+
+def _size(value: Any) -> int:
+    """A number is bytes; less than a MiB of them is a size without its unit."""
+    return parse_bytes(value) if isinstance(value, str) else int(whole(MIB).read(value))
+
+
+def _path(value: Any) -> Path:
+    return Path(text_of(value, "a path"))
+
+
+def _unfit(value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{_seen(value)} will not do; give {wanted}")
+
+
+def _seen(value: Any) -> str:
+    """`value` as Python writes it, short enough for a sentence."""
+    return shown(repr(value))[:60]
+
+
+SIZE = Kind(read=_size, typed=int, parse=parse_bytes, metavar="SIZE")
+"""Bytes; a text has its unit, as in `80GiB`."""
+DURATION = Kind(read=above_zero("number of seconds").read, typed=float, parse=duration, metavar="TIME")
+"""Seconds; typed with a unit, as in `15m`."""
+_KINDS = {
+    bool: Kind(read=_switch, typed=bool),
+    str: Kind(read=text_of, typed=str, metavar="TEXT"),
+    Path: Kind(read=_path, typed=Path, metavar="PATH"),
+}

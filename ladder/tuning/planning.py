@@ -1,0 +1,142 @@
+"""What to expect of a model on some GPUs, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from ladder.candidates import RUNGS, Technique
+from ladder.errors import UsageError
+from ladder.search.forecast import Plan, RungPlan
+from ladder.search.forecast import plan as make_plan
+from ladder.search.remedies import remedies
+from ladder.search.space import Space
+from ladder.tuning.consent import Consent, techniques_tried, ways_of_checkpointing
+from ladder.tuning.options import PlanOptions
+from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
+from ladder.units import format_bytes, gib
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from ladder.machine.machine import Machine
+    from ladder.simulation.paper_machine import SimulatedMachine
+
+_NO_LIMIT = 1 << 60
+_CORES_OF_A_GPU = 16
+"""Chosen: what a rented GPU usually comes with; the prior of CPU Adam."""
+
+
+def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
+    """What is expected of each rung, and of which space; sizes in bytes. `note` is told of what was not asked for.
+
+    UsageError where too little is given.
+    """
+    simulated = _machine(options.machine, options.gpus, options.gpu_memory)
+    world_size = options.gpus or (simulated.num_gpus if simulated else 1)
+    shape = resolve_model(options.model, task=options.task)
+    if shape.note:
+        note(shape.note)
+    workload = workload_of(
+        shape,
+        world_size,
+        note,
+        task=options.task,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+    )
+    techniques = techniques_tried(Consent(switches=options.switches), workload, "cuda", on_paper=True)
+    has_nvme = simulated is None or simulated.nvme_space > 0
+    machine = _on_paper(options, simulated, world_size)
+    space = _space(workload, machine, techniques, has_nvme=has_nvme)
+    per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
+    return make_plan(space, per_node), space
+
+
+def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:
+    if name is None:
+        missing = [option for option, value in (("--gpus", gpus), ("--gpu-memory", gpu_memory)) if value is None]
+        if missing:
+            raise UsageError(f"Give {' and '.join(missing)}, or a --machine such as a100-80.")
+        return None
+    from ladder.simulation.paper_machine import read_machine  # needs yaml, which takes time to load
+
+    simulated = read_machine(name)
+    if gpu_memory is not None and gpu_memory > simulated.gpu_memory:
+        raise UsageError(
+            f"--gpu-memory {format_bytes(gpu_memory)} is more than {simulated.name} has "
+            f"({format_bytes(simulated.gpu_memory)}); leave one of them out."
+        )
+    return simulated
+
+
+def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
+    """The machine that was asked for; where none was named, GPUs of which nothing but the memory is known."""
+    from ladder.machine.machine import Machine  # here: it loads NVML, which a refused plan does without
+
+    if simulated is not None:
+        return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
+    return Machine(
+        device="cuda",
+        world_size=world_size,
+        memory_limit=options.gpu_memory or 0,
+        host_memory=options.host_memory or _NO_LIMIT,
+        num_cores=_CORES_OF_A_GPU * world_size,
+    )
+
+
+def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
+    """What a tune on `machine` would search, given an --nvme-path where it has a drive."""
+    return make_space(
+        problem_of(workload, machine),
+        [rung for rung in RUNGS if has_nvme or "nvme" not in rung.devices],
+        micro_batches_of(workload, machine.world_size, None),
+        techniques=techniques,
+        checkpointing=ways_of_checkpointing(version("transformers")),
+    )
+
+
+def rung_row(row: RungPlan) -> dict[str, Any]:
+    """A rung of the plan as plain values: GiB and tokens/s."""
+    memory, candidate = row.outlook.memory, row.outlook.candidate
+    return {
+        "rung": candidate.engine.name,
+        "fits": row.fits,
+        "checkpointing": candidate.checkpointing,
+        "micro_batch": candidate.micro_batch,
+        **{f"{part}_gib": gib(num_bytes) for part, num_bytes in asdict(memory.parts).items()},
+        "peak_gib": gib(memory.peak),
+        "upper_gib": gib(memory.upper),
+        "host_gib": gib(memory.host),
+        "pinned_gib": gib(memory.pinned),
+        "tokens_per_second": round(row.outlook.speed.tokens_per_second),
+        "smallest_gpus": row.smallest,
+    }
+
+
+def as_json(made: Plan, space: Space) -> dict[str, Any]:
+    """The plan as plain values: GiB, seconds, tokens/s."""
+    return {
+        "model": space.workload.model.name,
+        "gpus": space.world_size,
+        "gpu_memory_gib": gib(space.memory_limit),
+        "host_memory_gib": gib(space.host_memory) if space.host_memory < _NO_LIMIT else None,
+        "seq_len": space.workload.seq_len,
+        "global_batch_size": space.workload.global_batch_size,
+        "rungs": [rung_row(row) for row in made.rungs],
+        "tune_seconds": [round(made.least_seconds), round(made.most_seconds)],
+        "remedies": None if made.most_seconds else _remedies(space),
+    }
+
+
+def _remedies(space: Space) -> dict[str, Any]:
+    sizes = ("gpu_memory", "host_memory", "lora", "qlora")
+    found = remedies(space).plain()
+    return {
+        f"{key}_gib" if key in sizes else key: gib(value) if key in sizes and value else value
+        for key, value in found.items()
+    }

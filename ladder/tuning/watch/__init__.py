@@ -1,0 +1,27 @@
+"""How a tune is watched: live on a terminal, as plain lines elsewhere, or not at all. Always on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ladder.tuning.tune_events import Subscriber, ignore
+from ladder.tuning.watch.plain import plain_lines
+
+
+@contextmanager
+def watching(*, quiet: bool) -> Iterator[Subscriber]:
+    """The subscriber that shows a tune on this process's stderr, for as long as the tune lasts."""
+    if quiet:
+        yield ignore
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from rich.console import Console
+
+        from ladder.tuning.watch.live import LiveView
+
+        with LiveView(Console(stderr=True, highlight=False)) as view:
+            yield view
+    else:
+        yield plain_lines

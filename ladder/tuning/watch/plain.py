@@ -1,0 +1,55 @@
+"""A tune as plain lines on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from ladder.events.outcome import Record
+from ladder.events.protocol import TrialSpec
+from ladder.events.verdict import trial_seconds
+from ladder.report.times import trial_line
+from ladder.search.space import measured
+from ladder.tuning.tune_events import Note, SearchBegins, TrialBegins, TrialEnds, TuneEvent
+from ladder.units import format_bytes
+
+
+def engine_of(spec: TrialSpec) -> str:
+    """The engine that all candidates of the trial have in common."""
+    return spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+
+
+def plain_lines(event: TuneEvent) -> None:
+    """One line when a trial begins, one for each candidate it measured; what its ranks report meanwhile is left out."""
+    match event:
+        case Note():
+            say(event.text)
+        case SearchBegins(records=records) if records:
+            known, all_of_them = len(measured(records)), len(event.space.candidates)
+            say(f"Going on: {known} of {all_of_them} candidates are measured already.")
+        case TrialBegins(spec=spec):
+            several = f"{len(spec.candidates)} candidates" if len(spec.candidates) > 1 else "1 candidate"
+            what = "proof of" if spec.proof else "probe of" if spec.probe else f"{several} of"
+            engine = spec.candidates[0].key if spec.proof else engine_of(spec)
+            say(f"trial {spec.trial}: {what} {engine} ({event.reason})")
+        case TrialEnds():
+            for record in event.records:
+                _say_what_became_of(record)
+            say(f"  {trial_line(trial_seconds(event.run))}")
+
+
+def say(text: str) -> None:
+    """A line on stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _say_what_became_of(record: Record) -> None:
+    if record.purpose == "probe" and record.measurement is not None:
+        step = record.measurement.boundary_seconds
+        say(f"  {record.candidate_key:<40} {step:>12.3f} s for a step of few layers")
+    elif record.outcome.kind == "fits" and record.measurement is not None:
+        speed, memory = record.tokens_per_second or 0.0, format_bytes(record.measurement.peak_device)
+        say(f"  {record.candidate_key:<40} {speed:>12,.0f} tokens/s {memory:>12}")
+    else:
+        say(f"  {record.candidate_key:<40} {record.outcome.kind}: {record.outcome.sentence}")
+    for warning in record.warnings:
+        say(f"    warning: {warning}")

@@ -1,0 +1,39 @@
+"""A technique that does not exist: no moments of Adam's, and half of the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ladder.candidates import Candidate, Consent, Effects, Export, Problem, Rung, Technique, Terms
+from ladder.workload.workload import Workload
+
+
+class MadeUp(Technique):
+    name = "made-up"
+    title = "made-up kernels"
+    slot = "kernels"
+    consent = Consent(caution="a block is computed by magic, as --allow made-up permits")
+    rank_module = "helpers.made_up_rank"
+    effects = Effects(traffic=0.2, kernels=0.2, moment_bytes=0.0)
+    why_not = "magic is for causal-lm"
+    changes_states = True
+    breaks_as_one = True
+
+    def suits(self, problem: Problem, rung: Rung) -> bool:
+        return problem.workload.task == "causal-lm"
+
+    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+        return replace(terms, moment=0.0, compute=terms.compute / 2)
+
+    def environment(self, world_size: int) -> dict[str, str]:
+        return {"MADE_UP": str(world_size)}
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        return {"use_made_up": True}
+
+    def export(self, program: str) -> Export | str:
+        return "this answer is made up; take --for trainer" if program == "axolotl" else Export({})
+
+
+MADE_UP = MadeUp()

@@ -1,0 +1,96 @@
+"""A technique is its own file and one line: a made-up one goes through search, proof, files and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.made_up import MADE_UP
+from helpers.values import PAPER
+from typer.testing import CliRunner
+
+import ladder
+from ladder.cli.main import app
+from ladder.emit import load_best_config
+from ladder.emit.exporters.registry import exported
+from ladder.errors import UsageError
+from ladder.search.remedies import remedies
+from ladder.techniques.keys import engine_named
+from ladder.techniques.registry import TECHNIQUES
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    with TECHNIQUES.including(MADE_UP):
+        yield
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> ladder.Tuned:
+    return ladder.tune(
+        "llama-3.2-1b",
+        gpu_memory="24GiB",
+        global_batch_size=16,
+        allow=["made-up"],
+        run_dir=tmp_path / "run",
+        output=tmp_path / "best_config.json",
+        **PAPER,
+    )
+
+
+def test_it_is_tried_measured_and_proven(tuned: ladder.Tuned) -> None:
+    assert set(tuned.trials["rung"].str.endswith("+made-up")) == {True, False}
+    best = tuned.best
+    assert MADE_UP in best.candidate.engine.techniques
+    proofs = [record for record in tuned.output.result.records if record.purpose == "proof"]
+    assert [record.candidate_key for record in proofs] == [best.candidate.key]
+    assert engine_named(best.candidate.engine.name) == best.candidate.engine
+
+
+def test_it_is_predicted_beside_the_usual_engine(tuned: ladder.Tuned) -> None:
+    space = tuned.output.result.space
+    plain = next(each for each in space.candidates if not each.engine.techniques and each.checkpointing == "off")
+    special = replace(plain, engine=plain.engine.having(MADE_UP))
+    assert space.predicted_peak(special) < space.predicted_peak(plain)
+
+
+def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, tmp_path: Path) -> None:
+    path = tmp_path / "best_config.json"
+    document = load_best_config(path)
+    section = document["ladder"]
+    assert section["made_up"] is True
+    assert section["environment"]["MADE_UP"] == "1"
+    assert MADE_UP.consent.caution in section["warnings"]
+    assert json.loads(path.with_name("best_config.trainer.json").read_text())["use_made_up"] is True
+    assert "export MADE_UP=1" in path.with_name("best_config.launch.sh").read_text()
+    assert "use_made_up" in exported(document, path, "trl")
+    with pytest.raises(UsageError, match="--for axolotl: this answer is made up"):
+        exported(document, path, "axolotl")
+    assert "computed by magic" in tuned.report.read_text()
+    rung = tuned.best.candidate.engine.name
+    said = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), "--why", rung], catch_exceptions=False)
+    assert said.stdout.startswith(rung)
+
+
+def test_unless_it_is_allowed_it_is_not_tried(tmp_path: Path) -> None:
+    usual = ladder.tune("llama-3.2-1b", run_dir=tmp_path / "run", output=tmp_path / "best.json", **PAPER)
+    assert not any("made-up" in rung for rung in usual.trials["rung"])
+
+
+def test_where_it_can_have_no_effect_it_is_refused_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--allow made-up has no effect here: magic is for causal-lm"):
+        ladder.tune("roberta-base", allow=["made-up"], output=tmp_path / "best.json", **PAPER)
+
+
+def test_where_nothing_fits_it_is_among_what_would(tuned: ladder.Tuned) -> None:
+    space, plain = tuned.output.result.space, engine_named("zero1")
+    usual, special = (
+        min(space.predicted_peak(each) for each in replace(space, engines=(engine,)).candidates)
+        for engine in (plain, plain.having(MADE_UP))
+    )
+    between = replace(space, engines=(plain,), memory_limit=(usual + special) // 2)
+    assert MADE_UP in remedies(between).techniques
+    assert MADE_UP not in remedies(replace(between, memory_limit=special // 2)).techniques

@@ -1,0 +1,40 @@
+"""`plan` and `tune` search the same candidates: they build their spaces by one function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ladder.machine.lease import Leases
+from ladder.search.space import Space
+from ladder.simulation.paper_machine import machine_files, read_machine
+from ladder.tuning.options import PlanOptions, TuneOptions
+from ladder.tuning.planning import plan_of
+from ladder.tuning.run import space_of
+from ladder.workload.source import bundled_models
+
+
+def searched_by_a_tune(model: str, machine: str, folder: Path) -> Space:
+    drive = folder if read_machine(machine).nvme_space else None
+    options = TuneOptions(
+        model=model, launcher="simulated", machine=machine, nvme_path=drive, output=folder / "best_config.json"
+    )
+    return space_of(options, Leases())
+
+
+def planned(model: str, machine: str) -> Space:
+    _, space = plan_of(PlanOptions(model=model, machine=machine), lambda note: None)
+    return space
+
+
+@pytest.mark.parametrize("machine", machine_files())
+@pytest.mark.parametrize("model", bundled_models())
+def test_plan_and_tune_have_the_same_candidates(model: str, machine: str, tmp_path: Path) -> None:
+    tune, plan = searched_by_a_tune(model, machine, tmp_path), planned(model, machine)
+    assert [each.key for each in plan.candidates] == [each.key for each in tune.candidates]
+    assert (plan.memory_limit, plan.host_memory) == (tune.memory_limit, tune.host_memory)
+
+
+def test_plan_knows_half_checkpointing() -> None:
+    assert any(candidate.checkpointing == "1/2" for candidate in planned("llama-2-7b", "a100-40").candidates)
