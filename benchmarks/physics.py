@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.search.machine_speed import machine_speed
+from ladder.machine.machine_speed import machine_speed
 from recorded import SWEEPS, Sweep, recorded_sweeps
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine

@@ -51,7 +51,7 @@ class Stretch:
 
 
 def chunk_rows(tokens: int, model: ModelShape) -> int:
-    """Tokens whose logits a loss in chunks takes at once (liger-kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
+    """Tokens whose logits a loss in chunks takes at once (the kernel's source, 0.8.5)."""
     pieces = -(-model.vocab_size // model.hidden_size)
     return min(tokens, 1 << max(0, (-(-tokens // pieces) - 1).bit_length()))
 

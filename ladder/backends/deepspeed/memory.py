@@ -98,9 +98,9 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
     if candidate.accumulation > 1:
         rest_gradients = 2.0 * p if rung.stage == 1 else 0.0 if offload else 2.0 * share
-    elif at_boundary:
-        rest_gradients = 2.0 * (p - share)  # its own go to the host as they come, those of other ranks stay
     bucket = 2.0 * knobs["reduce_bucket_size"]
+    if at_boundary and candidate.accumulation == 1 and world_size > 1 and largest > bucket:
+        rest_gradients = largest  # smaller ones of other ranks are views of the bucket (reduce_ipg_grads)
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
     copy = min(bucket, 2.0 * p) if world_size > 1 else 0.0
     own = 0.0 if offload else 2.0 * share  # allocated as the first bucket's copy goes
