@@ -23,13 +23,15 @@ from ladder.text import shown
 _OPERATORS = {"shm_comm": "every trial on the CPU", "cpu_adam": "optimizer offload", "async_io": "NVMe offload"}
 _CHECKED = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "huggingface-hub", "nvidia-ml-py")
 _TORCH_SECONDS = 120.0
+_DISTRIBUTION = "oom-ladder"
+"""The name that pip knows; the import and the command are `ladder`."""
 
 
 def packages() -> Iterator[Check]:
     """Versions within what this ladder says it works with."""
     wanted = {}
     try:
-        needs = importlib.metadata.requires("ladder") or ()
+        needs = importlib.metadata.requires(_DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:
         yield warn("ladder", "is run without being installed, so what it needs is not checked", "pip install .")
         needs = ()
