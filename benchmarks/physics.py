@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.machine.machine_speed import machine_speed
 from recorded import SWEEPS, Sweep, recorded_sweeps
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.speed import predict_speed
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
