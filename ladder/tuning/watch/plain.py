@@ -9,13 +9,14 @@ from ladder.events.protocol import TrialSpec
 from ladder.events.verdict import trial_seconds
 from ladder.report.times import trial_line
 from ladder.search.space import measured
+from ladder.techniques.keys import engine_in
 from ladder.tuning.tune_events import Note, SearchBegins, TrialBegins, TrialEnds, TuneEvent
 from ladder.units import format_bytes
 
 
 def engine_of(spec: TrialSpec) -> str:
     """The engine that all candidates of the trial have in common."""
-    return spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+    return engine_in(spec.candidates[0].key).key
 
 
 def plain_lines(event: TuneEvent) -> None:
