@@ -145,12 +145,12 @@ class History:
             except OSError as error:
                 raise self.unwritable(error) from None
             return
-        if known.get("schema_version", 0) > SCHEMA_VERSION:
+        if known["schema_version"] > SCHEMA_VERSION:
             raise UsageError(
                 f"{shown(self.folder)} was written by a newer ladder; upgrade, or choose another --run-dir."
             )
-        if known.get("fingerprint") != fingerprint:
-            before = known.get("facts", {})
+        if known["fingerprint"] != fingerprint:
+            before = known["facts"]
             changed = [name for name in facts if before.get(name) != facts[name]] or ["something"]
             raise UsageError(
                 f"{shown(self.folder)} holds the history of another tune ({', '.join(changed)} differ); "
