@@ -22,6 +22,7 @@ from ladder.units import gib
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task
 
 SCHEMA_VERSION = 1
+"""Of best_config.json. Chosen: it is counted up when a file would mean something else to this reader."""
 SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}

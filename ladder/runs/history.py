@@ -26,14 +26,16 @@ from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 
 SCHEMA_VERSION = 1
+"""Of a run folder. Chosen: it is counted up when a folder would mean something else to this reader."""
 _STUDY = "ladder"
 _SECONDS = "seconds of trials without a record"
 _RECORD = TypeAdapter(Record)
 _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
 
-# Disk space held back: with the disk full, the trial that has just been measured is still written down.
 _RESERVE_BYTES = 256 << 10
+"""Disk space held back: with the disk full, the trial that has just been measured is still written down. Chosen: many
+times what the records of a trial take."""
 # What a tune leaves in its folder if it is killed before its journal is there.
 _FIRST_FILES = frozenset({"trials", "lock", "reserve"})
 

@@ -17,6 +17,8 @@ from ladder.workload.shapes import with_layers
 from ladder.workload.workload import Workload
 
 _BROKEN_AFTER = 2
+"""Crashes or hangs before an engine or a technique of which nothing fits is taken for broken. Chosen: a single one may
+be chance, or one candidate's fault."""
 PARITY = "parity"
 """The moment of a failure that is none of memory: the losses were not the plain rung's."""
 REFUSED = "refused"

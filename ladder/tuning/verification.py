@@ -35,6 +35,7 @@ from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
+"""Chosen: a week, which no verification of a few steps takes."""
 _TRIAL = "0001"
 
 

@@ -19,9 +19,13 @@ from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
 
 _NARROW = 72
+"""Of a terminal: with fewer, the table leaves memory out. Chosen by eye."""
 _WIDE = 100
+"""Of a terminal: with as many, each GPU's memory is shown beside the fullest one's. Chosen by eye."""
 _BAR_CELLS = 12
+"""Chosen by eye."""
 _MOST_COLUMNS = 16
+"""GPUs that are shown one by one at most. Chosen: those of two usual hosts, and the line has room for them."""
 
 
 def ladder_table(progress: Progress, width: int, height: int) -> Table:
