@@ -43,7 +43,7 @@ class Settings:
     stage: int
     environment: Mapping[str, str]
     transformers: str
-    """The version that was measured with."""
+    """The version that was measured with; empty where it is not known."""
     host_memory: int
     """Bytes on the host that all ranks together were seen to hold."""
     warnings: tuple[str, ...]
@@ -108,7 +108,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         device=section["device"],
         stage=candidate.engine.rung.stage,
         environment=section["environment"],
-        transformers=section["versions"]["transformers"],
+        transformers=section["versions"].get("transformers", ""),
         host_memory=int(section["host_memory_gib"] * GIB),
         warnings=tuple(section["warnings"]),
     )

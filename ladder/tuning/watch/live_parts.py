@@ -14,7 +14,7 @@ from ladder.report.times import PHASES, clock
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.watch.bars import bar, columns
-from ladder.tuning.watch.plain import engine_of
+from ladder.tuning.watch.plain import engine_key_of
 from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
 
@@ -83,7 +83,7 @@ def now_lines(progress: Progress, width: int) -> list[Text]:
 
 def _key(trial: CurrentTrial) -> str:
     """The candidate that runs, or the engine before it has one."""
-    return trial.candidate or engine_of(trial.spec)
+    return trial.candidate or engine_key_of(trial.spec)
 
 
 def _place(trial: CurrentTrial) -> str:
