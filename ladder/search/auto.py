@@ -153,8 +153,11 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     gain = max(_gain(each, speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
     scouts = [each for each in own if each.fits >= _SURE_ENOUGH and each.memory.peak <= chosen[0].memory.peak]
-    orders = ((scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts))
-    prices = {order: _price(order, target) for order in dict.fromkeys(orders)}  # no set: of equals, the first is taken
+    prices: dict[tuple[Outlook, ...], float] = {}
+    for scout in (chosen[0], *scouts):
+        order = (scout, *(each for each in chosen if each is not scout))
+        if order not in prices:
+            prices[order] = _price(order, target)
     cheapest = min(prices, key=lambda order: (prices[order], order[0].memory.peak))
     return _Offer(cheapest[0].candidate.engine, cheapest, gain, prices[cheapest])
 
@@ -175,17 +178,26 @@ def _price(order: Sequence[Outlook], target: float) -> float:
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
     """Those that may be the engine's fastest, and one that surely fits, in ascending predicted memory."""
     champion = max(own, key=_rank_within_engine)
-    promise = {champion.candidate.key: math.inf}
+    least_gain = math.log1p(belief.space.tolerance / 2)
+    promises = {champion.candidate.key: math.inf}
     for each in own:
         mean, deviation = each.ahead_of(champion)
-        if each is not champion and mean + _QUANTILE * deviation > math.log1p(belief.space.tolerance / 2):
-            promise[each.candidate.key] = (mean + deviation) + math.log(each.fits + 1e-9) / 10
-    keys = sorted(promise, key=promise.__getitem__, reverse=True)[:_MOST]
+        if each is not champion and mean + _QUANTILE * deviation > least_gain:
+            promises[each.candidate.key] = _promise(each, mean + deviation)
+    keys = sorted(promises, key=lambda key: promises[key], reverse=True)[:_MOST]
     chosen = [each for each in own if each.candidate.key in keys]
-    if max(each.fits for each in chosen) < _SURE_ENOUGH:
-        safe = [each for each in own if each.fits >= _SURE_ENOUGH]
-        chosen += [max(safe, key=lambda each: each.speed.tokens_per_second)] if safe else []
+    safe = [each for each in own if each.fits >= _SURE_ENOUGH]
+    if safe and not any(each in safe for each in chosen):
+        chosen.append(max(safe, key=lambda each: each.speed.tokens_per_second))
     return tuple(sorted(chosen, key=lambda each: (each.memory.peak, each.candidate.micro_batch)))
+
+
+def _promise(outlook: Outlook, ahead: float) -> float:
+    """How much a candidate promises that may be `ahead` (a logarithm): less where it hardly fits.
+
+    A tenth of the chance's logarithm: what fits with 50 % is worth as much as what surely fits and is 7 % slower.
+    """
+    return ahead + math.log(outlook.fits + 1e-9) / 10
 
 
 def _rank_within_engine(outlook: Outlook) -> tuple[bool, float, float]:

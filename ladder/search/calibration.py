@@ -24,7 +24,11 @@ _STEP = 1e-3
 """Of an unknown, to take a formula's slope. Chosen: small beside a standard deviation, which is 1, and large beside
 rounding."""
 _ITERATIONS = 10
-"""At most, of Gauss-Newton. Chosen: a fit mostly ends sooner, as soon as no unknown moves by 0.01."""
+"""At most, of Gauss-Newton. Chosen: a fit mostly ends sooner, as soon as the unknowns stand still."""
+_STRIDE = 1.5
+"""How far an unknown moves at once, at most. Chosen: from far away a linearised formula points too far."""
+_STANDS_STILL = 0.01
+"""An unknown that moves by less stands still. Chosen: a hundredth of a standard deviation changes no decision."""
 _LIMIT = 4.0
 """No unknown is believed to be further out: a freak measurement must not bend everything else. Chosen: the prior
 expects an unknown beyond it once in 16,000."""
@@ -158,11 +162,16 @@ def _descend(data: Sequence[Datum], index: Mapping[str, int], values: dict[str, 
         for name, wanted in zip(index, solution, strict=True):
             # Half steps late on: a maximum over moments makes the formula kink, and full steps would hop across.
             stride = (wanted - values[name]) * (1.0 if iteration < _ITERATIONS // 2 else 0.5)
-            value = max(-_LIMIT, min(_LIMIT, values[name] + max(-1.5, min(1.5, stride))))
+            value = _within(_LIMIT, values[name] + _within(_STRIDE, stride))
             moved = max(moved, abs(value - values[name]))
             values[name] = value
-        if moved < 0.01:
+        if moved < _STANDS_STILL:
             break
+
+
+def _within(limit: float, value: float) -> float:
+    """`value`, or the end of the range from -`limit` to `limit` that it lies beyond."""
+    return max(-limit, min(limit, value))
 
 
 def _slopes(formula: Formula, names: Sequence[str], values: Unknowns, at: float) -> list[float]:
