@@ -36,6 +36,7 @@ from ladder.machine.gpus import Gpu
 from ladder.machine.machine import Machine
 from ladder.search.cost import start_seconds
 from ladder.search.space import Space
+from ladder.techniques.keys import engine_in
 from ladder.units import GIB, MIB
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
@@ -177,7 +178,7 @@ class PlaybackLauncher(Launcher):
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=self._clock)
         run.started = self._clock
-        rung = RUNGS_BY_NAME[spec.candidates[0].key.split(" ")[0].split("[")[0]]
+        rung = engine_in(spec.candidates[0].key).rung
         for events in run.events:
             events.append(PhaseEvent(t=self._clock, phase="engine"))
         space = self._sweep.space()

@@ -19,6 +19,7 @@ from ladder.search.space import Space
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
 from ladder.simulation.physics import Physics
+from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, split_supported
 from ladder.tuning.tuner import Tuner
@@ -135,7 +136,7 @@ class MemoryHistory:
         """Of those, for starting and ending engines that an earlier trial had measured: the price of trials that end
         with the candidates they were asked for."""
         engines = {
-            record.trial: record.candidate_key.split(" ")[0] for record in self.records if record.purpose == "measure"
+            record.trial: engine_in(record.candidate_key).key for record in self.records if record.purpose == "measure"
         }
         trials = sorted(engines)
         again = [trial for index, trial in enumerate(trials) if engines[trial] in map(engines.get, trials[:index])]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 EXIT_FOUND = 0
+"""Defined by every shell: success."""
 EXIT_BUG = 1
+"""Chosen: as Python exits after an exception that nobody caught."""
 
 
 class LadderError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _SHORT_LINE = 14
+"""Cells. Chosen: within the 16 that tables have for a rung's name on a narrow terminal."""
 
 
 def shown(value: object) -> str:

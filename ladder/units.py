@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+"""Defined by IEC 80000-13: powers of 1,024."""
 
 _FACTORS = {"B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TIB": GIB << 10}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")

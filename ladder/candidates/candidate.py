@@ -10,7 +10,7 @@ from ladder.candidates.rungs import Knob, Rung
 from ladder.candidates.technique import SLOTS, Technique
 
 HALF = 2
-"""Partial checkpointing: every second layer is computed again."""
+"""Partial checkpointing: every second layer is computed again. Chosen: the middle between all layers and none."""
 CHECKPOINTING = {"off": (0, False), "on": (1, False), f"1/{HALF}": (HALF, False), "cpu": (1, True)}
 """By name, `Candidate.checkpoint_every` and `Candidate.offload_activations`."""
 _CHECKPOINTING_NAMES = {kind: name for name, kind in CHECKPOINTING.items()}

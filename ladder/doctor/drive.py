@@ -12,7 +12,9 @@ from ladder.text import shown
 from ladder.units import MIB
 
 _BLOCKS = 64
+"""Of 1 MiB each. Chosen: enough to see a drive's speed, and soon written on a slow one."""
 _SECONDS = 0.5
+"""A slow drive is read no longer. Chosen: `ladder doctor` should answer at once."""
 
 
 def read_speed(folder: Path) -> float:

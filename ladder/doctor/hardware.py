@@ -21,9 +21,10 @@ from ladder.machine.nvme import check_nvme_path
 from ladder.units import GIB, MIB, format_bytes
 
 _LITTLE_SHM = 256 * MIB
-"""The trials' processes exchange through it: containers often get 64 MiB."""
+"""The trials' processes exchange through it. Chosen: four times the 64 MiB that containers often get."""
 _SLOW_DRIVE = 1e9
-"""Bytes a second below which NVMe offload is hardly worth it: a step moves 30 bytes a parameter."""
+"""Bytes a second below which NVMe offload is hardly worth it. Chosen: a step moves 30 bytes a parameter, so that a
+billion parameters take half a minute."""
 
 
 def driver_cuda() -> tuple[int, int] | None:

@@ -23,6 +23,8 @@ from ladder.text import shown
 _OPERATORS = {"shm_comm": "every trial on the CPU", "cpu_adam": "optimizer offload", "async_io": "NVMe offload"}
 _CHECKED = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "huggingface-hub", "nvidia-ml-py")
 _TORCH_SECONDS = 120.0
+"""To import torch and start CUDA. Chosen: five times the 23 s that the slowest host so far needed to import what trials
+need (measured: benchmarks/results/4xh200-beyond-the-ladder)."""
 _DISTRIBUTION = "oom-ladder"
 """The name that pip knows; the import and the command are `ladder`."""
 

@@ -22,6 +22,7 @@ from ladder.units import gib
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task
 
 SCHEMA_VERSION = 1
+"""Of best_config.json. Chosen: it is counted up when a file would mean something else to this reader."""
 SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
@@ -112,14 +113,9 @@ def load_best_config(path: Path) -> dict[str, Any]:
     return dict(document)
 
 
-def checkpointing_in(section: Mapping[str, Any]) -> tuple[int, bool]:
-    """`Candidate.checkpoint_every` and `Candidate.offload_activations` of a "ladder" section."""
-    return section["checkpoint_every"], section["offload_activations"]
-
-
 def candidate_key_in(section: Mapping[str, Any]) -> str:
     """`Candidate.key` of a "ladder" section."""
-    checkpointing = checkpointing_name(*checkpointing_in(section))
+    checkpointing = checkpointing_name(section["checkpoint_every"], section["offload_activations"])
     return f"{section['engine']} {variant_name(checkpointing, section['micro_batch'])}"
 
 

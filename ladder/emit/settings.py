@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ladder.candidates import RUNGS_BY_NAME, Technique, checkpointing_name
+from ladder.candidates import Technique
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.emit.answer import Answer
-from ladder.emit.config import SECTION, checkpointing_in, launch_environment, model_folder, original_text
-from ladder.techniques.keys import engine_named
+from ladder.emit.config import SECTION, candidate_key_in, launch_environment, model_folder, original_text
+from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import GIB
 from ladder.workload.workload import Dtype, OptimizerName, Source
@@ -44,8 +44,8 @@ class Settings:
     environment: Mapping[str, str]
     transformers: str
     """The version that was measured with; empty where it is not known."""
-    host_memory: int | None
-    """Bytes on the host that all ranks together were seen to hold; None where the file does not say."""
+    host_memory: int
+    """Bytes on the host that all ranks together were seen to hold."""
     warnings: tuple[str, ...]
     """Sentences without their full stop, which may hold anything."""
 
@@ -91,28 +91,26 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
     section = document[SECTION]
     workload, model = section["workload"], section["model"]
     name = original_text(model["name"])
-    checkpoint_every, offload_activations = checkpointing_in(section)
-    engine, _, _ = section["engine"].partition("[")
-    host_gib, warnings = section.get("host_memory_gib"), tuple(section.get("warnings", ()))
+    candidate = candidate_of(candidate_key_in(section), workload["global_batch_size"], section["world_size"])
     return Settings(
-        model=_loadable(name, model["source"], model.get("folder")),
+        model=_loadable(name, model["source"], model["folder"]),
         shape=name,
         seq_len=workload["seq_len"],
         dtype=workload["dtype"],
         optimizer=workload["optimizer"],
         gradient_clipping=workload["gradient_clipping"],
-        micro_batch=section["micro_batch"],
-        accumulation=section["accumulation"],
-        checkpoint_every=checkpoint_every,
-        checkpointing=checkpointing_name(checkpoint_every, offload_activations),
-        techniques=engine_named(engine).techniques,
+        micro_batch=candidate.micro_batch,
+        accumulation=candidate.accumulation,
+        checkpoint_every=candidate.checkpoint_every,
+        checkpointing=candidate.checkpointing,
+        techniques=candidate.engine.techniques,
         world_size=section["world_size"],
         device=section["device"],
-        stage=RUNGS_BY_NAME[section["rung"]].stage,
+        stage=candidate.engine.rung.stage,
         environment=section["environment"],
         transformers=section["versions"].get("transformers", ""),
-        host_memory=None if host_gib is None else int(host_gib * GIB),
-        warnings=warnings,
+        host_memory=int(section["host_memory_gib"] * GIB),
+        warnings=tuple(section["warnings"]),
     )
 
 

@@ -21,7 +21,8 @@ class Outcome:
     sentence: str = ""
     rank: int | None = None
     moment: str | None = None
-    """The phase: process_group, model, engine, forward, backward, step, evaluation, gather."""
+    """Where in its trial it ended: a phase, or inside one a part of the step as the memory model names them (forward,
+    backward, step); or why no trial speaks of it (`ladder/search/space.py`)."""
     bytes_asked: int | None = None
     bytes_free: int | None = None
     """Free under the limit when the request failed."""

@@ -19,9 +19,13 @@ from ladder.launch.trial_server import TrialServer
 from ladder.launch.watch import Watch, now
 
 _TICK_SECONDS = 0.02
+"""A turn of the loop that watches the ranks. Chosen: short beside an optimizer step, and no work for a core."""
 _RELEASE_SECONDS = 30.0
-# Ranks that got SIGKILL are gone in less; taking down gigabytes of pinned memory is what takes so long.
+"""The driver may take so long to give back the memory of ranks that ended. Chosen: it usually takes a few seconds, so
+that after these somebody else holds it."""
 _KILL_SECONDS = 20.0
+"""Ranks that got SIGKILL are gone sooner. Chosen: giving back 17 GB of pinned memory took 4.7 s, which is what takes
+longest (measured: benchmarks/results/1xh200-pinning)."""
 
 
 class LocalLauncher(Launcher):

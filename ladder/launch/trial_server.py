@@ -19,9 +19,15 @@ from ladder.launch.modules import module_command, module_environment
 from ladder.text import shown
 
 _START_SECONDS = 180.0
+"""To import what trials need. Chosen: eight times the 23 s of the slowest host so far (measured:
+benchmarks/results/4xh200-beyond-the-ladder)."""
 _END_SECONDS = 5.0
+"""For the server to end, and then for its ranks to be gone. Chosen: the server gives its ranks 3 s
+(`ladder/trial/server.py`)."""
 _TICK_SECONDS = 0.1
+"""Chosen: short beside a start of several seconds."""
 _REASON_CHARACTERS = 200
+"""Of the server's own words in an error. Chosen: about two lines of a terminal."""
 
 
 class TrialServer:

@@ -26,14 +26,19 @@ from ladder.events.trial_run import Ending
 from ladder.launch.base import Deadlines, Listener
 from ladder.units import MIB
 
-# After the first rank fails, its peers get this long to report a cause of their own; then they are killed.
 _GRACE_SECONDS = 0.3
-# A rank whose report is complete has nothing left to do but to end.
+"""After the first rank fails, its peers get this long to report a cause of their own; then they are killed. Chosen: a
+rank reports its error as soon as it has one."""
 _LINGER_SECONDS = 10.0
-# A turn of the loop takes 20 ms. What a longer one takes beyond this is no time that the ranks had: they and we were
-# paused together (docker pause, a suspended Slurm job, a machine that slept).
+"""A rank whose report is complete has nothing left to do but to end. Chosen: twice the 4.7 s that giving back 17 GB of
+pinned memory took (measured: benchmarks/results/1xh200-pinning)."""
 _TURN_SECONDS = 1.0
+"""A turn of the loop takes 20 ms. What a longer one takes beyond this is no time that the ranks had: they and we were
+paused together (docker pause, a suspended Slurm job, a machine that slept). Chosen: fifty turns, which a host that is
+only busy does not take."""
 _LOG_BYTES, _LOG_KEPT_BYTES = 16 * MIB, MIB
+"""A rank's log that has grown beyond the first is cut to the second. Chosen: beginnings say most, and a rank that
+prints without end must not fill the disk."""
 
 
 def now() -> float:

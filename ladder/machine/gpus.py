@@ -18,6 +18,7 @@ from ladder.events.protocol import RUN_MARKER
 from ladder.units import format_bytes
 
 _BUSY_FRACTION = 0.10
+"""Of a GPU's memory. Chosen: drivers and displays hold a little without any process, and a tune needs the rest."""
 _NO_GPU_HERE = frozenset(
     {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,

@@ -12,6 +12,7 @@ import psutil
 from ladder.units import MIB
 
 _UNLIMITED = 1 << 60
+"""Bytes. Chosen: more than any machine has, and less than the 2⁶³ that a cgroup without a limit may name."""
 
 # For the environment of a CPU rank, which is held to a limit by failing allocations. Large blocks get a mapping each
 # and go back at once: glibc otherwise keeps freed ones of up to 32 MiB, some 30 MiB more in one run than in the next.

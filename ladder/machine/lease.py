@@ -20,9 +20,12 @@ from ladder.machine.gpus import Gpu, Obstacle, obstacle
 # Shared by all users of the host: their tunes meet on the same GPUs. Not TMPDIR, which differs between sessions.
 _FOLDER = Path("/tmp/ladder-leases")
 _POLL_SECONDS = 0.5
-# A dead process's memory takes the driver seconds to release: nobody has to be asked to wait for that.
+"""Between two looks at GPUs that are not free. Chosen: nobody notices the delay, and looking costs next to nothing."""
 _PASSING_SECONDS = 15.0
+"""A dead process's memory takes the driver seconds to release: nobody has to be asked to wait for that. Chosen: several
+times those seconds."""
 _MOST_TEXT = 4096
+"""Bytes that are read of a lease, which anybody may write to. Chosen: the longest path on Linux."""
 
 
 class InterruptedWaitError(LadderError):

@@ -20,7 +20,7 @@ from ladder.units import format_bytes
 from ladder.workload.workload import OptimizerName
 
 CPU_RANKS = 2
-"""Ranks on a machine without GPUs: the fewest with which ZeRO partitions anything."""
+"""Ranks on a machine without GPUs. Chosen: the fewest with which ZeRO partitions anything."""
 
 Choice = Callable[[Sequence[Gpu], int, int | None], Sequence[Gpu]]
 """Takes the visible GPUs, how many of them, and the bytes that each must have free (None: all it has)."""

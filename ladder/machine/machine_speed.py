@@ -55,6 +55,7 @@ _GPUS: tuple[tuple[str, float, float, float], ...] = (
 _NETWORK = 25e9
 """Bytes a second of a GPU between nodes: one port of 200 Gbit/s for each (estimate)."""
 _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
+"""Figures as in `_GPUS`. Chosen: between an A10 and an RTX 4090; `MachineSpeed.doubt` says how little is known."""
 
 
 def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:

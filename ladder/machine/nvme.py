@@ -15,10 +15,13 @@ from ladder.units import MIB, format_bytes
 from ladder.workload.workload import Workload
 
 _PROBE_SECONDS = 0.5
+"""A slow drive is written to no longer. Chosen: a tune should not wait for this look."""
 _PROBE_BLOCKS = 64
+"""Of 1 MiB each. Chosen: enough to see a drive's speed, and soon written."""
 _OPTIMIZER_BYTES = {"adamw": 12, "adam": 12, "sgd": 4}
-# Read and written for a parameter in one optimizer step, with optimizer and parameters on the drive.
 _MOVED_BYTES = 30
+"""For a parameter in one optimizer step, with optimizer and parameters on the drive. Derived: states, master weights
+and gradients are read, states and master weights written."""
 
 
 def check_nvme_path(path: Path) -> float:

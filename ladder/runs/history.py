@@ -26,14 +26,16 @@ from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 
 SCHEMA_VERSION = 1
+"""Of a run folder. Chosen: it is counted up when a folder would mean something else to this reader."""
 _STUDY = "ladder"
 _SECONDS = "seconds of trials without a record"
 _RECORD = TypeAdapter(Record)
 _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
 
-# Disk space held back: with the disk full, the trial that has just been measured is still written down.
 _RESERVE_BYTES = 256 << 10
+"""Disk space held back: with the disk full, the trial that has just been measured is still written down. Chosen: many
+times what the records of a trial take."""
 # What a tune leaves in its folder if it is killed before its journal is there.
 _FIRST_FILES = frozenset({"trials", "lock", "reserve"})
 
@@ -145,12 +147,12 @@ class History:
             except OSError as error:
                 raise self.unwritable(error) from None
             return
-        if known.get("schema_version", 0) > SCHEMA_VERSION:
+        if known["schema_version"] > SCHEMA_VERSION:
             raise UsageError(
                 f"{shown(self.folder)} was written by a newer ladder; upgrade, or choose another --run-dir."
             )
-        if known.get("fingerprint") != fingerprint:
-            before = known.get("facts", {})
+        if known["fingerprint"] != fingerprint:
+            before = known["facts"]
             changed = [name for name in facts if before.get(name) != facts[name]] or ["something"]
             raise UsageError(
                 f"{shown(self.folder)} holds the history of another tune ({', '.join(changed)} differ); "

@@ -16,8 +16,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 
 _CHECKSUM = "ladder_crc32"
-# Attributes that optuna-dashboard writes for its own notes; whoever else writes here is damage.
 _FOREIGN_OPERATIONS = (3, 9)
+"""Attributes that optuna-dashboard writes for its own notes; whoever else writes here is damage. Defined by Optuna's
+`JournalOperation`: system attributes of a study and of a trial."""
 
 
 class DamagedJournalError(Exception):

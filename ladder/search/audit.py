@@ -45,7 +45,8 @@ def audit_report(space: Space, records: Sequence[Record]) -> AuditReport:
         before = [earlier for earlier in records if earlier.trial < record.trial]
         if _pruned(candidate, space, before, believe(space, before)):
             audited += 1
-            wrong += [key] if record.outcome.kind == "fits" else []
+            if record.outcome.kind == "fits":
+                wrong.append(key)
     return AuditReport(audited, tuple(wrong))
 
 

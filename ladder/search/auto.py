@@ -27,19 +27,27 @@ from ladder.search.space import Space, fastest, measured, ranking, ruled_out
 from ladder.search.speed import STEP_NOISE
 
 _SURE_ENOUGH = 0.9
-"""A trial begins with a candidate at least this likely to fit, so that it yields something."""
+"""A trial begins with a candidate at least this likely to fit, so that it yields something. Chosen: to be surer, trials
+would begin with slower candidates, which tell less about the engine's best."""
 _MOST = 3
-"""Candidates of one request: what they teach decides about the others."""
+"""Candidates of one request: what they teach decides about the others. Chosen: few, since an engine that is worth it is
+asked for again."""
 _HOPELESS_ENGINES = 3
-"""So many engines may run out of memory against all hope before nothing is said to fit."""
+"""So many engines may run out of memory against all hope before nothing is said to fit. Chosen: what is believed about
+memory is shared by all engines, and three failures confirm it."""
 _NO_BEST = 0.7
-"""While nothing is measured, gains count from this share of the highest expected speed."""
+"""While nothing is measured, gains count from this share of the highest expected speed. Chosen: low enough for several
+engines to show a gain, so that their prices decide between them."""
 _QUANTILE = 1.645
-"""Within an engine nearly all doubt is shared, so more of what is left counts."""
+"""Within an engine nearly all doubt is shared, so more of what is left counts. Chosen: the 95 % quantile of a normal
+distribution, where the search as a whole takes 90 %."""
 _CHEAP_QUANTILE = 2.3
-"""Likewise in a trial that has begun, for a candidate whose steps cost less than the start of the engine did."""
+"""As `_QUANTILE`, in a trial that has begun, for a candidate whose steps cost less than the start of the engine did.
+Chosen by a case of benchmarks/search.py that lost more than 5 % without it; for all candidates, it would cost a third
+more on the recorded sweep of Llama-2-7B (benchmarks/results/search)."""
 _NEXT_TO_NOTHING = 0.25
-"""Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial."""
+"""Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial. Chosen by
+the recorded sweep of Llama-2-7B and by simulated machines 1000 to 1015 (benchmarks/results/search)."""
 _NORMAL = NormalDist()
 
 
@@ -145,8 +153,11 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     gain = max(_gain(each, speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
     scouts = [each for each in own if each.fits >= _SURE_ENOUGH and each.memory.peak <= chosen[0].memory.peak]
-    orders = ((scout, *(each for each in chosen if each is not scout)) for scout in (chosen[0], *scouts))
-    prices = {order: _price(order, target) for order in dict.fromkeys(orders)}  # no set: of equals, the first is taken
+    prices: dict[tuple[Outlook, ...], float] = {}
+    for scout in (chosen[0], *scouts):
+        order = (scout, *(each for each in chosen if each is not scout))
+        if order not in prices:
+            prices[order] = _price(order, target)
     cheapest = min(prices, key=lambda order: (prices[order], order[0].memory.peak))
     return _Offer(cheapest[0].candidate.engine, cheapest, gain, prices[cheapest])
 
@@ -167,17 +178,26 @@ def _price(order: Sequence[Outlook], target: float) -> float:
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
     """Those that may be the engine's fastest, and one that surely fits, in ascending predicted memory."""
     champion = max(own, key=_rank_within_engine)
-    promise = {champion.candidate.key: math.inf}
+    least_gain = math.log1p(belief.space.tolerance / 2)
+    promises = {champion.candidate.key: math.inf}
     for each in own:
         mean, deviation = each.ahead_of(champion)
-        if each is not champion and mean + _QUANTILE * deviation > math.log1p(belief.space.tolerance / 2):
-            promise[each.candidate.key] = (mean + deviation) + math.log(each.fits + 1e-9) / 10
-    keys = sorted(promise, key=promise.__getitem__, reverse=True)[:_MOST]
+        if each is not champion and mean + _QUANTILE * deviation > least_gain:
+            promises[each.candidate.key] = _promise(each, mean + deviation)
+    keys = sorted(promises, key=lambda key: promises[key], reverse=True)[:_MOST]
     chosen = [each for each in own if each.candidate.key in keys]
-    if max(each.fits for each in chosen) < _SURE_ENOUGH:
-        safe = [each for each in own if each.fits >= _SURE_ENOUGH]
-        chosen += [max(safe, key=lambda each: each.speed.tokens_per_second)] if safe else []
+    safe = [each for each in own if each.fits >= _SURE_ENOUGH]
+    if safe and not any(each in safe for each in chosen):
+        chosen.append(max(safe, key=lambda each: each.speed.tokens_per_second))
     return tuple(sorted(chosen, key=lambda each: (each.memory.peak, each.candidate.micro_batch)))
+
+
+def _promise(outlook: Outlook, ahead: float) -> float:
+    """How much a candidate promises that may be `ahead` (a logarithm): less where it hardly fits.
+
+    A tenth of the chance's logarithm: what fits with 50 % is worth as much as what surely fits and is 7 % slower.
+    """
+    return ahead + math.log(outlook.fits + 1e-9) / 10
 
 
 def _rank_within_engine(outlook: Outlook) -> tuple[bool, float, float]:

@@ -34,16 +34,23 @@ from ladder.search.speed import (
 from ladder.workload.workload import Workload
 
 HOST_DEVIATION = 0.10
-"""Relative error of predicted host memory; confirmed within 6 % on one machine."""
+"""Relative error of predicted host memory. Chosen: it was confirmed within 6 % on one machine, and others may stray
+more."""
 _NOISE_OF_ONE_STEP = 0.04
-"""Relative: a single timed step may be the one that something disturbed."""
+"""Relative: a single timed step may be the one that something disturbed. Chosen: as `StepPolicy.disagreement`, from
+which on a third step is timed."""
 _NOISE_OF_THRASHING = 0.1
+"""Relative: near the limit the allocator empties its cache again and again. Chosen: wide enough for such a candidate to
+say little about those with memory to spare. Taken at its word, one led the search astray by more than 5 %
+(benchmarks/results/search)."""
 SLIM = 0.03
-"""A candidate less likely to fit than this is not tried."""
+"""A candidate less likely to fit than this is not tried. Chosen: thirty failed trials for one that fits are too
+many."""
 LIKELY = 0.5
-"""One at least this likely to fit is said to."""
+"""One at least this likely to fit is said to. Chosen: more likely than not."""
 _NORMAL = NormalDist()
 QUANTILE_90 = 1.28
+"""Derived: the 90 % quantile of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)

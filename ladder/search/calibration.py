@@ -21,12 +21,23 @@ Factor = tuple[tuple[str, float], ...]
 """Unknowns and their standard deviations, as logarithms: together they scale one term of a formula."""
 
 _STEP = 1e-3
+"""Of an unknown, to take a formula's slope. Chosen: small beside a standard deviation, which is 1, and large beside
+rounding."""
 _ITERATIONS = 10
+"""At most, of Gauss-Newton. Chosen: a fit mostly ends sooner, as soon as the unknowns stand still."""
+_STRIDE = 1.5
+"""How far an unknown moves at once, at most. Chosen: from far away a linearised formula points too far."""
+_STANDS_STILL = 0.01
+"""An unknown that moves by less stands still. Chosen: a hundredth of a standard deviation changes no decision."""
 _LIMIT = 4.0
-"""No unknown is believed to be further out: a freak measurement must not bend everything else."""
+"""No unknown is believed to be further out: a freak measurement must not bend everything else. Chosen: the prior
+expects an unknown beyond it once in 16,000."""
 _FREEDOM = 6.0
-"""Degrees of freedom of the Student-t noise: a measurement that fits nothing else loses its weight."""
+"""Degrees of freedom of the Student-t noise: a measurement that fits nothing else loses its weight. Chosen: nearly a
+normal distribution in its middle, with tails that forgive a disturbed step."""
 _TRUST = 4.0
+"""Measurements that count as having agreed with the prior (`_surprise`). Chosen: with fewer, a single surprise would
+widen all doubt."""
 
 
 def scale(factor: Factor, unknowns: Unknowns) -> float:
@@ -151,11 +162,16 @@ def _descend(data: Sequence[Datum], index: Mapping[str, int], values: dict[str, 
         for name, wanted in zip(index, solution, strict=True):
             # Half steps late on: a maximum over moments makes the formula kink, and full steps would hop across.
             stride = (wanted - values[name]) * (1.0 if iteration < _ITERATIONS // 2 else 0.5)
-            value = max(-_LIMIT, min(_LIMIT, values[name] + max(-1.5, min(1.5, stride))))
+            value = _within(_LIMIT, values[name] + _within(_STRIDE, stride))
             moved = max(moved, abs(value - values[name]))
             values[name] = value
-        if moved < 0.01:
+        if moved < _STANDS_STILL:
             break
+
+
+def _within(limit: float, value: float) -> float:
+    """`value`, or the end of the range from -`limit` to `limit` that it lies beyond."""
+    return max(-limit, min(limit, value))
 
 
 def _slopes(formula: Formula, names: Sequence[str], values: Unknowns, at: float) -> list[float]:

@@ -11,14 +11,17 @@ from ladder.search.speed import SpeedPrediction
 _PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
 _STEPS = 4
-"""Optimizer steps of a candidate: one to warm up, and timed ones until the median is known to 1 %."""
+"""Optimizer steps of a candidate: one to warm up, and timed ones until the median is known to 1 %. Chosen: the usual
+case of `StepPolicy`."""
 _STEP_SECONDS = 4.0
-"""After so long no more are timed than have to be (`protocol.StepPolicy`)."""
+"""After so long no more are timed than have to be. Derived: `StepPolicy.seconds`."""
 _FEWEST_STEPS = 3
-"""One to warm up and two timed. A long step is timed once where the untimed one agrees with it: that is one less."""
+"""One to warm up and two timed. A long step is timed once where the untimed one agrees with it: that is one less.
+Derived from `StepPolicy`."""
 CANDIDATES_OF_A_TRIAL = 3
+"""Derived: what `auto` asks for at most (`_MOST`)."""
 MOST_TRIALS = 5
-"""What the search needs, all but a few times (benchmarks/search.py)."""
+"""Measured by benchmarks/search.py: what the search needs, all but a few times."""
 
 
 def start_seconds(rung: Rung, num_parameters: int) -> float:

@@ -12,7 +12,9 @@ from ladder.search.memory import predict_memory
 from ladder.search.space import Space
 
 _SURE = 0.99
+"""A rung at least this likely to fit is said to fit. Chosen: the quantile of `MemoryPrediction.upper`."""
 MOST_GPUS = 1024
+"""As far as more GPUs are looked for. Chosen: beyond what one DeepSpeed job usually takes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,12 @@ from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
 
 UPPER_DEVIATIONS = 2.33
-"""`MemoryPrediction.upper` is this many standard deviations above `peak`: the 99 % quantile."""
-_LARGEST_MARGIN = 0.08  # measured: 37.2 GiB allocated trained within 39.5 reserved of a limit of 40
-_HOST_PROCESS = 1.9 * GIB  # measured: resident memory of a rank that offloads nothing
+"""`MemoryPrediction.upper` is this many standard deviations above `peak`. Derived: the 99 % quantile of a normal
+distribution."""
+_LARGEST_MARGIN = 0.08
+"""Measured: 37.2 GiB allocated trained within 39.5 reserved of a limit of 40."""
+_HOST_PROCESS = 1.9 * GIB
+"""Measured: resident memory of a rank that offloads nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,9 +119,11 @@ STRATEGIES: dict[str, Strategy] = {
 ALONG_THE_LADDER = frozenset({"walk", "reverse", "bisect"})
 """The strategies that know the documented ladder only."""
 
-# A proof that comes out this much slower than the next candidate's measurement makes the next one worth a proof too.
 _PROOF_TOLERANCE = 0.02
+"""A proof that comes out this much slower than the next candidate's measurement makes the next one worth a proof too.
+Chosen: the default of --tolerance."""
 _MAX_EXTRA_PROOFS = 2
+"""Chosen: each takes as long as the first, and the candidates behind were slower from the start."""
 
 
 def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:

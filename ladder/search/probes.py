@@ -14,7 +14,8 @@ from ladder.search.cost import expected_seconds
 from ladder.search.space import measured, probed
 
 _WORTH = 0.9
-"""Of the trial's seconds: a probe that is expected to save less is not worth a trial more."""
+"""Of the trial's seconds: a probe that is expected to save less is not worth a trial more. Chosen: expected seconds are
+a guess, and a smaller saving may be none."""
 
 
 def probe_first(

@@ -22,14 +22,17 @@ from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _TOKENS = 64
-"""Sequences are shortened by multiples of this."""
+"""Sequences are shortened by multiples of this. Chosen: a round number for kernels, and fine enough for people."""
 _GPUS_OF_A_HOST = 8
-"""Up to so many share one host and its memory."""
+"""Up to so many share one host and its memory. Chosen: as in most servers for training."""
 _LORA_RANK = 16
+"""Chosen: between PEFT's default of 8 and the 64 of Dettmers et al. 2023."""
 _ADAPTER_BYTES = 16
-"""Of each adapter weight: in 16 bits with its gradient, master weight and Adam's two states."""
+"""Of each adapter weight. Derived: in 16 bits (2) with its gradient (2), master weight (4) and Adam's two states
+(8)."""
 _QUANTISED_BYTES = 0.52
-"""Of a weight in NF4 with doubly quantised constants: 4.127 bits (Dettmers et al. 2023, section 3)."""
+"""Of a weight in NF4 with doubly quantised constants. Derived: 4.127 bits (Dettmers et al. 2023, section 3), over 8
+and rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +234,10 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
     return low
 
 

@@ -17,6 +17,8 @@ from ladder.workload.shapes import with_layers
 from ladder.workload.workload import Workload
 
 _BROKEN_AFTER = 2
+"""Crashes or hangs before an engine or a technique of which nothing fits is taken for broken. Chosen: a single one may
+be chance, or one candidate's fault."""
 PARITY = "parity"
 """The moment of a failure that is none of memory: the losses were not the plain rung's."""
 REFUSED = "refused"
@@ -153,16 +155,24 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
             return RuledOut(record, f"the engine already failed to start ({record.outcome.kind})")
         if record.outcome.moment == PARITY and same_steps(other, candidate):
             return RuledOut(record, record.outcome.sentence)
-        needs_more = candidate.micro_batch >= other.micro_batch
-        needs_more &= candidate.checkpointed <= other.checkpointed
-        if candidate.offload_activations != other.offload_activations:
-            needs_more &= other.offload_activations and record.outcome.kind == "gpu_oom"
-        needs_more &= candidate.setup == other.setup or other.accumulation == 1  # accumulating takes more
-        if record.outcome.kind in MEMORY_OUTCOMES and record.purpose == "measure" and needs_more:
+        of_memory = record.purpose == "measure" and record.outcome.kind in MEMORY_OUTCOMES
+        if of_memory and _needs_as_much(candidate, other, record.outcome):
             return RuledOut(
                 record, f"{other.variant}, which needs no more memory, already ended in {record.outcome.kind}"
             )
     return None
+
+
+def _needs_as_much(candidate: Candidate, other: Candidate, outcome: Outcome) -> bool:
+    """Whether `candidate` needs at least what `other`, of the same engine, had too little of in `outcome`."""
+    if candidate.micro_batch < other.micro_batch or candidate.checkpointed > other.checkpointed:
+        return False
+    if candidate.setup != other.setup and other.accumulation > 1:
+        return False  # it is accumulating that took more
+    if candidate.offload_activations == other.offload_activations:
+        return True
+    # Of the two, the one that keeps its activations on the GPU needs more there, and less on the host.
+    return other.offload_activations and outcome.kind == "gpu_oom"
 
 
 def same_steps(one: Candidate, other: Candidate) -> bool:

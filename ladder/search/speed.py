@@ -19,14 +19,16 @@ from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
 from ladder.workload.workload import Workload
 
-_QUANTILE_95 = 1.645  # two-sided: 90 %
+_QUANTILE_95 = 1.645
+"""Derived: the 95 % quantile of a normal distribution, so that 90 % lie between both ends."""
 STEP_NOISE = 0.015
-"""Relative: the step times of one candidate from trial to trial, and what the formula's shape misses."""
+"""Relative: the step times of one candidate from trial to trial, and what the formula's shape misses. Chosen: a little
+more than the 1 % to which a median is timed (`StepPolicy.target_spread`)."""
 _DEPTH = 0.07
 """How far an engine strays with a few layers from how far it strays with all. Measured at micro-batches of 4 and 8:
 4 to 10 % from 4 layers to 32 of Llama-2-7B, with offload. What one family's probe hid tells nothing of another's."""
 _DEPTH_OF_UPDATE = 0.17
-"""Likewise the optimizer alone: up to 20 % of a step without accumulation."""
+"""As `_DEPTH`, of the optimizer alone. Measured: up to 20 % of a step without accumulation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ from ladder.events.outcome import MEMORY_OUTCOMES
 from ladder.search.belief import LIKELY
 from ladder.search.ledger import Entry
 from ladder.search.space import Space
+from ladder.techniques.keys import beside_name
 from ladder.units import format_bytes
 
 
 def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
     """One sentence about `rung`, from the ledger. ValueError for a rung that was not in the tune."""
-    own = [entry for entry in entries if entry.rung.split("[")[0] == rung]
+    own = [entry for entry in entries if entry.rung == rung]
     if not own:
         raise ValueError(f"{rung} was not part of this tune")
     if own[0].status == "unsupported":
@@ -88,4 +89,4 @@ def _name(entry: Entry) -> str:
 
 
 def _variant(entry: Entry) -> str:
-    return _name(entry).removeprefix(entry.rung).strip()
+    return beside_name(entry.candidate_key) if entry.candidate_key else ""

@@ -16,18 +16,33 @@ def candidate_of(key: str, batch: int, world_size: int = 1) -> Candidate:
 
     ValueError for a text that is no candidate's key.
     """
+    at_once = _candidate_in(key)
+    return replace(at_once, accumulation=batch // at_once.sequences(world_size))
+
+
+def engine_in(candidate_key: str) -> Engine:
+    """The engine of the candidate that has this key. ValueError for a text that is no candidate's key."""
+    return _candidate_in(candidate_key).engine
+
+
+def beside_name(candidate_key: str) -> str:
+    """What a candidate's key says beside the name of its engine: the knobs, if it has any, and the variant."""
+    return candidate_key.removeprefix(engine_in(candidate_key).name).strip()
+
+
+def _candidate_in(key: str) -> Candidate:
+    """As `candidate_of`, without accumulation, which no key says."""
     match = _KEY.fullmatch(key)
     if match is None or match["ckpt"] not in CHECKPOINTING:
         raise ValueError(f"{key!r} is no candidate's key")
     pairs = [pair.split("=") for pair in match["knobs"].split(",")] if match["knobs"] else []
     knobs = tuple((name, value == "True" if value in ("True", "False") else int(value)) for name, value in pairs)
     try:
-        engine, size = engine_named(match["name"], knobs), int(match["size"])
+        engine = engine_named(match["name"], knobs)
     except KeyError:
         raise ValueError(f"{key!r} is no candidate's key") from None
     every, is_offloaded = CHECKPOINTING[match["ckpt"]]
-    at_once = Candidate(engine, every, size, 1, is_offloaded)
-    return replace(at_once, accumulation=batch // at_once.sequences(world_size))
+    return Candidate(engine, every, int(match["size"]), 1, is_offloaded)
 
 
 def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:

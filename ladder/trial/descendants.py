@@ -9,7 +9,9 @@ from contextlib import suppress
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
+"""Defined in Linux's prctl.h."""
 _LOOK_SECONDS = 0.01
+"""Between two looks at processes that are being killed. Chosen: most are gone within it."""
 
 
 def adopt_orphans() -> None:

@@ -28,10 +28,11 @@ class Reading:
     alloc_retries: int
 
 
-# Left to libraries that claim a little more outside torch after the limit is set (NVML once saw 0.4 % more than torch's
-# allocator and the context together, in a gathering of weights).
 _SLACK_FRACTION = 0.005
+"""Of the limit, left to libraries that claim a little more outside torch after the limit is set. Chosen: NVML once saw
+0.4 % more than torch's allocator and the context together, in a gathering of weights (measured)."""
 _SLACK_BYTES = 64 * MIB
+"""At least. Chosen: as much as cuBLAS's workspace, where the limit is so small that the fraction is less."""
 
 
 class Gauge(Protocol):

@@ -23,9 +23,12 @@ from ladder.trial.descendants import adopt_orphans, end_descendants
 # Our names and the builders DeepSpeed has for them.
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder", "shm_comm": "ShareMemCommBuilder"}
 _LOOK_SECONDS = 1.0
-# torch closes its lock a moment before it removes it: a lock is abandoned only if it stays so.
+"""Between two looks at a lock. Chosen: short beside a build, which takes a minute or more."""
 _CLOSING_SECONDS = 0.2
+"""torch closes its lock a moment before it removes it: a lock is abandoned only if it stays so. Chosen: many times that
+moment."""
 _END_SECONDS = 10.0
+"""For compilers to be gone after they were killed. Chosen: what the kernel cannot end by then must not keep us."""
 
 
 def load(name: str) -> None:

@@ -24,6 +24,8 @@ from ladder.trial.techniques import techniques_of
 # The controller ends a silent trial long before; this only keeps torch from ending a slow one.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
 _FIRST_ELEMENTS = 4 << 20
+"""Of the first collectives. Chosen: 16 MiB, a message large enough for NCCL to claim what it needs for ZeRO's
+buckets."""
 
 
 def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:

@@ -38,8 +38,10 @@ from ladder.trial.descendants import adopt_orphans, end_descendants, kill_descen
 from ladder.trial.preload import UnknownModelError, load_operators, preload
 
 _PR_SET_PDEATHSIG = 1
+"""Defined in Linux's prctl.h."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _END_SECONDS = 3.0
+"""For ranks to be gone after they were killed. Chosen: less than the 5 s that the controller waits for the server."""
 
 
 class Server:

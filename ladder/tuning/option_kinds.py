@@ -15,7 +15,7 @@ from ladder.text import shown
 from ladder.units import MIB, parse_bytes
 
 _UNBOUNDED = 1e30
-"""No figure that is asked for comes near it; an int that no float can hold is beyond it, too."""
+"""Chosen: no figure that is asked for comes near it, and an int that no float can hold is beyond it, too."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 

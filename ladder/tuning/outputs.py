@@ -20,7 +20,7 @@ from ladder.workload.workload import ModelShape
 _DEFAULTS = Path("ladder.yaml")
 """What the command line reads its defaults from, in the folder where it is started."""
 _ANSWER_BYTES = MIB
-"""Many times what any best_config.json has."""
+"""Chosen: many times what any best_config.json has."""
 
 
 def read_files(options: TuneOptions, model: ModelShape) -> list[Path]:

@@ -20,16 +20,20 @@ PLAIN = Engine(RUNGS_BY_NAME["zero1"])
 """What the others are held against. Measured on CPU ranks in bf16: all stages agree to the fourth digit, once stage 0
 forgets a step that it only counted (`trial.model.forget_steps`), which is 1 to 3 % of the loss."""
 _LAYERS = 2
+"""Chosen: the fewest between which something can get lost, and the cheapest to train."""
 _VOCABULARY = 32_768
-"""Rows of the embeddings at most: 150,000 alone, with their gradients and states, are more than a small GPU holds."""
+"""Rows of the embeddings at most. Chosen: 150,000 alone, with their gradients and states, are more than a small GPU
+holds."""
 _TOKENS = 4096
 """Of a sequence at most: the plain rung has no room for a long one. Measured: one of 8,192 took 10 GiB."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
 _TOLERANCE = 0.02
-"""Of the first loss: 16-bit arithmetic in another order differs by less, losses of a wrong step by more."""
+"""Of the first loss. Chosen: losses of engines that train alike agree to the fourth digit (measured, see `PLAIN`),
+those of a wrong step differ by more."""
 
 _FALLS = 2 * _TOLERANCE
-"""The plain rung's losses fall by more: an engine that takes no step at all could not be told from it otherwise."""
+"""The plain rung's losses fall by more: an engine that takes no step at all could not be told from it otherwise.
+Derived: such an engine then differs by more than the tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True)

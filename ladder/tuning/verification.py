@@ -35,6 +35,7 @@ from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
+"""Chosen: a week, which no verification of a few steps takes."""
 _TRIAL = "0001"
 
 
@@ -138,11 +139,8 @@ def run_verification(
 
 
 def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Machine:
-    """`machine` with the allocator and the threads of a rank that the file's environment says.
-
-    An older file says nothing of the allocator, and then nothing is told.
-    """
-    threads = int(environment.get("OMP_NUM_THREADS", machine.host_threads))
+    """`machine` with the allocator and the threads of a rank that the file's environment says."""
+    threads = int(environment["OMP_NUM_THREADS"])
     return replace(machine, allocator=allocator_in(environment), num_cores=threads * machine.world_size)
 
 
@@ -190,14 +188,13 @@ def _alone_in(run_dir: Path, path: Path) -> Iterator[None]:
 
 def _model(promised: Mapping[str, Any]) -> str:
     """Where it was found, whatever folder this is; by the name that was typed if it is not there any more."""
-    folder = promised.get("folder")
+    folder = promised["folder"]
     return folder if folder is not None and Path(folder).is_dir() else original_text(promised["name"])
 
 
 def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOptions:
     workload, on_cpu = promise["workload"], promise["device"] == "cpu"
-    memory = promise["memory_per_gpu"]
-    limit = memory.get("limit_bytes") or int(memory["limit_gib"] * GIB)
+    limit = promise["memory_per_gpu"]["limit_bytes"]
     # A limit that is the whole card's is none: another driver may leave a little less of it.
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]

@@ -12,8 +12,11 @@ from typing import Any
 from ladder.errors import ModelNotAccessibleError
 
 _LARGEST_DIMENSION = 10_000_000
+"""Chosen: several times any vocabulary or width that is known, and small enough that products of two stay harmless."""
 _MOST_LAYERS = 10_000
+"""Chosen: many times any model that is known; more would only take time."""
 _MOST_NESTED = 32
+"""Chosen: several times what any configuration needs, and far from Python's own limit of recursion."""
 
 # Keys that name code or kernels which transformers would fetch and run, or that ask for it.
 _CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "use_kernels", "kernel_config")

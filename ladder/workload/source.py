@@ -22,8 +22,11 @@ from ladder.workload.shapes import check_task, shape_from_config
 from ladder.workload.workload import ModelShape, Source, Task
 
 HUB_REQUEST_SECONDS = 4.0
+"""Chosen: a Hub that answers does so in a fraction of it."""
 HUB_TOTAL_SECONDS = 9.0
+"""Chosen: two requests and a little, since the user waits for an answer before anything else happens."""
 _CONFIG_BYTES = MIB
+"""Chosen: hundreds of times what a config.json has."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 

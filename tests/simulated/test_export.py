@@ -134,7 +134,8 @@ def test_deepspeed_is_named_once_in_what_trl_gets(config: Path, document: dict[s
 def test_the_model_is_one_to_load_or_the_user_s_to_name(
     target: str, model: dict[str, str], loadable: str, config: Path, document: dict[str, Any]
 ) -> None:
-    text = exported({**document, "ladder": {**document["ladder"], "model": model}}, config, target)
+    found = {"folder": None, **model}
+    text = exported({**document, "ladder": {**document["ladder"], "model": found}}, config, target)
     assert yaml.safe_load(text)[NAMES[target]["model"]] == loadable
     assert yaml.safe_load(text).get("micro_batch_size") != 7
     assert ("# Put the name of yours for `your model`: " in text) is (loadable == "your model")
@@ -262,17 +263,6 @@ def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loa
     assert f"the ranks held {held:.2f} GiB when this was measured" in before
     assert "Data loaders, and weights as they are loaded, may need more" in before
     assert after.splitlines()[1] == "set -euo pipefail"
-
-
-def test_sbatch_asks_for_no_host_memory_where_the_file_does_not_say_what_was_held(
-    config: Path, document: dict[str, Any]
-) -> None:
-    assert "mem" in _asked_of_slurm(exported(document, config, "sbatch"))
-    older = {key: value for key, value in document["ladder"].items() if key != "host_memory_gib"}
-    for answer in ({**document, "ladder": older}, _with(document, host_memory_gib=None)):
-        text = exported(answer, config, "sbatch")
-        assert "mem" not in _asked_of_slurm(text)
-        assert "Host memory" not in text
 
 
 WITH_COMMENTS = ["accelerate", "axolotl", "llama-factory", "trl", "torchrun", "sbatch"]

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.backends.base import Moment
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.backends.deepspeed.memory import moments_of, offloaded
+from ladder.backends.deepspeed.moments import moments_of, offloaded
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.workload.workload import Workload
 

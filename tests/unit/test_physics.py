@@ -27,7 +27,7 @@ from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
 
 SOURCES = sorted(Path(ladder.simulation.__file__).parent.glob("*.py"))
-THE_MODEL = ("ladder.search", "ladder.backends.activations", "ladder.backends.deepspeed.memory")
+THE_MODEL = ("ladder.search", "ladder.backends.activations", "ladder.backends.deepspeed.moments")
 TECHNIQUES = (
     "liger",
     "ulysses",

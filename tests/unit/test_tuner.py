@@ -26,6 +26,7 @@ from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
 from ladder.techniques.bf16_states import BF16_STATES
+from ladder.techniques.keys import engine_in
 from ladder.tuning.answering import require_answer
 from ladder.tuning.parity import compare
 from ladder.tuning.problem import micro_batches_of, run_fingerprint
@@ -362,7 +363,7 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
         result = tuner.tune(exhaustive)
     assert result.answer is not None
     assert result.answer.candidate_key.startswith("zero2 ")
-    assert {spec.candidates[0].key.split(" ")[0] for spec in launcher.specs if spec.parity} == {
+    assert {engine_in(spec.candidates[0].key).key for spec in launcher.specs if spec.parity} == {
         "zero1",
         "zero1+bf16-states",
         "zero2",

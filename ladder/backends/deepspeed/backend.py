@@ -8,8 +8,8 @@ from typing import Any
 
 from ladder.backends.base import Backend, Device, Moment, StepTerms
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs
-from ladder.backends.deepspeed.memory import moments_of, offloaded
-from ladder.backends.deepspeed.speed import step_terms
+from ladder.backends.deepspeed.moments import moments_of, offloaded
+from ladder.backends.deepspeed.step_terms import step_terms
 from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload

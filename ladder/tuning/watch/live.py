@@ -15,7 +15,9 @@ from ladder.tuning.watch.live_parts import best_line, ladder_table, now_lines, t
 from ladder.tuning.watch.progress import Progress
 
 _REFRESHES_PER_SECOND = 4
+"""Chosen: rich's own default, and as much as an eye can read."""
 _LINES_AROUND_THE_TABLE = 9
+"""Derived: the lines that `LiveView` puts above and below the table, and a spare one."""
 
 
 class LiveView:

@@ -14,14 +14,18 @@ from ladder.report.times import PHASES, clock
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.watch.bars import bar, columns
-from ladder.tuning.watch.plain import engine_of
+from ladder.tuning.watch.plain import engine_key_of
 from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
 
 _NARROW = 72
+"""Of a terminal: with fewer, the table leaves memory out. Chosen by eye."""
 _WIDE = 100
+"""Of a terminal: with as many, each GPU's memory is shown beside the fullest one's. Chosen by eye."""
 _BAR_CELLS = 12
+"""Chosen by eye."""
 _MOST_COLUMNS = 16
+"""GPUs that are shown one by one at most. Chosen: those of two usual hosts, and the line has room for them."""
 
 
 def ladder_table(progress: Progress, width: int, height: int) -> Table:
@@ -79,7 +83,7 @@ def now_lines(progress: Progress, width: int) -> list[Text]:
 
 def _key(trial: CurrentTrial) -> str:
     """The candidate that runs, or the engine before it has one."""
-    return trial.candidate or engine_of(trial.spec)
+    return trial.candidate or engine_key_of(trial.spec)
 
 
 def _place(trial: CurrentTrial) -> str:

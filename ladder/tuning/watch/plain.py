@@ -9,13 +9,14 @@ from ladder.events.protocol import TrialSpec
 from ladder.events.verdict import trial_seconds
 from ladder.report.times import trial_line
 from ladder.search.space import measured
+from ladder.techniques.keys import engine_in
 from ladder.tuning.tune_events import Note, SearchBegins, TrialBegins, TrialEnds, TuneEvent
 from ladder.units import format_bytes
 
 
-def engine_of(spec: TrialSpec) -> str:
-    """The engine that all candidates of the trial have in common."""
-    return spec.candidates[0].key.rsplit(" ckpt=", 1)[0]
+def engine_key_of(spec: TrialSpec) -> str:
+    """The key of the engine that all candidates of the trial have in common."""
+    return engine_in(spec.candidates[0].key).key
 
 
 def plain_lines(event: TuneEvent) -> None:
@@ -29,7 +30,7 @@ def plain_lines(event: TuneEvent) -> None:
         case TrialBegins(spec=spec):
             several = f"{len(spec.candidates)} candidates" if len(spec.candidates) > 1 else "1 candidate"
             what = "proof of" if spec.proof else "probe of" if spec.probe else f"{several} of"
-            engine = spec.candidates[0].key if spec.proof else engine_of(spec)
+            engine = spec.candidates[0].key if spec.proof else engine_key_of(spec)
             say(f"trial {spec.trial}: {what} {engine} ({event.reason})")
         case TrialEnds():
             for record in event.records:

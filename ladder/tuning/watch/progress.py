@@ -36,6 +36,13 @@ class CurrentTrial:
     steps_by_rank: dict[int, int] = field(default_factory=dict)
     measured_by_rank: dict[int, list[MeasuredEvent]] = field(default_factory=dict)
 
+    def begin(self, candidate: str | None) -> None:
+        """Its ranks have gone on to `candidate`, or to what belongs to none."""
+        self.candidate = candidate
+        self.num_steps = 0
+        self.step_seconds = None
+        self.steps_by_rank = {}
+
 
 class Progress:
     """Takes what a tune tells. One thread writes; what another reads is replaced, never changed in place."""
@@ -87,7 +94,7 @@ class Progress:
     def _hear(self, trial: CurrentTrial, rank: int, event: Event) -> None:
         if isinstance(event, PhaseEvent):
             if event.candidate != trial.candidate:
-                trial.candidate, trial.num_steps, trial.step_seconds, trial.steps_by_rank = event.candidate, 0, None, {}
+                trial.begin(event.candidate)
             trial.phase = event.phase
         elif isinstance(event, StepEvent):
             trial.steps_by_rank[rank] = trial.steps_by_rank.get(rank, 0) + 1

@@ -21,9 +21,12 @@ from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import ModelShape, Workload
 
-_WORKSPACE = 64 * MIB  # cuBLAS's, seen in every measurement as 0.065 GiB beyond the model states
-_NORM_PIECE = 250_000_000  # elements; stage3._constant_buffered_norm2
-_UNFUSED_BUCKET = 500_000_000  # engine.MEMORY_OPT_ALLREDUCE_SIZE, elements of stage 0's all-reduce
+_WORKSPACE = 64 * MIB
+"""Measured: cuBLAS's, seen in every measurement as 0.065 GiB beyond the model states."""
+_NORM_PIECE = 250_000_000
+"""Elements; defined in DeepSpeed's `stage3._constant_buffered_norm2`."""
+_UNFUSED_BUCKET = 500_000_000
+"""Elements of stage 0's all-reduce; defined in DeepSpeed's `engine.MEMORY_OPT_ALLREDUCE_SIZE`."""
 
 
 def moments_of(workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:

@@ -1,0 +1,183 @@
+"""The trials of one tune: what the ranks are asked for, and what the history keeps of their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ladder.candidates import Candidate
+from ladder.errors import EnvironmentFaultError
+from ladder.events.outcome import Record
+from ladder.events.protocol import StepPolicy, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.events.verdict import apart, false_start, judge, trial_seconds
+from ladder.launch.base import Launcher
+from ladder.machine.machine import Machine
+from ladder.runs.history import History
+from ladder.search.policy import Measure
+from ladder.search.relevance import relevant
+from ladder.search.space import Space, fastest, measured
+from ladder.tuning.parity import losses_of, parity_trial
+from ladder.tuning.trial_request import (
+    PROOF_SECONDS,
+    PROOF_STEPS,
+    candidate_spec,
+    engine_config,
+    trial_deadlines,
+    trial_spec,
+)
+from ladder.tuning.tune_events import Subscriber, TrialBegins, TrialEnds, hearing
+from ladder.workload.workload import Workload
+
+_MAX_FALSE_STARTS = 3
+"""Trials in a row that may fail before they reach their engine. Chosen: one may be chance, and a third like it shows
+that the machine is at fault."""
+_PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
+
+
+@dataclass(kw_only=True, eq=False)
+class Trials:
+    """Runs the trials of one tune, one after another, and writes what they measured into its history."""
+
+    workload: Workload
+    machine: Machine
+    space: Space
+    history: History
+    launcher: Launcher
+    tell: Subscriber
+    cancelled: Callable[[], bool]
+    steps: StepPolicy
+    """How long a candidate is timed, except in a proof or where its trial asks for precision."""
+    stop_at: float | None
+    """When the time budget ends, on the launcher's clock; proofs take no notice of it."""
+    swap_prefix: str
+    """How the names of the folders on the NVMe drive begin."""
+    save_folder: Path | None
+    """Where a proof saves the weights."""
+    _first_trial: str = field(init=False)
+    _false_starts: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._first_trial, _ = self.history.next_trial()
+
+    @property
+    def records(self) -> list[Record]:
+        """What the history says about this tune's space."""
+        return relevant(self.space, self.history.records, self._first_trial)
+
+    def add(self, records: Sequence[Record], seconds: dict[str, float]) -> None:
+        """Write the records of one trial into the history, with where its time went."""
+        candidates = {record.candidate_key: self.space.by_key[record.candidate_key] for record in records}
+        self.history.add(records, candidates, seconds)
+
+    def run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> bool:
+        """Whether it came to an end of its own. EnvironmentFaultError where the machine is in no state for another."""
+        spec = self._spec(wanted, proving)
+        run = self._launched(spec, wanted)
+        records = self._completed(judge(run, self.workload, wanted.candidates), proving, warnings)
+        why = false_start(run, records)
+        if why or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
+            # What was measured stands; the candidate that was cut off has no outcome of its own.
+            records = [record for record in records if record.outcome.kind == "fits"]
+        unsaved = _unsaved(spec, records)
+        if unsaved:
+            records = []  # the candidate may well fit, and its earlier proof holds
+        self.add(records, trial_seconds(run))
+        self.tell(TrialEnds(run, tuple(records)))
+        _require_environment(run)
+        if unsaved:
+            raise EnvironmentFaultError(f"The weights were not saved: {unsaved}; choose another --save-weights.")
+        self._count_false_starts(why)
+        return not why and run.stop is None
+
+    def losses(self, candidate: Candidate, same_data: bool) -> list[float]:
+        """Of a shallow model. EnvironmentFaultError if again and again it could not be started."""
+        while True:
+            run, why = self._shallow_trial(candidate, same_data)
+            self._count_false_starts(why)
+            if not why or self.cancelled():
+                return losses_of(run)
+
+    def _shallow_trial(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str]:
+        """The trial, and why it was a false start if it was. What it measures is no record: the model is another."""
+        wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
+        spec = parity_trial(self._spec(wanted, False), self.workload.model, same_data=same_data)
+        run = self._launched(spec, wanted)
+        self.history.note_seconds(spec.trial, trial_seconds(run))
+        self.tell(TrialEnds(run, ()))
+        _require_environment(run)
+        return run, false_start(run, judge(run, self.workload, wanted.candidates))
+
+    def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
+        self.tell(TrialBegins(spec, wanted.reason))
+        return self.launcher.run(spec, trial_deadlines(self.workload, wanted.engine), hearing(self.tell))
+
+    def _completed(self, records: Sequence[Record], proving: bool, warnings: tuple[str, ...]) -> list[Record]:
+        """`records` with what the tune has to say about them."""
+        trials = measured(self.records) if proving else {}
+        complete = []
+        for record in records:
+            said = (*record.warnings, *warnings, apart(record, trials.get(record.candidate_key)))
+            outcome = record.outcome
+            if outcome.kind == "host_oom":
+                outcome = replace(outcome, host_memory=self.space.host_memory)
+            swaps = "nvme" in self.space.by_key[record.candidate_key].engine.rung.devices
+            complete.append(
+                replace(
+                    record,
+                    outcome=outcome,
+                    warnings=tuple(filter(None, said)),
+                    nvme_path=self.space.nvme_path if swaps else None,
+                )
+            )
+        return complete
+
+    def _count_false_starts(self, why: str) -> None:
+        """A trial that never got as far as its engine is tried again; again and again, that is no candidate's fault."""
+        self._false_starts = self._false_starts + 1 if why else 0
+        if self._false_starts == _MAX_FALSE_STARTS:
+            raise EnvironmentFaultError(
+                f"{why} ({_MAX_FALSE_STARTS} times in a row); see {self.history.folder / 'server.log'}, the last "
+                "trial's files and the kernel's log, then start the same command again."
+            )
+
+    def _spec(self, wanted: Measure, proving: bool) -> TrialSpec:
+        name, folder = self.history.next_trial()
+        machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
+        swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
+        beat = None if proving or wanted.probe else self._seconds_to_beat()
+        return trial_spec(
+            name,
+            folder,
+            workload,
+            machine,
+            wanted.engine,
+            engine_config(workload, wanted.candidates, machine.world_size, swap_folder),
+            [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
+            steps=self.steps.model_copy(update=_PRECISE_STEPS) if proving or wanted.precise else self.steps,
+            proof=proving,
+            probe=wanted.probe,
+            stop_at=None if proving else self.stop_at,
+            save_folder=str(self.save_folder) if proving and self.save_folder else None,
+        )
+
+    def _seconds_to_beat(self) -> float | None:
+        """What an optimizer step of the fastest so far takes."""
+        best = fastest(self.records)
+        if best is None or not best.tokens_per_second:
+            return None
+        return self.workload.global_batch_size * self.workload.seq_len / best.tokens_per_second
+
+
+def _unsaved(spec: TrialSpec, records: Sequence[Record]) -> str:
+    """Why a proof could not save its weights, where that is the fault of the folder they were to be saved in."""
+    ends = [record.outcome for record in records] if spec.save_folder else []
+    crashed = (each for each in ends if each.kind == "disk_full" or (each.kind == "crash" and each.moment == "gather"))
+    return next((each.sentence for each in crashed), "")
+
+
+def _require_environment(run: TrialRun) -> None:
+    """EnvironmentFaultError if the trial left the machine in no state for another one."""
+    if run.stop is not None and run.stop.kind == "environment":
+        raise EnvironmentFaultError(run.stop.sentence)
