@@ -22,6 +22,9 @@ _NOISE = 2 * STEP_NOISE
 """Relative: two trials that differ by no more than this may be as fast as each other. Each scatters by STEP_NOISE."""
 
 
+_AT_THE_END = f"at its {UPPER_END} "
+
+
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
     """What is believed of a candidate that was not tried, after everything that was measured."""
@@ -162,18 +165,19 @@ class _Teller:
             chance = f"; it fits with {predicted.fits:.0%}" if predicted.fits >= SLIM else ""
             if chance and best and predicted.high > best:
                 chance += f", {promise}"
-            return f"predicted to need {needs}{chance}", f"needs about {needs}"
+            return f"predicted to need {needs}{chance}", f"needs {needs}"
         speed = f"predicted {predicted.tokens_per_second:,.0f} tokens/s ({predicted.low:,.0f} to {predicted.high:,.0f})"
         speed += f" after its engine's probe (trial {predicted.probe})" if predicted.probe else ""
         if not best:
             return f"{speed}; the tune ended before it", "the tune ended before it"
+        brief = f"at {'most' if predicted.high > best else 'least'} {promise.removeprefix(_AT_THE_END)}"
         if best < predicted.high <= best * (1 + space.tolerance):
             promise += ", within the tolerance"
         elif predicted.high > best:
             is_worth_it = is_worth_a_trial(outlook, best, space.tolerance)
             reason = "the tune ended before it" if is_worth_it else "the gain to be expected is not worth a trial"
             promise += f", but {reason}"
-        return f"{speed}; {promise}", promise
+        return f"{speed}; {promise}", brief
 
 
 def _promise(predicted: Predicted, best: float | None) -> str:
@@ -181,7 +185,7 @@ def _promise(predicted: Predicted, best: float | None) -> str:
     if not best:
         return ""
     ahead = predicted.high / best - 1
-    return f"at its {UPPER_END} {abs(ahead):.1%} {'above' if ahead > 0 else 'below'} the fastest trial"
+    return f"{_AT_THE_END}{abs(ahead):.1%} {'above' if ahead > 0 else 'below'} the fastest trial"
 
 
 def _needs(predicted: Predicted, space: Space) -> str:

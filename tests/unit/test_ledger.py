@@ -21,6 +21,7 @@ from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Outcome
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.runs.stored_run import read_run
 from ladder.search.auto import remaining
 from ladder.search.ledger import Entry, ledger
 from ladder.search.space import REFUSED
@@ -193,7 +194,7 @@ def test_what_is_said_of_a_candidate_left_agrees_with_the_bound_that_ended_the_s
             ahead = entry.predicted.high / bound.than - 1
             where = "above" if ahead > 0 else "below"
             assert f"at its 90% upper end {abs(ahead):.1%} {where} the fastest trial" in entry.why
-            assert entry.brief in entry.why
+            assert entry.brief == f"at {'most' if ahead > 0 else 'least'} {abs(ahead):.1%} {where} the fastest trial"
     assert "90% upper end" in bound.sentence()
     assert f"the fastest trial ({best.tokens_per_second:,.0f} tokens/s)" in bound.sentence()
 
@@ -258,12 +259,50 @@ def test_explain_shows_the_ledger_of_a_run_that_is_over(run_folder: Path):
 def test_explain_leaves_no_reason_out_on_a_narrow_terminal(
     width: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(console, "stdout_console", lambda: Console(width=width))
+    terminal = Console(width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "stdout_console", lambda: terminal)
     lines = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert "no --nvme-path was given" in text
     assert "2 measured" in text
+
+
+def test_explain_gives_a_pipe_one_line_a_candidate_with_its_whole_reason(run_folder: Path):
+    head, *lines, counts = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()
+    stored = read_run(run_folder)
+    entries = ledger(stored.space, stored.records, stored.unsupported)
+    assert head.split() == ["rung", "ckpt", "mb", "status", "tokens/s", "proof", "GiB", "trial", "why"]
+    assert len(lines) == len(entries) > 20
+    assert all(line.endswith(entry.why) for line, entry in zip(lines, entries, strict=True))
+    assert counts.startswith("2 measured")
+
+
+def test_explain_shows_the_fastest_few_or_one_rung(run_folder: Path):
+    def shown(*options: str) -> list[str]:
+        return CliRunner().invoke(app, [str(run_folder), *options], catch_exceptions=False).stdout.splitlines()
+
+    top = shown("--top", "3")
+    assert len(top) == 1 + 3 + 1
+    assert top[-1].startswith("3 of ")
+    assert {line.split()[0] for line in shown("--rung", "zero2")[1:-1]} == {"zero2"}
+    assert len(shown("--rung", "zero2", "--top", "1")) == 3
+    with pytest.raises(UsageError, match="--rung zero1 was not part of this tune"):
+        shown("--rung", "zero1")
+    with pytest.raises(UsageError, match="leave out --top"):
+        shown("--why", "zero2", "--top", "3")
+
+
+def test_explain_writes_one_json_document_also_of_an_error(run_folder: Path, tmp_path: Path):
+    options = ["--format", "json", "--top", "2"]
+    document = json.loads(CliRunner().invoke(app, [str(run_folder), *options], catch_exceptions=False).stdout)
+    first, second = document["candidates"]
+    assert first["predicted_tokens_per_second"] > second["predicted_tokens_per_second"]
+    assert {"why", "proof_tokens_per_second", "predicted_high", "trial"} <= first.keys()
+    assert document["recipe_first_fit"]["measured_in_trial"] is None
+    nowhere = CliRunner().invoke(app, [str(tmp_path / "nowhere"), "--format", "json"])
+    assert isinstance(nowhere.exception, UsageError)
+    assert "is no run folder" in json.loads(nowhere.stdout)["error"]
 
 
 def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):
