@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 _FEWEST_LINES = 8
 _LINES_OF_A_FILE = 50
-_LINES_BELOW = 14
-"""Of a screen, for what stands below the table."""
+_WRAPS = 100
+_LINES_BELOW, _LINES_BELOW_IF_WIDE = 21, 17
+"""Of a screen, for what stands around the table: its heading, the sentences below, which wrap below 100 columns, and
+the prompt. Counted at 80 and at 120 columns.
+"""
 
 
 def print_result(done: TuneOutput, *, quiet: bool) -> None:
@@ -41,7 +44,8 @@ def print_result(done: TuneOutput, *, quiet: bool) -> None:
 
 def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) -> None:
     result = done.result
-    most = max(_FEWEST_LINES, (console.height if console.is_terminal else _LINES_OF_A_FILE) - _LINES_BELOW)
+    height = console.height if console.is_terminal else _LINES_OF_A_FILE
+    most = max(_FEWEST_LINES, height - (_LINES_BELOW if console.width < _WRAPS else _LINES_BELOW_IF_WIDE))
     console.print(terminal_table(entries, console.width, most))
     for line in (left_out(entries, console.width, most), unsupported_line(entries)):
         if line:

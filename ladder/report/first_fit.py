@@ -38,7 +38,7 @@ class FirstFit:
         """Its speed, and where that is from."""
         speed = f"{self.tokens_per_second:,.0f} tokens/s"
         if self.trial is None:
-            return f"predicted {speed}, {self.low:,.0f} to {self.high:,.0f}; not measured"
+            return f"predicted {speed}, {self.low:,.0f} to {self.high:,.0f}"
         return f"{speed} in trial {self.trial}"
 
     def plain(self) -> dict[str, Any]:

@@ -87,30 +87,21 @@ def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None 
     """
     narrow, wide = width < _NARROW, width >= _WIDE
     proofs = width >= _NO_PROOFS and any(entry.proof for entry in entries)
+    headings = ["rung", "ck" if narrow else "ckpt", "mb", "tok/s" if narrow else "tokens/s"]
+    headings += [*(["proof"] if proofs else []), *([] if narrow else ["GiB"]), "outcome"]
+    shown = _on_a_screen(sorted(_folded(entries), key=_order), most, narrow=narrow)
+    lines = [_cells(entry, narrow=narrow, proofs=proofs) for entry in shown]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1), header_style="bold")
-    table.add_column("rung", no_wrap=True)
-    table.add_column("ck" if narrow else "ckpt", no_wrap=True)
-    numbers = ["mb", "tok/s" if narrow else "tokens/s", *(["proof"] if proofs else []), *([] if narrow else ["GiB"])]
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("outcome", no_wrap=True, overflow="ellipsis")
+    for name in headings:
+        is_number = name not in ("rung", "ck", "ckpt", "outcome")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
     if wide:
-        table.add_column("why", ratio=1, no_wrap=True, overflow="ellipsis")
-    for entry in _on_a_screen(sorted(_folded(entries), key=_order), most, narrow=narrow):
+        table.add_column("why", no_wrap=True)
+    room = width - sum(max(map(len, column)) + 2 for column in zip(headings, *lines, strict=True))
+    for entry, line in zip(shown, lines, strict=True):
         failed = entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits"
-        speed, memory = _figures(entry)
-        proof = f"{entry.proof.tokens_per_second:,.0f}" if entry.proof else ""
-        table.add_row(
-            in_short_lines(entry.rung) if narrow else entry.rung,
-            entry.checkpointing,
-            str(entry.micro_batch or ""),
-            speed,
-            *([proof] if proofs else []),
-            *([] if narrow else [memory]),
-            _ending(entry, narrow=narrow),
-            *([escape(entry.brief or entry.why)] if wide else []),
-            style=_FAILED if failed else _STYLES.get(entry.status, ""),
-        )
+        why = [escape(_shortened(entry.brief or entry.why, room))] if wide else []
+        table.add_row(*line, *why, style=_FAILED if failed else _STYLES.get(entry.status, ""))
     return table
 
 
@@ -134,6 +125,21 @@ def unsupported_line(entries: Sequence[Entry]) -> str:
     return f"Unsupported: {said}." if said else ""
 
 
+def _cells(entry: Entry, *, narrow: bool, proofs: bool) -> list[str]:
+    """A line of the table but for its reason."""
+    speed, memory = _figures(entry)
+    proof = f"{entry.proof.tokens_per_second:,.0f}" if entry.proof else ""
+    return [
+        in_short_lines(entry.rung) if narrow else entry.rung,
+        entry.checkpointing,
+        str(entry.micro_batch or ""),
+        speed,
+        *([proof] if proofs else []),
+        *([] if narrow else [memory]),
+        _ending(entry, narrow=narrow),
+    ]
+
+
 def _figures(entry: Entry) -> tuple[str, str]:
     """Tokens/s and GiB, measured or predicted; no speed of what is predicted not to fit."""
     if entry.predicted is not None:
@@ -142,6 +148,10 @@ def _figures(entry: Entry) -> tuple[str, str]:
     if entry.record is None or entry.record.measurement is None:
         return "", ""
     return f"{entry.record.tokens_per_second or 0:,.0f}", f"{entry.record.measurement.peak_device / GIB:.2f}"
+
+
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1].rstrip()}…"
 
 
 def _ending(entry: Entry, *, narrow: bool) -> str:

@@ -114,6 +114,17 @@ def test_a_proof_stands_beside_its_trial(width: int) -> None:
     assert "proof" not in shown(*ENTRIES, width=width)[0]
 
 
+@pytest.mark.parametrize("width", [110, 120, 160])
+def test_a_long_reason_takes_no_room_from_the_figures_and_no_second_line(width: int) -> None:
+    long = make_candidate("zero3+param-cpu+opt-cpu+lean", micro_batch=16)
+    memory = make_measurement(peak_device=30 * GIB)
+    record = make_record(long, tokens_per_second=128_647.0, measurement=memory)
+    _, line = shown(entry(long, record=record, why="rank 0 ran out of memory " * 9), width=width)
+    assert line.startswith("zero3+param-cpu+opt-cpu+lean  on    16   128,647  30.00  fits     rank 0")
+    assert line.endswith("…")
+    assert len(line) <= width
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 109, 120])
 def test_what_is_only_predicted_shows_its_figure_at_any_width(width: int) -> None:
     def untried(micro_batch: int, rung: str, fits: float) -> Entry:
