@@ -64,6 +64,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
         "predicted_low": round(entry.predicted.low, 1) if entry.predicted else None,
         "predicted_high": round(entry.predicted.high, 1) if entry.predicted else None,
         "predicted_device_gib": gib(entry.predicted.peak) if entry.predicted else None,
+        "predicted_fits": round(entry.predicted.fits, 3) if entry.predicted else None,
         "trial": record.trial if record else None,
         "trial_seconds": round(sum(seconds.values()), 2) if seconds else None,
         "warnings": "; ".join(record.warnings) if record else "",
