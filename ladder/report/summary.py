@@ -139,7 +139,7 @@ def environment(run: ReportedRun) -> list[tuple[str, str]]:
         ("CPU cores", str(space.num_cores)),
         ("tolerance", f"{space.tolerance:.1%}"),
     ]
-    facts += [(name, value) for name, value in run.about.items()]
+    facts += [(name, value) for name, value in run.about.items() if name != "command"]
     facts += [(f"{name}", str(version)) for name, version in versions.items()]
     facts += [(f"unsupported: {rung.name}", reason) for rung, reason in run.unsupported.items()]
     return facts

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ladder import __version__
-from ladder.report.charts import Chart
+from ladder.report.charts import Chart, Scatter
 from ladder.report.figures import answers_compared, memory_by_part, step_time, time_by_trial
 from ladder.report.front import front
 from ladder.report.page.svg import svg
@@ -94,7 +94,14 @@ def _figure(name: str, heading: str, caption: str, chart: Chart | None) -> dict[
     if chart is None:
         return None
     legend = [(place, *entry) for place, entry in enumerate(chart.legend)]
-    return {"id": name, "heading": heading, "caption": caption, "svg": svg(chart, heading), "legend": legend}
+    return {
+        "id": name,
+        "heading": heading,
+        "caption": caption,
+        "svg": svg(chart, heading),
+        "legend": legend,
+        "has_legend": len(legend) > 1 or isinstance(chart, Scatter),
+    }
 
 
 def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
