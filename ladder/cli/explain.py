@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder.errors import EXIT_FOUND, UsageError
+from ladder.errors import EXIT_FOUND, LadderError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
+    from ladder.runs.stored_run import StoredRun
     from ladder.search.ledger import Entry
 
 _RUNS = Path("ladder-runs")
-_NARROW = 120
+
+
+class ExplainFormat(str, Enum):
+    text = "text"
+    json = "json"
 
 
 def explain(
@@ -26,47 +30,114 @@ def explain(
     why: Annotated[
         str | None, typer.Option(metavar="RUNG", help="One sentence: why is this rung not the answer?")
     ] = None,
+    top: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only N: the fastest that fit, measured or predicted.")
+    ] = None,
+    rung: Annotated[
+        str | None, typer.Option(metavar="RUNG", help="Only this rung, with and without techniques.")
+    ] = None,
+    output_format: Annotated[
+        ExplainFormat, typer.Option("--format", help="json: one document, with the columns of trials.csv.")
+    ] = ExplainFormat.text,
 ) -> int:
     """Say of every candidate whether it was measured, predicted or pruned, why, and in which trial.
 
+    A pipe or a file gets one line a candidate, as long as it is.
+
     Examples:
 
-      ladder explain
+      ladder explain --top 10
+
+      ladder explain --rung zero3 --format json
 
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
     """
+    try:
+        return _explain(run, why, top, rung, as_json=output_format is ExplainFormat.json)
+    except LadderError as error:
+        if output_format is ExplainFormat.json:
+            from ladder.cli.tune_result import error_as_json
+
+            typer.echo(error_as_json(error))
+        raise
+
+
+def _explain(run: Path | None, why: str | None, top: int | None, rung: str | None, *, as_json: bool) -> int:
     from ladder.report.run_data import is_simulated
-    from ladder.report.summary import SIMULATED, and_knobs, tried
+    from ladder.report.summary import SIMULATED
     from ladder.runs.stored_run import read_run
     from ladder.search.ledger import ledger
-    from ladder.search.why import why_not
     from ladder.tuning.options import check_rungs
 
-    if why is not None:
-        check_rungs([why], "--why", or_engines=True)
-    stored = read_run(run if run is not None else newest_run())
+    for option, name in (("--why", why), ("--rung", rung)):
+        if name is not None:
+            check_rungs([name], option, or_engines=True)
+    if why is not None and (top is not None or rung is not None or as_json):
+        raise UsageError("--why prints one sentence about one rung; leave out --top, --rung and --format.")
+    folder = run if run is not None else newest_run()
+    stored = read_run(folder)
     on_paper = is_simulated(stored.facts)
     entries = ledger(stored.space, stored.records, stored.unsupported, on_paper=on_paper)
-    if why is not None:
-        try:
-            typer.echo(why_not(why, entries, stored.space))
-        except ValueError as error:
-            raise UsageError(f"{error}; it was tuned with other options for rungs and techniques.") from None
-        if on_paper:
-            typer.echo(SIMULATED)
+    if as_json:
+        typer.echo(_document(folder, stored, _asked_for(entries, rung, top), on_paper=on_paper))
         return EXIT_FOUND
-    from ladder.cli.console import stdout_console
-
-    console = stdout_console()
-    for part in [_table(entries)] if console.width >= _NARROW else map(_lines, entries):
-        console.print(part)
-    num_tried, num_knobs = tried(stored.space, stored.records)
-    counts = {name: sum(entry.status == name for entry in entries) for name in ("predicted", "pruned", "refused")}
-    untried = [f"{number} {name}" for name, number in counts.items() if number or name != "refused"]
-    typer.echo(", ".join([f"{num_tried} measured{and_knobs(num_knobs)}", *untried]))
+    if why is not None:
+        _say_why(why, entries, stored)
+    else:
+        _print(entries, _asked_for(entries, rung, top), stored)
     if on_paper:
         typer.echo(SIMULATED)
     return EXIT_FOUND
+
+
+def _asked_for(entries: list[Entry], rung: str | None, top: int | None) -> list[Entry]:
+    from ladder.cli.ledger_view import fastest_first
+    from ladder.techniques.keys import rung_of
+
+    if rung is not None:
+        entries = [entry for entry in entries if rung in (entry.rung, rung_of(entry.rung).name)]
+        if not entries:
+            raise UsageError(f"--rung {rung} was not part of this tune.")
+    return fastest_first(entries, top) if top is not None else entries
+
+
+def _say_why(rung: str, entries: list[Entry], stored: StoredRun) -> None:
+    from ladder.search.why import why_not
+
+    try:
+        typer.echo(why_not(rung, entries, stored.space))
+    except ValueError as error:
+        raise UsageError(f"{error}; it was tuned with other options for rungs and techniques.") from None
+
+
+def _print(entries: list[Entry], shown: list[Entry], stored: StoredRun) -> None:
+    """`shown` of the `entries`, and how many there are of each kind."""
+    from ladder.cli.console import stdout_console
+    from ladder.cli.ledger_view import print_entries
+    from ladder.report.summary import and_knobs, tried
+
+    print_entries(shown, stdout_console())
+    num_tried, num_knobs = tried(stored.space, stored.records)
+    counts = {name: sum(entry.status == name for entry in entries) for name in ("predicted", "pruned", "refused")}
+    untried = [f"{number} {name}" for name, number in counts.items() if number or name != "refused"]
+    some = f"{len(shown)} of {len(entries)} shown: " if len(shown) < len(entries) else ""
+    typer.echo(some + ", ".join([f"{num_tried} measured{and_knobs(num_knobs)}", *untried]))
+
+
+def _document(folder: Path, stored: StoredRun, entries: list[Entry], *, on_paper: bool) -> str:
+    from ladder.report.first_fit import first_fit
+    from ladder.report.table import rows
+    from ladder.search.policy import answer
+
+    best, found = answer(stored.records), first_fit(stored.space, stored.records)
+    document = {
+        "run_dir": str(folder.resolve()),
+        "simulated": on_paper,
+        "answer": best.candidate_key if best else None,
+        "recipe_first_fit": found.plain() if found else None,
+        "candidates": rows(entries, stored.trial_seconds),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def newest_run() -> Path:
@@ -81,56 +152,3 @@ def _last_tuned(folder: Path) -> float:
     """When a tune last began there or added to it: one that finds everything in its history writes only its lock."""
     files = (folder / "journal.log", folder / "lock")
     return max(file.stat().st_mtime for file in files if file.exists())
-
-
-def _table(entries: list[Entry]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("rung", "ckpt", "mb", "status", "tokens/s", "GiB", "trial"):
-        table.add_column(name, justify="right" if name in ("mb", "tokens/s", "GiB") else "left", no_wrap=True)
-    table.add_column("why", ratio=1)
-    for entry in entries:
-        speed, memory = _figures(entry)
-        table.add_row(
-            entry.rung,
-            entry.checkpointing,
-            str(entry.micro_batch or ""),
-            entry.status,
-            speed,
-            memory,
-            entry.record.trial if entry.record else "",
-            escape(entry.why),
-            style=_style(entry),
-        )
-    return table
-
-
-def _lines(entry: Entry) -> Group:
-    """The same without columns, where a terminal has no room for them."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    head = f"{entry.candidate_key or entry.rung}: {entry.status}"
-    if entry.record is not None:
-        speed, memory = _figures(entry)
-        head += f", {speed} tokens/s, {memory} GiB" if speed else ""
-        head += f", trial {entry.record.trial}"
-    why = Padding(Text(entry.why), (0, 0, 0, 2), style=_style(entry))
-    return Group(Text(head, _style(entry)), why)
-
-
-def _style(entry: Entry) -> str:
-    return {"answer": "bold green", "measured": ""}.get(entry.status, "dim")
-
-
-def _figures(entry: Entry) -> tuple[str, str]:
-    """Tokens/s and GiB: what was measured, or with ~ the middle and the ends of what is predicted."""
-    if entry.predicted is not None:
-        speed, memory = entry.predicted, entry.predicted
-        return f"~{speed.low:,.0f}–{speed.high:,.0f}", f"~{memory.peak / 2**30:.1f}–{memory.upper / 2**30:.1f}"
-    if entry.record is None or entry.record.measurement is None:
-        return "", ""
-    return f"{entry.record.tokens_per_second or 0:,.0f}", f"{entry.record.measurement.peak_device / 2**30:.1f}"

@@ -64,6 +64,7 @@ def report(
 
 def read_reported_run(folder: Path) -> ReportedRun:
     """The run in `folder` as far as it has come. UsageError where nothing was measured."""
+    from ladder.report.about import read_about
     from ladder.report.run_data import ANSWER_NAME, ReportedRun
     from ladder.runs.stored_run import read_run
     from ladder.search.policy import answer
@@ -79,6 +80,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
         trial_seconds=stored.trial_seconds,
         facts=stored.facts,
         config=_config(folder / ANSWER_NAME, answer(stored.records)),
+        about=read_about(folder),
     )
 
 

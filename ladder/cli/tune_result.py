@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from ladder.cli.console import stdout_console
-from ladder.report.table import rows, terminal_table
+from ladder.report.first_fit import compared, first_fit
+from ladder.report.table import left_out, rows, terminal_table, unsupported_line
 from ladder.report.times import total_line
 from ladder.search.audit import audit_report
+from ladder.search.space import measured
 from ladder.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
     from ladder.errors import LadderError
     from ladder.search.ledger import Entry
     from ladder.tuning.run import TuneOutput
+
+
+_FEWEST_LINES = 8
+_LINES_OF_A_FILE = 50
+_WRAPS = 100
+_LINES_BELOW, _LINES_BELOW_IF_WIDE = 21, 17
+"""Of a screen, for what stands around the table: its heading, the sentences below, which wrap below 100 columns, and
+the prompt. Counted at 80 and at 120 columns.
+"""
 
 
 def print_result(done: TuneOutput, *, quiet: bool) -> None:
@@ -33,7 +44,12 @@ def print_result(done: TuneOutput, *, quiet: bool) -> None:
 
 def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) -> None:
     result = done.result
-    console.print(terminal_table(entries, console.width))
+    height = console.height if console.is_terminal else _LINES_OF_A_FILE
+    most = max(_FEWEST_LINES, height - (_LINES_BELOW if console.width < _WRAPS else _LINES_BELOW_IF_WIDE))
+    console.print(terminal_table(entries, console.width, most))
+    for line in (left_out(entries, console.width, most), unsupported_line(entries)):
+        if line:
+            console.print(line, style="dim", markup=False)
     on_paper = done.simulated is not None
     console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s{' on paper' if on_paper else ''}.")
     if (report := done.run_dir / "report.html").exists():  # or a warning has said why not
@@ -46,12 +62,14 @@ def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) 
 def _print_answer(done: TuneOutput, console: Console) -> None:
     if done.answer is not None:
         answer = done.answer
-        how = "proven in fresh processes" if done.simulated is None else f"simulated on {escape(done.simulated)}"
+        where = "proof in fresh processes" if done.simulated is None else f"simulated proof on {escape(done.simulated)}"
         console.print(
-            f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s, "
-            f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)} "
-            f"({answer.headroom:.0%} headroom), {how}."
+            f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s in its {where}"
+            f"{_in_its_trial(done)}, {format_bytes(answer.measurement.peak_device)} of "
+            f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom)."
         )
+        if done.result.answer and (said := compared(done.result.space, done.result.records, done.result.answer)):
+            console.print(f"[bold]{escape(said)}[/]")
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
         files = ", ".join(shlex.quote(str(path)) for path in done.files)
@@ -61,15 +79,22 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
 
 
+def _in_its_trial(done: TuneOutput) -> str:
+    """What the table says of the answer, where that is not its proof's figure."""
+    record = measured(done.result.records).get(done.answer.candidate.key) if done.answer else None
+    return f" ({record.tokens_per_second:,.0f} in its trial)" if record and record.tokens_per_second else ""
+
+
 def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
     """The whole result as one document: the answer's "ladder" section or why there is none, and the ledger's rows."""
     from ladder.emit.config import SECTION, best_config
 
-    best = done.result.best_so_far
+    best, found = done.result.best_so_far, first_fit(done.result.space, done.result.records)
     document: dict[str, Any] = {
         "answer": best_config(done.answer)[SECTION] if done.answer else None,
         **(_failure(failure) if failure else {}),
         "best_so_far": best.candidate_key if best else None,
+        "recipe_first_fit": found.plain() if found else None,
         "simulated_on": done.simulated,
         "stopped": done.result.stopped,
         "cancelled": done.result.cancelled,

@@ -1,269 +1,175 @@
-"""The figures of a report as plain data for plotly.js; the page adds the theme.
-
-Each function returns {"data": [...], "layout": {...}} or None where there is nothing to draw. Texts are escaped: plotly
-takes a subset of HTML in them.
-"""
+"""The bars of a report: memory by part, the time of a step, where the tune's time went, several answers."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from html import escape
-from typing import Any
 
-from ladder.events.outcome import Record
+from ladder.events.outcome import Measurement, Record
+from ladder.report.charts import COLOURS, FAILED, Bar, Bars, Group, Part
 from ladder.report.run_data import ReportedRun
 from ladder.report.times import PHASES
 from ladder.search.belief import believe
-from ladder.search.ledger import Entry
 from ladder.search.space import failed_in_setup, measured
-from ladder.units import gib
+from ladder.units import GIB
 
-Figure = dict[str, Any]
-
-# Told apart by people with any colour vision (Okabe and Ito), on white and on black.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a000", "#8c6bb1", "#7f7f7f")
-_FAILED = "#d62728"
-_OUTSIDE = "outside PyTorch"
-_PARTS = {
+_PREDICTED_PARTS = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer",
     "activations": "activations",
     "logits": "logits",
     "buffers": "buffers",
-    "outside_torch": _OUTSIDE,
+    "outside_torch": "outside PyTorch",
 }
-_BAR_PIXELS = 38
+_PARTS = (
+    *(Part(name=text, colour=colour) for text, colour in zip(_PREDICTED_PARTS.values(), COLOURS, strict=False)),
+    Part(name="measured: allocated", colour="#595959"),
+    Part(name="measured: reserved beyond that", colour="#9a9a9a"),
+    Part(name="ran out, needs at least", colour=FAILED),
+)
+_OUTSIDE = len(_PREDICTED_PARTS) - 1
+_MOST_GROUPS = 12
+"""Of a figure: engines that say no more than the fastest ones are left out. Chosen."""
 
 
-def speed_against_memory(run: ReportedRun) -> Figure | None:
-    """Every candidate: what fits in its rung's colour, what ran out as a cross, what is only predicted as a ring."""
-    limit = gib(run.space.memory_limit) or 0.0
-    most = 1.35 * limit
-    data = [trace for name, shown in _by_rung(run).items() if (trace := _fitting(name, shown, run)) is not None]
-    failed = [entry for entry in run.entries if entry.record and entry.record.outcome.kind == "gpu_oom"]
-    if failed:
-        data.append(_ran_out(failed, run, most))
-    predicted = [entry for entry in run.entries if entry.predicted and (gib(entry.predicted.peak) or 0.0) < most]
-    if predicted:
-        data.append(_predicted(predicted))
-    if not data:
+def memory_by_part(run: ReportedRun) -> Bars | None:
+    """The answer, and each engine's candidate that came furthest: predicted before any trial, beside measured."""
+    chosen = {key: record for key, record in furthest(run).items() if record.measurement or record.outcome.bytes_asked}
+    if not chosen:
         return None
-    layout = {
-        "xaxis": {"title": {"text": "memory of the fullest GPU, GiB"}, "range": [0, most]},
-        "yaxis": {"title": {"text": "tokens/s"}, "rangemode": "tozero"},
-        "shapes": [_vertical(limit)],
-        "annotations": [{"x": limit, "y": 1, "yref": "paper", "text": "limit", "showarrow": False, "xanchor": "left"}],
-        "height": 460,
-    }
-    return {"data": data, "layout": layout}
+    prior, proofs = believe(run.space, ()), {entry.candidate_key: entry.proof for entry in run.entries}
+    groups = []
+    for key, record in chosen.items():
+        parts = prior.outlook(run.space.by_key[key]).memory.parts
+        predicted = tuple(getattr(parts, part) / GIB for part in _PREDICTED_PARTS)
+        bars = [Bar(name="predicted", lengths=(*predicted, None, None, None)), _seen("trial", record, run)]
+        if (proof := proofs.get(key)) is not None:
+            bars.append(_seen("proof", proof, run))
+        groups.append(Group(label=_heading(key, run), bars=tuple(bars), is_answer=_is_answer(key, run)))
+    limit = run.space.memory_limit / GIB
+    return Bars(
+        title=f"GiB of the fullest {run.rank_word}",
+        unit="GiB",
+        digits=",.1f",
+        parts=_PARTS,
+        groups=tuple(groups),
+        limit=limit,
+        limit_label=f"limit: {limit:.4g} GiB",
+    )
 
 
-def memory_by_part(run: ReportedRun) -> Figure | None:
-    """For each rung the candidate that came furthest: what was predicted before any trial, beside what was measured."""
-    prior = believe(run.space, ())
-    shown = {key: record for key, record in _furthest(run).items() if record.measurement or record.outcome.bytes_asked}
-    if not shown:
+def step_time(run: ReportedRun) -> Bars | None:
+    """What the micro-steps of the answer, and of each engine's fastest, take of an optimizer step, and what is left."""
+    chosen = {key: record for key, record in furthest(run).items() if record.measurement}
+    if not chosen:
         return None
-    outlooks = {key: prior.outlook(run.space.by_key[key]) for key in shown}
-    labels = {key: _label(key) for key in shown}
-    data = [
-        _stack(
-            text,
-            [(gib(getattr(outlooks[key].memory.parts, part)), labels[key], "predicted") for key in shown],
-            colour,
-        )
-        for (part, text), colour in zip(_PARTS.items(), _COLOURS, strict=False)
-    ]
-    data += _measured_parts(shown, labels, run)
-    limit = gib(run.space.memory_limit) or 0.0
-    layout = _bars(2 * len(shown), "GiB of one GPU") | {"shapes": [_vertical(limit)]}
-    order = [_with(label, which) for label in labels.values() for which in ("predicted", "measured")]
-    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": order}
-    return {"data": data, "layout": layout}
+    proofs = {entry.candidate_key: entry.proof for entry in run.entries}
+    groups = []
+    for key, record in chosen.items():
+        runs = [("trial", record), ("proof", proofs.get(key))]
+        bars = [
+            Bar(name=name, lengths=_step(seen.measurement, run.space.by_key[key].accumulation))
+            for name, seen in runs
+            if seen is not None and seen.measurement is not None
+        ]
+        groups.append(Group(label=_heading(key, run), bars=tuple(bars), is_answer=_is_answer(key, run)))
+    return Bars(
+        title="seconds of an optimizer step",
+        unit="s",
+        digits=",.3g",
+        parts=(
+            Part(name="forward and backward (all of it where nothing accumulates)", colour=COLOURS[0]),
+            Part(name="what only the optimizer step does", colour=COLOURS[1]),
+        ),
+        groups=tuple(groups),
+    )
 
 
-def step_time(run: ReportedRun) -> Figure | None:
-    """Each rung's fastest: what its micro-steps take of an optimizer step, and what only the last one does."""
-    fitting = {key: record for key, record in _furthest(run).items() if record.measurement}
-    if not fitting:
-        return None
-    micro, update = [], []
-    for key, record in fitting.items():
-        seen, accumulation = record.measurement, run.space.by_key[key].accumulation
-        assert seen is not None
-        micro_step = seen.accumulate_seconds if accumulation > 1 else None
-        whole = seen.step_seconds(accumulation)
-        passes = whole if micro_step is None else accumulation * micro_step
-        micro.append((passes, _label(key), ""))
-        update.append((max(0.0, whole - passes), _label(key), ""))
-    data = [
-        _stack("forward and backward (all of it where nothing accumulates)", micro, _COLOURS[0], "s"),
-        _stack("what only the optimizer step does", update, _COLOURS[1], "s"),
-    ]
-    return {"data": data, "layout": _bars(len(fitting), "seconds of an optimizer step")}
-
-
-def time_by_trial(run: ReportedRun) -> Figure | None:
+def time_by_trial(run: ReportedRun) -> Bars | None:
     """Where the tune's time went."""
     if not run.trial_seconds:
         return None
-    labels = {name: f"{name} {_what(name, run)}" for name in sorted(run.trial_seconds)}
-    data = [
-        _stack(
-            text, [(run.trial_seconds[name].get(phase, 0.0), label, "") for name, label in labels.items()], colour, "s"
+    phases = [
+        phase for phase in PHASES if any(seconds.get(phase, 0.0) >= 0.05 for seconds in run.trial_seconds.values())
+    ]
+    colours = dict(zip(PHASES, COLOURS, strict=True))
+    groups = [
+        Group(
+            label=f"{name}: {_what(name, run)}",
+            bars=(Bar(name="", lengths=tuple(run.trial_seconds[name].get(phase, 0.0) for phase in phases)),),
         )
-        for (phase, text), colour in zip(PHASES.items(), _COLOURS, strict=True)
-        if any(seconds.get(phase, 0.0) >= 0.05 for seconds in run.trial_seconds.values())
+        for name in sorted(run.trial_seconds)
     ]
-    return {"data": data, "layout": _bars(len(labels), "seconds")}
+    parts = tuple(Part(name=PHASES[phase], colour=colours[phase]) for phase in phases)
+    return Bars(title="seconds", unit="s", digits=",.1f", parts=parts, groups=tuple(groups))
 
 
-def answers_compared(runs: Sequence[ReportedRun]) -> Figure | None:
+def answers_compared(runs: Sequence[ReportedRun]) -> Bars | None:
     """The best of several runs beside each other."""
-    best = [(run, run.best) for run in runs if run.best is not None]
-    if not best:
-        return None
-    bars = [
-        (record.tokens_per_second, f"{escape(run.name)}<br>{escape(record.candidate_key)}", "") for run, record in best
+    groups = [
+        Group(
+            label=f"{run.name}: {run.best.candidate_key}", bars=(Bar(name="", lengths=(run.best.tokens_per_second,)),)
+        )
+        for run in runs
+        if run.best is not None
     ]
-    return {"data": [_stack("tokens/s", bars, _COLOURS[0], "tokens/s")], "layout": _bars(len(best), "tokens/s")}
-
-
-def _by_rung(run: ReportedRun) -> dict[str, list[Entry]]:
-    rungs: dict[str, list[Entry]] = {}
-    for entry in run.entries:
-        rungs.setdefault(entry.rung, []).append(entry)
-    return rungs
-
-
-def _fitting(name: str, entries: Sequence[Entry], run: ReportedRun) -> Figure | None:
-    points = [(entry, entry.record) for entry in entries if entry.record and entry.record.measurement]
-    if not points:
+    if not groups:
         return None
-    place = list(_by_rung(run)).index(name)
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": escape(name),
-        "x": [gib(record.measurement.peak_device) for _, record in points if record.measurement],
-        "y": [record.tokens_per_second for _, record in points],
-        "text": [f"{_variant(entry)}<br>{_wrapped(entry.why)}" for entry, _ in points],
-        "hovertemplate": "%{text}<br>%{y:,.0f} tokens/s, %{x:.2f} GiB",
-        "marker": {
-            "color": _COLOURS[place % len(_COLOURS)],
-            "size": [18 if entry.status == "answer" else 10 for entry, _ in points],
-            "opacity": 1,
-            "symbol": ["star" if entry.status == "answer" else "circle" for entry, _ in points],
-        },
-    }
+    part = Part(name="tokens/s", colour=COLOURS[0])
+    return Bars(title="tokens/s", unit="tokens/s", digits=",.0f", parts=(part,), groups=tuple(groups))
 
 
-def _ran_out(entries: Sequence[Entry], run: ReportedRun, most: float) -> Figure:
-    """At the memory they would have needed at least; their speed is what is predicted."""
-    belief = believe(run.space, run.records)
-    outlooks = [belief.outlook(run.space.by_key[entry.candidate_key or ""]) for entry in entries]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "ran out of memory",
-        "x": [min(most, _needed(entry.record, run)) for entry in entries if entry.record],
-        "y": [outlook.speed.tokens_per_second for outlook in outlooks],
-        "text": [f"{_variant(entry)}<br>{_wrapped(entry.why)}" for entry in entries],
-        "hovertemplate": "%{text}<br>at least %{x:.2f} GiB; %{y:,.0f} tokens/s predicted",
-        "marker": {"color": _FAILED, "size": 9, "symbol": "x"},
-    }
-
-
-def _predicted(entries: Sequence[Entry]) -> Figure:
-    known = [(entry, entry.predicted) for entry in entries if entry.predicted]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "predicted, not tried",
-        "x": [gib(predicted.peak) for _, predicted in known],
-        "y": [predicted.tokens_per_second for _, predicted in known],
-        "text": [f"{_variant(entry)}<br>{_wrapped(entry.why)}" for entry, _ in known],
-        "hovertemplate": "%{text}",
-        "marker": {"color": "#8a8a8a", "size": 8, "symbol": "circle-open"},
-    }
-
-
-def _needed(record: Record, run: ReportedRun) -> float:
+def needed(record: Record, run: ReportedRun) -> float:
+    """GiB that what ran out would have needed at least."""
     missing = max(0, (record.outcome.bytes_asked or 0) - (record.outcome.bytes_free or 0))
-    return gib(run.space.memory_limit + missing) or 0.0
+    return (run.space.memory_limit + missing) / GIB
 
 
-def _furthest(run: ReportedRun) -> dict[str, Record]:
-    """By engine's place: its fastest candidate that fits, else the last one that ran out while it trained."""
+def furthest(run: ReportedRun) -> dict[str, Record]:
+    """The answer's trial, then by engine its fastest candidate that fits, else the last that ran out while it trained.
+
+    The fastest engines first, and no more than there is room for.
+    """
     tried = measured(run.records)
-    chosen: dict[str, Record] = {}
+    chosen: list[Record] = []
     for engine in run.space.engines:
         own = [tried[each.key] for each in run.space.of_engine(engine) if each.key in tried]
         fits = [record for record in own if record.measurement]
         failed = [record for record in own if record.outcome.kind == "gpu_oom" and not failed_in_setup(record.outcome)]
         best = max(fits, key=lambda record: record.tokens_per_second or 0.0) if fits else next(iter(failed), None)
         if best is not None:
-            chosen[best.candidate_key] = best
-    return chosen
+            chosen.append(best)
+    chosen.sort(key=lambda record: -(record.tokens_per_second or 0.0))
+    if run.best is not None:
+        chosen.insert(0, tried.get(run.best.candidate_key, run.best))
+    return {record.candidate_key: record for record in chosen[:_MOST_GROUPS]}
 
 
-def _measured_parts(shown: dict[str, Record], labels: dict[str, str], run: ReportedRun) -> list[Figure]:
-    allocated, reserved, outside, missing = [], [], [], []
-    for key, record in shown.items():
-        seen = record.measurement
-        if seen is None:
-            missing.append((_needed(record, run), labels[key], "measured"))
-            continue
-        allocated.append((gib(seen.peak_allocated), labels[key], "measured"))
-        reserved.append((gib(max(0, seen.peak_reserved - seen.peak_allocated)), labels[key], "measured"))
-        outside.append((gib(max(0, seen.peak_device - seen.peak_reserved)), labels[key], "measured"))
-    stacks = (
-        ("measured: allocated", allocated, "#595959"),
-        ("measured: reserved beyond that", reserved, "#8c8c8c"),
-        (_OUTSIDE, outside, _COLOURS[6]),
-        ("measured: ran out, needs at least", missing, _FAILED),
-    )
-    drawn = [_stack(text, bars, colour) for text, bars, colour in stacks if bars]
-    # The predicted bars' legend has that colour already.
-    return [trace | {"showlegend": trace["name"] != _OUTSIDE} for trace in drawn]
+def _seen(name: str, record: Record, run: ReportedRun) -> Bar:
+    """What was measured of `record`, or what it would have needed."""
+    seen, lengths = record.measurement, [0.0] * len(_PARTS)
+    if seen is None:
+        lengths[-1] = needed(record, run)
+    else:
+        lengths[-3] = seen.peak_allocated / GIB
+        lengths[-2] = max(0, seen.peak_reserved - seen.peak_allocated) / GIB
+        lengths[_OUTSIDE] = max(0, seen.peak_device - seen.peak_reserved) / GIB
+    return Bar(name=name, lengths=tuple(length or None for length in lengths))
 
 
-def _stack(name: str, bars: Sequence[tuple[float | None, str, str]], colour: str, unit: str = "GiB") -> Figure:
-    """One part of horizontal stacked bars; each bar is (length, label, second label or nothing)."""
-    labels = [_with(label, second) for _, label, second in bars]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "x": [length for length, _, _ in bars],
-        "y": labels,
-        "marker": {"color": colour},
-        "hovertemplate": f"%{{x:,.3~f}} {unit}",
-    }
+def _step(seen: Measurement, accumulation: int) -> tuple[float, float]:
+    """Seconds of the micro-steps' passes, and of what only the last one does."""
+    whole = seen.step_seconds(accumulation)
+    passes = accumulation * seen.accumulate_seconds if accumulation > 1 and seen.accumulate_seconds else whole
+    return passes, max(0.0, whole - passes)
 
 
-def _bars(number: int, title: str) -> dict[str, Any]:
-    return {
-        "barmode": "stack",
-        "xaxis": {"title": {"text": title}},
-        "yaxis": {"autorange": "reversed", "automargin": True, "categoryorder": "trace"},
-        "height": 90 + _BAR_PIXELS * number,
-        "bargap": 0.3,
-    }
+def _heading(key: str, run: ReportedRun) -> str:
+    return f"{key} (the answer)" if _is_answer(key, run) else key
 
 
-def _vertical(x: float) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": _FAILED, "width": 2, "dash": "dash"},
-    }
+def _is_answer(key: str, run: ReportedRun) -> bool:
+    return run.answer is not None and key == run.answer.candidate_key
 
 
 def _what(trial: str, run: ReportedRun) -> str:
@@ -271,24 +177,6 @@ def _what(trial: str, run: ReportedRun) -> str:
     if not records:
         return "losses compared"
     if records[0].purpose == "proof":
-        return f"proof of {_label(records[0].candidate_key)}"
-    engine = escape(run.space.by_key[records[0].candidate_key].engine.key)
-    return f"probe of<br>{engine}" if records[0].purpose == "probe" else f"<br>{engine}"
-
-
-def _label(key: str) -> str:
-    """A candidate for an axis: long rungs in two lines."""
-    rung, _, variant = key.partition(" ")
-    return f"{escape(rung)}<br>{escape(variant)}"
-
-
-def _with(label: str, second: str) -> str:
-    return f"{label} <i>{second}</i>" if second else label
-
-
-def _variant(entry: Entry) -> str:
-    return f"<b>{escape(entry.candidate_key or entry.rung)}</b>"
-
-
-def _wrapped(text: str, width: int = 60) -> str:
-    return "<br>".join(textwrap.wrap(escape(text), width))
+        return f"proof of {records[0].candidate_key}"
+    engine = run.space.by_key[records[0].candidate_key].engine.key
+    return f"probe of {engine}" if records[0].purpose == "probe" else engine

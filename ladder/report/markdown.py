@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ladder.report.run_data import ReportedRun
-from ladder.report.summary import answer_figures, answer_sentence, comparison, introduction
+from ladder.report.summary import (
+    answer_figures,
+    answer_sentence,
+    comparison,
+    introduction,
+    recipe_sentence,
+    remedy_sentence,
+)
 from ladder.report.table import rows
 from ladder.report.times import total_line
 from ladder.search.space import warnings_of
@@ -28,7 +35,7 @@ def _run(run: ReportedRun) -> str:
     warnings = warnings_of(run.best, run.space) if run.best else ()
     said = [*answer_figures(run), *(("Warning", warning) for warning in warnings)]
     figures = "\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in said)
-    header = ["rung", "ckpt", "micro-batch", "outcome", "tokens/s", "GiB per GPU", "trial", "why"]
+    header = ["rung", "ckpt", "micro-batch", "outcome", "tokens/s", "proof", f"GiB per {run.rank_word}", "trial", "why"]
     tried = sorted(
         (row for row in rows(run.entries, run.trial_seconds) if row["trial"]),
         key=lambda row: -(row["tokens_per_second"] or 0.0),
@@ -40,6 +47,7 @@ def _run(run: ReportedRun) -> str:
             row["micro_batch"],
             row["outcome"] if row["status"] != "answer" else "answer",
             f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
+            f"{row['proof_tokens_per_second']:,.0f}" if row["proof_tokens_per_second"] else "",
             f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else "",
             row["trial"],
             row["why"],
@@ -47,7 +55,8 @@ def _run(run: ReportedRun) -> str:
         for row in tried
     ]
     heading = f"## {_escaped(words['model'])} on {_escaped(words['where'])}"
-    parts = [heading, _escaped(words["about"]), answer, figures, _table(header, body)]
+    comparison_or_remedy = _escaped(recipe_sentence(run) or remedy_sentence(run))
+    parts = [heading, _escaped(words["about"]), answer, comparison_or_remedy, figures, _table(header, body)]
     return "\n\n".join([part for part in parts if part] + [total_line(run.trial_seconds, on_paper=run.simulated)])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -39,6 +39,8 @@ class ReportedRun:
     """What the history says it is good for: model, GPU, versions, …"""
     config: Mapping[str, Any] | None
     """The proven answer as best_config.json has it."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """When it was tuned, by which command and with which driver, as far as that is known."""
     own_name: str = ""
     """What it is called beside other runs, where its folder's name does not tell it from them."""
 
@@ -50,6 +52,11 @@ class ReportedRun:
     def simulated(self) -> bool:
         """Nothing was run: every figure is of a machine that exists on paper."""
         return is_simulated(self.facts)
+
+    @property
+    def rank_word(self) -> str:
+        """What one rank runs on."""
+        return "GPU" if self.space.device == "cuda" else "CPU rank"
 
     @cached_property
     def entries(self) -> list[Entry]:

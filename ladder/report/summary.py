@@ -9,11 +9,13 @@ from typing import Any
 
 from ladder.emit.exporters.base import making_accelerate
 from ladder.emit.files import OutputPaths
-from ladder.events.outcome import Record
+from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.machine.machine_speed import mfu
+from ladder.report.first_fit import compared
 from ladder.report.run_data import ReportedRun
 from ladder.search.knobs import turned
-from ladder.search.space import REFUSED, Space
+from ladder.search.remedies import remedies
+from ladder.search.space import REFUSED, Space, measured
 from ladder.techniques.keys import engine_named
 from ladder.units import counted, format_bytes
 
@@ -63,6 +65,21 @@ def answer_sentence(run: ReportedRun) -> str:
     return "The fastest that fits, proven in fresh processes with an evaluation pass and the gathering of weights."
 
 
+def recipe_sentence(run: ReportedRun) -> str:
+    """How the answer compares with what the documented recipe ends on; empty where either is missing."""
+    return (compared(run.space, run.records, run.best) or "") if run.best is not None else ""
+
+
+def remedy_sentence(run: ReportedRun) -> str:
+    """What would make it fit, where nothing does; empty otherwise, and where nothing ran out of memory."""
+    if run.best is not None or not any(record.outcome.kind in MEMORY_OUTCOMES for record in run.records):
+        return ""
+    on_cpu = run.space.device == "cpu"
+    found = remedies(run.space, run.records, [rung.name for rung in run.unsupported])
+    otherwise = "Give the ranks more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
+    return found.sentence(on_cpu=on_cpu) or otherwise
+
+
 def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     """The answer's figures by name; empty without one."""
     record, space = run.best, run.space
@@ -70,11 +87,14 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
         return []
     seen, speed = record.measurement, record.tokens_per_second or 0.0
     candidate = space.by_key[record.candidate_key]
+    first = measured(run.records).get(record.candidate_key)
+    trial = first.tokens_per_second if first is not None else None
     used = mfu(space.workload, speed, space.world_size, space.gpu_name)
     figures = [
-        ("tokens/s, all GPUs", f"{speed:,.0f}"),
+        (f"tokens/s, all {run.rank_word}s", f"{speed:,.0f}"),
+        *([("tokens/s, in its trial", f"{trial:,.0f}")] if trial and run.answer else []),
         ("optimizer step", f"{seen.step_seconds(candidate.accumulation):.3g} s"),
-        ("memory per GPU", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
+        (f"memory per {run.rank_word}", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
         ("headroom", f"{1 - seen.peak_device / space.memory_limit:.1%}"),
         ("host memory, all ranks", format_bytes(seen.peak_host)),
         ("accumulation", counted(candidate.accumulation, "micro-step")),
@@ -114,11 +134,12 @@ def environment(run: ReportedRun) -> list[tuple[str, str]]:
     space, versions = run.space, dict(run.facts.get("versions", {}))
     facts = [
         ("device", f"{space.world_size} × {space.gpu_name or 'CPU rank'}"),
-        ("memory limit per GPU", format_bytes(space.memory_limit)),
+        (f"memory limit per {run.rank_word}", format_bytes(space.memory_limit)),
         ("host memory for all ranks", format_bytes(space.host_memory)),
         ("CPU cores", str(space.num_cores)),
         ("tolerance", f"{space.tolerance:.1%}"),
     ]
+    facts += [(name, value) for name, value in run.about.items() if name != "command"]
     facts += [(f"{name}", str(version)) for name, version in versions.items()]
     facts += [(f"unsupported: {rung.name}", reason) for rung, reason in run.unsupported.items()]
     return facts
@@ -126,12 +147,12 @@ def environment(run: ReportedRun) -> list[tuple[str, str]]:
 
 def comparison(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Several runs, a row a fact and a column a run."""
-    by_run = [dict(_compared(run)) for run in runs]
+    by_run = [dict(_facts(run)) for run in runs]
     names = list(dict.fromkeys(name for facts in by_run for name in facts))
     return [{"name": name, "values": [facts.get(name, _NONE) for facts in by_run]} for name in names]
 
 
-def _compared(run: ReportedRun) -> list[tuple[str, str]]:
+def _facts(run: ReportedRun) -> list[tuple[str, str]]:
     words, workload = introduction(run), run.space.workload
     facts = [
         ("model", words["model"]),

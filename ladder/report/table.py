@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from ladder.search.belief import LIKELY
 from ladder.search.ledger import Entry
 from ladder.text import in_short_lines
-from ladder.units import gib
+from ladder.units import GIB, counted, gib
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 _STYLES = {"answer": "bold green", "refused": "dim", "pruned": "dim", "predicted": "dim", "unsupported": "dim"}
 _FAILED = "red"
 _COUNTS = ("micro_batch", "accumulation", "num_steps")
+_NO_PROOFS = 60
 _NARROW = 80
 _WIDE = 110
+_GROUPS = ((0, 1), (2,), (3, 4, 5))
+"""What fits, what failed and what was not tried, by the places of `_order`."""
 RUNG_CELLS = 16
 """For a rung's name on a narrow terminal: the longer ones go on in a second line."""
 
@@ -34,6 +38,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
     record = entry.record
     measurement = record.measurement if record else None
     speed = record.tokens_per_second if record else None
+    proof = entry.proof.tokens_per_second if entry.proof else None
     return {
         "rung": entry.rung,
         "checkpointing": entry.checkpointing,
@@ -42,6 +47,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
         "status": entry.status,
         "outcome": record.outcome.kind if record else entry.status,
         "tokens_per_second": round(speed, 1) if speed else None,
+        "proof_tokens_per_second": round(proof, 1) if proof else None,
         "accumulate_seconds": measurement.accumulate_seconds if measurement else None,
         "boundary_seconds": measurement.boundary_seconds if measurement else None,
         "step_seconds": measurement.step_seconds(entry.accumulation) if measurement and entry.accumulation else None,
@@ -55,7 +61,10 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
         "watts": measurement.watts if measurement else None,
         "joules_per_token": measurement.watts / speed if measurement and measurement.watts and speed else None,
         "predicted_tokens_per_second": round(entry.predicted.tokens_per_second, 1) if entry.predicted else None,
+        "predicted_low": round(entry.predicted.low, 1) if entry.predicted else None,
+        "predicted_high": round(entry.predicted.high, 1) if entry.predicted else None,
         "predicted_device_gib": gib(entry.predicted.peak) if entry.predicted else None,
+        "predicted_fits": round(entry.predicted.fits, 3) if entry.predicted else None,
         "trial": record.trial if record else None,
         "trial_seconds": round(sum(seconds.values()), 2) if seconds else None,
         "warnings": "; ".join(record.warnings) if record else "",
@@ -71,35 +80,111 @@ def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) 
     return table.astype({name: "Int64" for name in _COUNTS if name in table})
 
 
-def terminal_table(entries: Sequence[Entry], width: int = 160) -> Table:
-    """The ledger for a terminal: the fastest first, then what failed, then what was not tried.
+def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> Table:
+    """The ledger for a terminal: the fastest first, then what failed, then what was not tried, in `most` lines.
 
-    Below 110 columns the reasons go, below 80 memory too: `ladder explain` has them.
+    What was not tried shows what is predicted, with a ~. Below 110 columns the reasons go, below 80 memory too, and
+    below 60 the proofs: `ladder explain` has them. What a machine does not support is in `unsupported_line`.
     """
     narrow, wide = width < _NARROW, width >= _WIDE
+    proofs = width >= _NO_PROOFS and any(entry.proof for entry in entries)
+    headings = ["rung", "ck" if narrow else "ckpt", "mb", "tok/s" if narrow else "tokens/s"]
+    headings += [*(["proof"] if proofs else []), *([] if narrow else ["GiB"]), "outcome"]
+    shown = _on_a_screen(sorted(_folded(entries), key=_order), most, narrow=narrow)
+    lines = [_cells(entry, narrow=narrow, proofs=proofs) for entry in shown]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1), header_style="bold")
-    table.add_column("rung", no_wrap=True)
-    table.add_column("ck" if narrow else "ckpt", no_wrap=True)
-    for name in ("mb", "tok/s") if narrow else ("mb", "tokens/s", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("outcome", no_wrap=True, overflow="ellipsis")
+    for name in headings:
+        is_number = name not in ("rung", "ck", "ckpt", "outcome")
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
     if wide:
-        table.add_column("why", ratio=1)
-    for entry in sorted(_folded(entries), key=_order):
-        row = _row(entry, {})
-        failed = entry.status == "measured" and row["outcome"] != "fits"
-        memory = f"{row['peak_device_gib']:.2f}" if row["peak_device_gib"] is not None else ""
-        table.add_row(
-            in_short_lines(entry.rung) if narrow else entry.rung,
-            entry.checkpointing,
-            str(entry.micro_batch or ""),
-            f"{row['tokens_per_second']:,.0f}" if row["tokens_per_second"] else "",
-            *([] if narrow else [memory]),
-            row["outcome"] if entry.status != "answer" else "answer",
-            *([escape(entry.why)] if wide else []),
-            style=_FAILED if failed else _STYLES.get(entry.status, ""),
-        )
+        table.add_column("why", no_wrap=True)
+    room = width - sum(max(map(len, column)) + 2 for column in zip(headings, *lines, strict=True))
+    for entry, line in zip(shown, lines, strict=True):
+        failed = entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits"
+        why = [escape(_shortened(entry.brief or entry.why, room))] if wide else []
+        table.add_row(*line, *why, style=_FAILED if failed else _STYLES.get(entry.status, ""))
     return table
+
+
+def left_out(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> str:
+    """The candidates that `terminal_table` has no line for, in a sentence; empty where it has them all."""
+    folded = sorted(_folded(entries), key=_order)
+    kept = {id(entry) for entry in _on_a_screen(folded, most, narrow=width < _NARROW)}
+    number = sum(id(entry) not in kept for entry in entries if entry.status != "unsupported")
+    if not number:
+        return ""
+    return f"{counted(number, 'more candidate')} not shown: `ladder explain` lists all, with their reasons."
+
+
+def unsupported_line(entries: Sequence[Entry]) -> str:
+    """The rungs that cannot work here, with each reason once; empty where all can."""
+    reasons: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.status == "unsupported":
+            reasons.setdefault(entry.why, []).append(entry.rung)
+    said = "; ".join(f"{', '.join(rungs)} ({why})" for why, rungs in reasons.items())
+    return f"Unsupported: {said}." if said else ""
+
+
+def _cells(entry: Entry, *, narrow: bool, proofs: bool) -> list[str]:
+    """A line of the table but for its reason."""
+    speed, memory = _figures(entry)
+    proof = f"{entry.proof.tokens_per_second:,.0f}" if entry.proof else ""
+    return [
+        in_short_lines(entry.rung) if narrow else entry.rung,
+        entry.checkpointing,
+        str(entry.micro_batch or ""),
+        speed,
+        *([proof] if proofs else []),
+        *([] if narrow else [memory]),
+        _ending(entry, narrow=narrow),
+    ]
+
+
+def _figures(entry: Entry) -> tuple[str, str]:
+    """Tokens/s and GiB, measured or predicted; no speed of what is predicted not to fit."""
+    if entry.predicted is not None:
+        speed = f"~{entry.predicted.tokens_per_second:,.0f}" if entry.predicted.fits >= LIKELY else ""
+        return speed, f"~{entry.predicted.peak / GIB:.2f}"
+    if entry.record is None or entry.record.measurement is None:
+        return "", ""
+    return f"{entry.record.tokens_per_second or 0:,.0f}", f"{entry.record.measurement.peak_device / GIB:.2f}"
+
+
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1].rstrip()}…"
+
+
+def _ending(entry: Entry, *, narrow: bool) -> str:
+    """One word on how it ended. Where memory has no column, it takes the place of what is predicted not to fit."""
+    if narrow and entry.predicted is not None and entry.predicted.fits < LIKELY:
+        return f"~{entry.predicted.peak / GIB:.0f} GiB"
+    return entry.record.outcome.kind if entry.record and entry.status != "answer" else entry.status
+
+
+def _on_a_screen(entries: Sequence[Entry], most: int | None, *, narrow: bool) -> list[Entry]:
+    """Those of the sorted `entries` that `most` lines have room for: the best of what fits, of what failed, and of
+    what was not tried, which a failure may have pruned.
+    """
+    known = [entry for entry in entries if entry.status != "unsupported"]
+
+    def lines(entry: Entry) -> int:
+        return in_short_lines(entry.rung).count("\n") + 1 if narrow else 1
+
+    if most is None or sum(map(lines, known)) <= most:
+        return known
+    fits, failed, untried = ([entry for entry in known if _order(entry)[0] in places] for places in _GROUPS)
+    kept: set[int] = set()
+    room = most
+    # What is left of a group's share goes to the next one; what fits comes last, so it gets all that is left.
+    for group, share in ((failed, most // 6), (untried, most // 3), (fits, most)):
+        left = min(share, room)
+        for entry in group:
+            if lines(entry) > left:
+                break
+            left, room = left - lines(entry), room - lines(entry)
+            kept.add(id(entry))
+    return [entry for entry in known if id(entry) in kept]
 
 
 def _folded(entries: Sequence[Entry]) -> list[Entry]:
@@ -128,7 +213,10 @@ def _promise(entry: Entry) -> tuple[bool, float]:
 
 
 def _order(entry: Entry) -> tuple[int, float]:
-    place = {"answer": 0, "measured": 1, "refused": 3, "pruned": 3, "predicted": 4, "unsupported": 5}[entry.status]
+    place = {"answer": 0, "measured": 1, "predicted": 3, "refused": 4, "pruned": 5, "unsupported": 6}[entry.status]
     if entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits":
         place = 2
+    if entry.predicted is not None:
+        likely, promise = _promise(entry)
+        return place, -promise if likely else math.inf
     return place, -(entry.record.tokens_per_second or 0.0) if entry.record else 0.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ladder.emit import Answer, emit_all
 from ladder.emit.files import write_atomically
 from ladder.errors import EnvironmentFaultError
+from ladder.report.about import ABOUT_NAME, note_about, read_about
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
 from ladder.text import shown
 
@@ -22,10 +24,12 @@ def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
     def add(name: str, compose: Callable[[], str]) -> None:
         steps[name] = lambda: write_atomically(run.folder / name, compose())
 
+    steps[ABOUT_NAME] = lambda: note_about(run.folder, on_gpus=run.space.device == "cuda" and not run.simulated)
     add("trials.csv", lambda: csv_of(run))
     if answer is not None:
         steps[ANSWER_NAME] = lambda: emit_all(answer, run.folder / ANSWER_NAME)
-    add("report.html", lambda: page_of([run]))  # last: it names the files of the answer that are there
+    # Last: it says what the other files do, and names those of the answer that are there.
+    add("report.html", lambda: page_of([replace(run, about=read_about(run.folder))]))
     trouble = []
     for name, write in steps.items():
         try:

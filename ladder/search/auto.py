@@ -49,6 +49,8 @@ _NEXT_TO_NOTHING = 0.25
 """Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial. Chosen by
 the recorded sweep of Llama-2-7B and by simulated machines 1000 to 1015 (benchmarks/results/search)."""
 _NORMAL = NormalDist()
+UPPER_END = "90% upper end"
+"""Our words for the speed that a candidate exceeds with 10 % only (`Outlook.optimistic`)."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,16 @@ class Bound:
     """Of the trial that would be next."""
     then: float
     """The bound without the candidates of that trial."""
+    than: float
+    """Tokens/s of the best: of the fastest trial, since predictions are of trials."""
 
     def sentence(self) -> str:
-        """The promise in words, with what a tighter one would cost."""
+        """The promise in words, with what a tighter one would cost. The ledger says the same of each candidate."""
+        best = f"the fastest trial ({self.than:,.0f} tokens/s)"
         if self.faster <= 0:
-            return "no candidate left is believed to be faster"
+            return f"no candidate left is faster than {best}, even at its {UPPER_END}"
         price = f"another {self.minutes:.1f} minutes would make that {max(0.0, self.then):.1%}"
-        return f"no candidate left can be more than {self.faster:.1%} faster; {price}"
+        return f"no candidate left is more than {self.faster:.1%} faster than {best}, even at its {UPPER_END}; {price}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     left = _left(space, records, belief)
     best = fastest(records)
     speed = best.tokens_per_second if best is not None else None
-    worth = [each for each in left if speed is None or _is_worth_a_trial(each, speed, space.tolerance)]
+    worth = [each for each in left if speed is None or is_worth_a_trial(each, speed, space.tolerance)]
     if not worth:
         if (again := second_chance(space, records)) is not None:
             return again
@@ -130,12 +135,12 @@ def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlo
 
 def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
     if not left:
-        return Bound(0.0, 0.0, 0.0)
+        return Bound(0.0, 0.0, 0.0, speed)
     top = max(left, key=lambda outlook: outlook.optimistic)
     own = [outlook for outlook in left if outlook.candidate.setup == top.candidate.setup]
     others = [outlook.optimistic for outlook in left if outlook.candidate.setup != top.candidate.setup]
     offer = _offer(belief, own, speed)
-    return Bound(top.optimistic / speed - 1, offer.seconds / 60, max(others, default=0.0) / speed - 1)
+    return Bound(top.optimistic / speed - 1, offer.seconds / 60, max(others, default=0.0) / speed - 1, speed)
 
 
 def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -> _Offer:
@@ -225,7 +230,8 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
     return longest
 
 
-def _is_worth_a_trial(outlook: Outlook, speed: float, tolerance: float) -> bool:
+def is_worth_a_trial(outlook: Outlook, speed: float, tolerance: float) -> bool:
+    """Whether it may beat `speed`, in tokens/s, by more than the tolerance, and is expected to gain enough."""
     return outlook.optimistic > speed * (1 + tolerance) and _gain(outlook, speed) > _NEXT_TO_NOTHING * tolerance
 
 
@@ -259,4 +265,5 @@ def _reason(offer: _Offer, speed: float | None) -> str:
     if speed is None:
         return f"{expected}, the most for its price"
     fastest = max(each.optimistic for each in offer.outlooks) / speed - 1
-    return f"{expected}; up to {fastest:.0%} faster than the best is possible"
+    ahead = f"{abs(fastest):.0%} {'above' if fastest >= 0 else 'below'} the fastest trial"
+    return f"{expected}; at the {UPPER_END} {ahead}"

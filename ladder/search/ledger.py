@@ -8,13 +8,21 @@ from typing import Literal
 
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Record
-from ladder.search.belief import LIKELY, Outlook, believe
+from ladder.search.auto import UPPER_END, is_worth_a_trial
+from ladder.search.belief import LIKELY, SLIM, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
-from ladder.search.space import REFUSED, Space, disproved, fastest, measured, probed, ruled_out
+from ladder.search.space import REFUSED, Space, disproved, fastest, measured, probed, proven, ruled_out
+from ladder.search.speed import STEP_NOISE
 from ladder.units import format_bytes
 
 Status = Literal["answer", "measured", "refused", "predicted", "pruned", "unsupported"]
+
+_NOISE = 2 * STEP_NOISE
+"""Relative: two trials that differ by no more than this may be as fast as each other. Each scatters by STEP_NOISE."""
+
+
+_AT_THE_END = f"at its {UPPER_END} "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +63,10 @@ class Entry:
     """For what was not tried."""
     disproved: bool = False
     """It fitted, and failed its proof of fit."""
+    proof: Record | None = None
+    """The run in fresh processes that it passed. Its speed may be another than the trial's, which `record` has."""
+    brief: str = ""
+    """`why` in a few words, for a table: without the figures that have columns of their own."""
 
 
 def ledger(
@@ -78,15 +90,13 @@ class _Teller:
     def __init__(self, space: Space, records: Sequence[Record], on_paper: bool) -> None:
         self._space, self._records, self._on_paper = space, records, on_paper
         self._best, self._tried = answer(records), measured(records)
-        # Measurement beside measurement, which predictions are of, too: the answer's proof is another run.
-        best = self._best
-        self._fastest = fastest(records) if best is None else self._tried.get(best.candidate_key, best)
-        self._belief, self._failed_proofs = believe(space, records), disproved(records)
+        self._fastest = fastest(records)
+        self._belief, self._failed_proofs, self._proofs = believe(space, records), disproved(records), proven(records)
         self._probes = {space.by_key[key].engine: record.trial for key, record in probed(records).items()}
 
     def entry(self, candidate: Candidate) -> Entry:
         record = self._tried.get(candidate.key)
-        status, why, predicted = self._status(candidate, record)
+        status, why, brief, predicted = self._status(candidate, record)
         knobs = ", ".join(f"{name}={value}" for name, value in candidate.engine.knobs)  # the space's own have none
         return Entry(
             rung=candidate.engine.name,
@@ -99,18 +109,92 @@ class _Teller:
             why=f"{why}; with {knobs}" if knobs else why,
             predicted=predicted,
             disproved=candidate.key in self._failed_proofs,
+            proof=self._proofs.get(candidate.key),
+            brief=brief,
         )
 
-    def _status(self, candidate: Candidate, record: Record | None) -> tuple[Status, str, Predicted | None]:
+    def _status(self, candidate: Candidate, record: Record | None) -> tuple[Status, str, str, Predicted | None]:
         if record is not None:
-            return (
-                *_verdict(record, self._best, self._fastest, self._failed_proofs, on_paper=self._on_paper),
-                None,
-            )
+            status, why = self._verdict(record)
+            return status, why, "", None
         if (ruled := ruled_out(candidate, self._space, self._records)) is not None:
-            return "pruned", f"{ruled.reason} (trial {ruled.record.trial})", None
-        predicted = _predicted(self._belief.outlook(candidate), self._probes.get(candidate.engine))
-        return "predicted", _why_not(predicted, self._fastest, self._space), predicted
+            return "pruned", f"{ruled.reason} (trial {ruled.record.trial})", "", None
+        outlook = self._belief.outlook(candidate)
+        predicted = _predicted(outlook, self._probes.get(candidate.engine))
+        why, brief = self._why_not_tried(outlook, predicted)
+        return "predicted", why, brief, predicted
+
+    def _verdict(self, record: Record) -> tuple[Status, str]:
+        """Of what was tried."""
+        proof = self._proofs.get(record.candidate_key)
+        reached = f"its proof reached {proof.tokens_per_second:,.0f} tokens/s" if proof else ""
+        if self._best is not None and record.candidate_key == self._best.candidate_key:
+            proven_how = "on paper" if self._on_paper else "proven in fresh processes"
+            return "answer", f"the fastest that fits, {proven_how}; {reached}"
+        if record.outcome.moment == REFUSED:
+            return "refused", record.outcome.sentence
+        if record.outcome.kind != "fits":
+            return "measured", record.outcome.sentence
+        if (failed_proof := self._failed_proofs.get(record.candidate_key)) is not None:
+            return "measured", f"its proof of fit failed: {failed_proof.outcome.sentence}"
+        if self._best is None:
+            return "measured", "fits"
+        return "measured", self._against_the_answer(record, self._best, reached)
+
+    def _against_the_answer(self, record: Record, best: Record, reached: str) -> str:
+        """Trial beside trial, and proof beside proof; `reached` is empty for what was not proven."""
+        trial = self._tried.get(best.candidate_key, best).tokens_per_second
+        if not trial or not record.tokens_per_second or not best.tokens_per_second:
+            return "fits"
+        ahead = record.tokens_per_second / trial - 1
+        if ahead < 0:
+            return f"{-ahead:.1%} slower than the answer" + (f"; {reached}" if reached else "")
+        faster = f"{ahead:+.1%} against the answer's trial"
+        if reached:
+            return f"{faster}, but {reached} and the answer's {best.tokens_per_second:,.0f}"
+        if ahead <= _NOISE:
+            return f"within the noise of the answer ({ahead:+.1%})"
+        behind = record.tokens_per_second / best.tokens_per_second - 1
+        return f"{faster}, and {behind:+.1%} against its proof; not proven itself"
+
+    def _why_not_tried(self, outlook: Outlook, predicted: Predicted) -> tuple[str, str]:
+        """Why a candidate was not tried, with the numbers that decided it; and the same for a table."""
+        space, best = self._space, self._fastest.tokens_per_second if self._fastest else None
+        promise = _promise(predicted, best)
+        if predicted.fits < LIKELY and (needs := _needs(predicted, space)):
+            chance = f"; it fits with {predicted.fits:.0%}" if predicted.fits >= SLIM else ""
+            if chance and best and predicted.high > best:
+                chance += f", {promise}"
+            return f"predicted to need {needs}{chance}", f"needs {needs}"
+        speed = f"predicted {predicted.tokens_per_second:,.0f} tokens/s ({predicted.low:,.0f} to {predicted.high:,.0f})"
+        speed += f" after its engine's probe (trial {predicted.probe})" if predicted.probe else ""
+        if not best:
+            return f"{speed}; the tune ended before it", "the tune ended before it"
+        brief = f"at {'most' if predicted.high > best else 'least'} {promise.removeprefix(_AT_THE_END)}"
+        if best < predicted.high <= best * (1 + space.tolerance):
+            promise += ", within the tolerance"
+        elif predicted.high > best:
+            is_worth_it = is_worth_a_trial(outlook, best, space.tolerance)
+            reason = "the tune ended before it" if is_worth_it else "the gain to be expected is not worth a trial"
+            promise += f", but {reason}"
+        return f"{speed}; {promise}", brief
+
+
+def _promise(predicted: Predicted, best: float | None) -> str:
+    """How far it may at most be from `best`, in tokens/s: in the words of the bound with which a search ends."""
+    if not best:
+        return ""
+    ahead = predicted.high / best - 1
+    return f"{_AT_THE_END}{abs(ahead):.1%} {'above' if ahead > 0 else 'below'} the fastest trial"
+
+
+def _needs(predicted: Predicted, space: Space) -> str:
+    """What it is predicted to have too little of; empty where it is neither memory by itself."""
+    if predicted.peak > space.memory_limit:
+        return f"{format_bytes(predicted.peak)} of {format_bytes(space.memory_limit)}"
+    if predicted.host > space.host_memory:
+        return f"{format_bytes(predicted.host)} of host memory, of {format_bytes(space.host_memory)}"
+    return ""
 
 
 def _unsupported(rung: Rung, reason: str) -> Entry:
@@ -138,49 +222,3 @@ def _predicted(outlook: Outlook, probe: str | None) -> Predicted:
         fits=outlook.fits,
         probe=probe,
     )
-
-
-def _why_not(predicted: Predicted, fastest: Record | None, space: Space) -> str:
-    """Why a candidate was not tried, with the numbers that decided it."""
-    if predicted.fits < LIKELY:
-        limit = space.memory_limit
-        if predicted.peak > limit:
-            return f"predicted to need {format_bytes(predicted.peak)} of {format_bytes(limit)}"
-        if predicted.host > space.host_memory:
-            return (
-                f"predicted to need {format_bytes(predicted.host)} of host memory, of {format_bytes(space.host_memory)}"
-            )
-    speed = f"predicted {predicted.tokens_per_second:,.0f} tokens/s ({predicted.low:,.0f} to {predicted.high:,.0f})"
-    speed += f" after its engine's probe (trial {predicted.probe})" if predicted.probe else ""
-    if fastest is None or not fastest.tokens_per_second:
-        return f"{speed}; the tune ended before it"
-    ahead = predicted.high / fastest.tokens_per_second - 1
-    if ahead <= 0:
-        return f"{speed}; even the upper end is {-ahead:.0%} below the best"
-    if ahead <= space.tolerance:
-        return f"{speed}; at most {ahead:.1%} above the best, within the tolerance"
-    return f"{speed}; could be up to {ahead:.0%} above the best, but the tune ended before it"
-
-
-def _verdict(
-    record: Record, best: Record | None, fastest: Record | None, failed_proofs: Mapping[str, Record], *, on_paper: bool
-) -> tuple[Status, str]:
-    """Of what was tried; `best` is the answer's proof, and `fastest` then its measurement."""
-    if best is not None and record.candidate_key == best.candidate_key:
-        return "answer", f"the fastest that fits, {'on paper' if on_paper else 'proven in fresh processes'}"
-    if record.outcome.moment == REFUSED:
-        return "refused", record.outcome.sentence
-    if record.outcome.kind != "fits":
-        return "measured", record.outcome.sentence
-    if (failed_proof := failed_proofs.get(record.candidate_key)) is not None:
-        return "measured", f"its proof of fit failed: {failed_proof.outcome.sentence}"
-    own = fastest.tokens_per_second if best is not None and fastest is not None else None
-    if not own or not record.tokens_per_second:
-        return "measured", "fits"
-    slower = 1 - record.tokens_per_second / own
-    if slower <= 0:
-        return (
-            "measured",
-            f"within the noise of the answer ({-slower:+.1%}), its proof came out slower or was not needed",
-        )
-    return "measured", f"{slower:.1%} slower than the answer"

@@ -21,7 +21,8 @@ def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
         return f"{rung} cannot work here: {own[0].why}."
     answer = next((entry for entry in entries if entry.status == "answer"), None)
     if answer in own:
-        return f"{rung} is the answer: {_name(answer)} reached {_speed(answer):,.0f} tokens/s."
+        proof = f", and {answer.proof.tokens_per_second:,.0f} in its proof" if answer.proof else ""
+        return f"{rung} is the answer: {_name(answer)} reached {_speed(answer):,.0f} tokens/s in its trial{proof}."
     fits = [entry for entry in entries if _fits(entry)]
     best = answer or max(fits, key=_speed, default=own[0])
     fitting = [entry for entry in own if entry in fits]

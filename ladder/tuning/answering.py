@@ -76,10 +76,11 @@ def why_none(result: TuneResult) -> LadderError:
     if not result.space.engines:
         reasons = "; ".join(f"{rung.name}: {reason}" for rung, reason in result.unsupported.items())
         return UsageError(f"No rung that was asked for can work here: {reasons}.")
-    limit = format_bytes(result.space.memory_limit)
+    on_cpu = result.space.device == "cpu"
+    limit = f"{format_bytes(result.space.memory_limit)} per {'CPU rank' if on_cpu else 'GPU'}"
     if result.out_of_time:
         return UsageError(
-            f"Nothing that fits in {limit} per GPU was found and proven: {result.stopped}. "
+            f"Nothing that fits in {limit} was found and proven: {result.stopped}. "
             "Start the same command again with a larger --time-budget; it goes on where it was."
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
@@ -89,10 +90,9 @@ def why_none(result: TuneResult) -> LadderError:
             f"The installed transformers cannot build this model: {failures[-1].outcome.sentence}; "
             "mend its configuration, or upgrade transformers."
         )
-    failed = f"Nothing fits in {limit} per GPU: {counted(len(failures), 'candidate')} failed.{last}"
+    failed = f"Nothing fits in {limit}: {counted(len(failures), 'candidate')} failed.{last}"
     if failures and not any(record.outcome.kind in MEMORY_OUTCOMES for record in failures):
         return NothingFitsError(f"{failed} None ran out of memory; the ranks' logs in the run folder say more.")
-    on_cpu = result.space.device == "cpu"
     otherwise = "Give them more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
     found = remedies(result.space, result.records, [rung.name for rung in result.unsupported])
     return NothingFitsError(f"{failed} {found.sentence(on_cpu=on_cpu) or otherwise}")

@@ -10,7 +10,7 @@ import shutil
 import sys
 from dataclasses import replace
 from html import unescape
-from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -18,13 +18,16 @@ import pytest
 
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
-from ladder.errors import EnvironmentFaultError
-from ladder.report import page
-from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
+from ladder.events.outcome import Outcome
+from ladder.report import page as page_module
+from ladder.report.about import command_line, read_about
+from ladder.report.figures import answers_compared, memory_by_part, step_time, time_by_trial
+from ladder.report.front import front
 from ladder.report.markdown import markdown
 from ladder.report.run_data import ReportedRun, named_apart
+from ladder.report.speed_figure import speed_against_memory
 from ladder.report.summary import introduction, usage
-from ladder.report.writing import page_of, write_reports
+from ladder.report.writing import write_reports
 from ladder.runs.journal import Journal, ReadOnlyJournal
 from ladder.search.space import REFUSED
 
@@ -65,8 +68,8 @@ def test_every_file_that_the_report_says_to_use_is_there_whatever_the_output_was
     options += ["--output", str(tmp_path / "x.json"), "--run-dir", str(tmp_path / "run")]
     assert main(["tune", "llama-3.2-1b", *options]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    said = unescape(page.partition("How to use it</h2>")[2].partition("</pre>")[0])
-    named = re.findall(r"(?:--deepspeed|--config_file|ladder export) (\S+)", said)
+    said = unescape(page.partition("How to use it</h2>")[2].partition("<details>")[0])
+    named = re.findall(r"(?:--deepspeed|--config_file|ladder export) ([^\s<]+)", said)
     assert len(named) == 3
     assert [name for name in named if not Path(name).is_file()] == []
     companions = {f"best_config.{end}" for end in ("json", "trainer.json", "accelerate.yaml", "launch.sh")}
@@ -92,7 +95,7 @@ def test_the_report_of_an_older_run_says_how_to_make_the_file_that_is_not_there(
 
 
 @pytest.mark.parametrize(
-    ("package", "file", "other"), [("plotly", "report.html", "trials.csv"), ("pandas", "trials.csv", "report.html")]
+    ("package", "file", "other"), [("jinja2", "report.html", "trials.csv"), ("pandas", "trials.csv", "report.html")]
 )
 def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_install(
     package: str,
@@ -103,7 +106,7 @@ def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_instal
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    page._plotly.cache_clear()
+    monkeypatch.delitem(sys.modules, "ladder.report.page")
     output, run_dir = tmp_path / "best_config.json", tmp_path / "run"
     options = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "1"]
     options += ["--output", str(output), "--run-dir", str(run_dir)]
@@ -125,21 +128,12 @@ def test_a_bug_in_a_figure_does_not_undo_a_tune(
     def broken(*_: object) -> None:
         raise KeyError("a part that is not there")
 
-    monkeypatch.setattr(page, "step_time", broken)
+    monkeypatch.setattr(page_module, "step_time", broken)
     assert write_reports(replace(run, folder=tmp_path)) == [
         """report.html could not be made (KeyError: 'a part that is not there'), a bug in ladder; """
         "`ladder report` shows where."
     ]
-    assert {path.name for path in tmp_path.iterdir()} == {"trials.csv"}
-
-
-def test_plotly_without_its_script_is_said_in_one_sentence(
-    run: ReportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    page._plotly.cache_clear()
-    monkeypatch.setattr(page, "files", lambda package: tmp_path if package == "plotly" else files(package))
-    with pytest.raises(EnvironmentFaultError, match="pip install --force-reinstall plotly"):
-        page_of([run])
+    assert {path.name for path in tmp_path.iterdir()} == {"about.json", "trials.csv"}
 
 
 def test_a_report_made_later_is_the_one_that_the_tune_made(simulated_run: Path, tmp_path: Path) -> None:
@@ -188,7 +182,7 @@ def test_no_two_runs_of_a_report_are_called_alike(
     assert [each.name for each in runs] == names
     figure = answers_compared(runs)
     assert figure is not None
-    assert len(set(figure["data"][0]["y"])) == len(folders)
+    assert len({group.label for group in figure.groups}) == len(folders)
 
 
 def test_folders_of_the_same_name_are_told_apart_in_every_format(
@@ -253,32 +247,121 @@ def test_the_limit_is_in_the_figures_and_the_bars_add_up_to_what_was_measured(ru
     speed, memory = speed_against_memory(run), memory_by_part(run)
     assert speed is not None
     assert memory is not None
-    assert speed["layout"]["shapes"][0]["x0"] == memory["layout"]["shapes"][0]["x0"] == 40
-    points = sum(len(trace["x"]) for trace in speed["data"] if trace["name"].startswith("zero"))
-    assert points == sum(entry.record is not None and entry.record.measurement is not None for entry in run.entries)
-    totals: dict[str, float] = {}
-    for trace in memory["data"]:
-        for label, length in zip(trace["y"], trace["x"], strict=True):
-            totals[label] = totals.get(label, 0.0) + length
+    assert speed.limit == memory.limit == 40
+    shown = [point for series in speed.series if series.shape in ("circle", "star") for point in series.points]
+    assert len(shown) == sum(entry.record is not None and entry.record.measurement is not None for entry in run.entries)
     assert run.best is not None
     assert run.best.measurement is not None
-    label = run.best.candidate_key.replace(" ", "<br>", 1) + " <i>measured</i>"
-    assert totals[label] == pytest.approx(run.best.measurement.peak_device / 2**30, abs=0.1)
+    answer = memory.groups[0]
+    assert answer.is_answer
+    assert answer.label.startswith(run.best.candidate_key)
+    totals = {bar.name: bar.total for bar in answer.bars}
+    assert totals["proof"] == pytest.approx(run.best.measurement.peak_device / 2**30, abs=0.1)
+    assert totals.keys() == {"predicted", "trial", "proof"}
+
+
+def test_every_figure_of_a_speed_shows_how_far_it_may_be_off_and_the_proof_is_tied_to_its_trial(
+    run: ReportedRun,
+) -> None:
+    speed = speed_against_memory(run)
+    assert speed is not None
+    shapes = {series.shape: series.points for series in speed.series}
+    for shape in ("circle", "star", "ring", "square"):
+        assert all(point.low and point.high and point.low <= point.y <= point.high for point in shapes[shape])
+    (trial,), (proof,), (recipe,) = (shapes[shape] for shape in ("star", "diamond", "square"))
+    assert proof.tied_to == (trial.x, trial.y)
+    assert recipe.label == "the recipe's first fit, predicted"
+
+
+def test_the_pareto_line_goes_up_and_ends_at_the_fastest(run: ReportedRun) -> None:
+    steps = front(run.records)
+    assert len(steps) > 1
+    assert [step.peak for step in steps] == sorted(step.peak for step in steps)
+    assert [step.tokens_per_second for step in steps] == sorted(step.tokens_per_second for step in steps)
+    assert steps[0].per_gib is None
+    for last, step in pairwise(steps):
+        more = (step.peak - last.peak) / 2**30
+        assert step.per_gib == pytest.approx((step.tokens_per_second - last.tokens_per_second) / more)
+    speeds = [record.tokens_per_second or 0.0 for record in run.records if record.purpose == "measure"]
+    assert steps[-1].tokens_per_second == max(speeds)
+    speed = speed_against_memory(run)
+    assert speed is not None
+    assert len(speed.line) == len(steps)
+
+
+def test_the_answer_always_has_a_bar_even_with_other_knobs_or_slower_than_its_engine_s_fastest(
+    run: ReportedRun,
+) -> None:
+    assert run.best is not None
+    key = run.best.candidate_key.replace(" ", "[overlap_comm=True] ", 1)
+    trial = next(record for record in run.records if record.candidate_key == run.best.candidate_key)
+    faster = [replace(record, tokens_per_second=1e6, candidate_key=key) for record in (trial, run.best)]
+    turned = replace(run, records=[*run.records, *faster])
+    for figure in (memory_by_part(turned), step_time(turned)):
+        assert figure is not None
+        assert figure.groups[0].label == f"{key} (the answer)"
 
 
 def test_the_parts_of_a_step_and_of_the_tune_add_up(run: ReportedRun) -> None:
     step, spent = step_time(run), time_by_trial(run)
     assert step is not None
     assert spent is not None
-    longest = max(sum(trace["x"][place] for trace in step["data"]) for place in range(len(step["data"][0]["x"])))
+    longest = max(bar.total for group in step.groups for bar in group.bars if bar.name == "trial")
     steps = [
         entry.record.measurement.step_seconds(entry.accumulation)
         for entry in run.entries
         if entry.record and entry.record.measurement and entry.accumulation
     ]
     assert longest == pytest.approx(min(steps, key=lambda seconds: abs(seconds - longest)))
-    total = sum(sum(trace["x"]) for trace in spent["data"])
+    total = sum(bar.total for group in spent.groups for bar in group.bars)
     assert total == pytest.approx(sum(sum(each.values()) for each in run.trial_seconds.values()), rel=0.01)
+
+
+def test_the_report_says_how_much_faster_than_the_recipe_s_first_fit_and_where_it_is_from(run: ReportedRun) -> None:
+    said = {**run.about, "command": "ladder tune llama-2-7b", "NVIDIA driver": "570.1", "date": "2026-01-02 03:04 UTC"}
+    page = page_module.html([replace(run, about=said)])
+    assert re.search(r'class="headline">About \d+\.\d times as fast as the documented recipe&#39;s first fit<', page)
+    for words in (
+        "<pre>ladder tune llama-2-7b</pre>",
+        "<td>570.1</td>",
+        "<td>2026-01-02 03:04 UTC</td>",
+        "What each GiB",
+    ):
+        assert words in page
+    assert "times as fast as the documented recipe's first fit" in markdown([run])
+
+
+def test_where_nothing_fits_the_report_says_what_would(run: ReportedRun) -> None:
+    outcome = Outcome(kind="gpu_oom", sentence="ran out", moment="backward", bytes_asked=2 << 30, bytes_free=1 << 30)
+    failed = [
+        replace(record, outcome=outcome, measurement=None, tokens_per_second=None)
+        for record in run.records
+        if record.purpose == "measure"
+    ]
+    nothing = replace(run, records=failed, config=None, space=replace(run.space, memory_limit=1 << 30))
+    for text in (page_module.html([nothing]), markdown([nothing])):
+        assert "Nothing fits so far." in text
+        assert "What would fit, by prediction: " in text
+    assert "What would fit" not in page_module.html([run])
+
+
+def test_ranks_on_the_cpu_are_not_called_gpus(run: ReportedRun) -> None:
+    on_cpu = replace(run, space=replace(run.space, device="cpu", gpu_name=None), facts={}, config=None)
+    text = page_module.html([on_cpu]) + markdown([on_cpu])
+    assert "memory per CPU rank" in text
+    assert "GiB of the fullest CPU rank" in text
+    about_memory = re.sub(r"rank \d+ ran out of GPU memory|gpu_oom", "", text)  # what the trials' own records say
+    assert re.findall(r"[^<>]*GPU[^<>]*", about_memory) == []
+
+
+def test_a_tune_notes_when_and_by_which_command_it_was_made(run: ReportedRun, tmp_path: Path) -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", run.about["date"])
+    command = ["/venv/bin/ladder", "tune", "a model", "--gpus", "4"]
+    assert command_line(command) == "ladder tune 'a model' --gpus 4"
+    assert command_line(["notebook.py", "tune"]) is None
+    assert read_about(tmp_path) == {}
+    (tmp_path / "about.json").write_text("[1")
+    assert read_about(tmp_path) == {}
 
 
 def without_results(folder: Path, tmp_path: Path) -> Path:

@@ -21,6 +21,8 @@ from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Outcome
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.runs.stored_run import read_run
+from ladder.search.auto import remaining
 from ladder.search.ledger import Entry, ledger
 from ladder.search.space import REFUSED
 from ladder.search.why import why_not
@@ -131,6 +133,72 @@ def test_a_candidate_measured_faster_than_the_answer_is_not_said_to_be_slower():
     assert "within the noise of the answer (+1.0%)" in sentence
 
 
+NOISY = {"zero1": (592.0, 432.0), "zero2": (792.0, 387.0), "zero3": (600.0, None)}
+"""Tokens/s in the trial and in the proof, where there was one: a small model on busy CPU cores scatters so."""
+
+
+def noisy() -> dict[str | None, Entry]:
+    """The ledger of a tune whose fastest trial did not have the fastest proof."""
+    space = make_space(*NOISY, micro_batches=(4,))
+    records = []
+    for rung, (trial, proof) in NOISY.items():
+        candidate = make_candidate(rung, micro_batch=4, accumulation=4)
+        records.append(make_record(candidate, tokens_per_second=trial))
+        if proof is not None:
+            records.append(make_record(candidate, tokens_per_second=proof, purpose="proof", trial="0009"))
+    return by_key(ledger(space, records, {}))
+
+
+def test_a_trial_stands_beside_its_proof_and_only_a_few_per_cent_are_noise():
+    why = {entry.rung: entry.why for entry in noisy().values() if entry.record}
+    assert why["zero1"] == "the fastest that fits, proven in fresh processes; its proof reached 432 tokens/s"
+    assert why["zero2"] == "+33.8% against the answer's trial, but its proof reached 387 tokens/s and the answer's 432"
+    assert why["zero3"] == "within the noise of the answer (+1.4%)"
+    proofs = {entry.rung: entry.proof.tokens_per_second for entry in noisy().values() if entry.proof}
+    assert proofs == {"zero1": 432.0, "zero2": 387.0}
+
+
+def test_a_much_faster_trial_that_was_not_proven_is_no_noise():
+    space = make_space("zero1", "zero2", micro_batches=(4,))
+    slow, fast = (make_candidate(rung, micro_batch=4, accumulation=4) for rung in ("zero1", "zero2"))
+    records = [make_record(slow, tokens_per_second=500.0), make_record(fast, tokens_per_second=600.0)]
+    proof = make_record(slow, tokens_per_second=595.0, purpose="proof", trial="0002")
+    why = by_key(ledger(space, [*records, proof], {}))[fast.key].why
+    assert why == "+20.0% against the answer's trial, and +0.8% against its proof; not proven itself"
+
+
+def test_explain_why_says_what_the_proof_reached():
+    sentence = why_not("zero1", list(noisy().values()), make_space(*NOISY))
+    assert (
+        sentence == "zero1 is the answer: zero1 ckpt=on mb=4 reached 592 tokens/s in its trial, and 432 in its proof."
+    )
+
+
+def test_what_is_said_of_a_candidate_left_agrees_with_the_bound_that_ended_the_search():
+    space = make_space("zero1", "zero2", "zero3")
+    trials = play(space, "fits")
+    best = max(trials, key=lambda record: record.tokens_per_second or 0.0)
+    slower = next(record for record in trials if record.candidate_key != best.candidate_key)
+    # The answer is not the fastest trial: its proof came out slower than another's.
+    proofs = [replace(best, purpose="proof", trial="0098", tokens_per_second=1.0)]
+    proofs.append(replace(slower, purpose="proof", trial="0099", tokens_per_second=2.0))
+    bound = remaining(space, trials)
+    assert bound is not None
+    entries = ledger(space, [*trials, *proofs], {})
+    ends = [
+        entry.predicted.high / bound.than - 1 for entry in entries if entry.predicted and entry.predicted.fits > 0.5
+    ]
+    assert max(ends) <= bound.faster + 1e-9
+    for entry in entries:
+        if entry.predicted and entry.predicted.fits > 0.5:
+            ahead = entry.predicted.high / bound.than - 1
+            where = "above" if ahead > 0 else "below"
+            assert f"at its 90% upper end {abs(ahead):.1%} {where} the fastest trial" in entry.why
+            assert entry.brief == f"at {'most' if ahead > 0 else 'least'} {abs(ahead):.1%} {where} the fastest trial"
+    assert "90% upper end" in bound.sentence()
+    assert f"the fastest trial ({best.tokens_per_second:,.0f} tokens/s)" in bound.sentence()
+
+
 def test_what_is_left_is_held_against_the_answer_s_measurement_and_not_its_proof():
     space = make_space("zero2")
     answer = fitting(space, make_candidate("zero2", micro_batch=4, accumulation=4))
@@ -191,12 +259,50 @@ def test_explain_shows_the_ledger_of_a_run_that_is_over(run_folder: Path):
 def test_explain_leaves_no_reason_out_on_a_narrow_terminal(
     width: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(console, "stdout_console", lambda: Console(width=width))
+    terminal = Console(width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(console, "stdout_console", lambda: terminal)
     lines = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     assert "no --nvme-path was given" in text
     assert "2 measured" in text
+
+
+def test_explain_gives_a_pipe_one_line_a_candidate_with_its_whole_reason(run_folder: Path):
+    head, *lines, counts = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()
+    stored = read_run(run_folder)
+    entries = ledger(stored.space, stored.records, stored.unsupported)
+    assert head.split() == ["rung", "ckpt", "mb", "status", "tokens/s", "proof", "GiB", "trial", "why"]
+    assert len(lines) == len(entries) > 20
+    assert all(line.endswith(entry.why) for line, entry in zip(lines, entries, strict=True))
+    assert counts.startswith("2 measured")
+
+
+def test_explain_shows_the_fastest_few_or_one_rung(run_folder: Path):
+    def shown(*options: str) -> list[str]:
+        return CliRunner().invoke(app, [str(run_folder), *options], catch_exceptions=False).stdout.splitlines()
+
+    top = shown("--top", "3")
+    assert len(top) == 1 + 3 + 1
+    assert top[-1].startswith("3 of ")
+    assert {line.split()[0] for line in shown("--rung", "zero2")[1:-1]} == {"zero2"}
+    assert len(shown("--rung", "zero2", "--top", "1")) == 3
+    with pytest.raises(UsageError, match="--rung zero1 was not part of this tune"):
+        shown("--rung", "zero1")
+    with pytest.raises(UsageError, match="leave out --top"):
+        shown("--why", "zero2", "--top", "3")
+
+
+def test_explain_writes_one_json_document_also_of_an_error(run_folder: Path, tmp_path: Path):
+    options = ["--format", "json", "--top", "2"]
+    document = json.loads(CliRunner().invoke(app, [str(run_folder), *options], catch_exceptions=False).stdout)
+    first, second = document["candidates"]
+    assert first["predicted_tokens_per_second"] > second["predicted_tokens_per_second"]
+    assert {"why", "proof_tokens_per_second", "predicted_high", "trial"} <= first.keys()
+    assert document["recipe_first_fit"]["measured_in_trial"] is None
+    nowhere = CliRunner().invoke(app, [str(tmp_path / "nowhere"), "--format", "json"])
+    assert isinstance(nowhere.exception, UsageError)
+    assert "is no run folder" in json.loads(nowhere.stdout)["error"]
 
 
 def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.report.table import frame, rows, terminal_table
+from ladder.report.table import frame, left_out, rows, terminal_table, unsupported_line
 from ladder.search.ledger import Entry, Predicted, Status
 from ladder.units import GIB
 
@@ -48,10 +48,10 @@ ENTRIES = [
 ]
 
 
-def shown(*entries: Entry) -> list[str]:
-    console = Console(width=200)
+def shown(*entries: Entry, width: int = 200, most: int | None = None) -> list[str]:
+    console = Console(width=width)
     with console.capture() as capture:
-        console.print(terminal_table(entries))
+        console.print(terminal_table(entries, width, most))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
@@ -88,12 +88,75 @@ def test_the_frame_has_every_entry_and_survives_csv(tmp_path: Any) -> None:
 
 def test_the_terminal_shows_the_answer_first_then_what_fits_then_failures_then_the_rest() -> None:
     lines = shown(*ENTRIES)
-    assert [line.split()[0] for line in lines[1:]] == ["zero2", "zero2", "zero0", "zero2", "zero2+opt-cpu"]
+    assert [line.split()[0] for line in lines[1:]] == ["zero2", "zero2", "zero0", "zero2"]
     assert "2,000" in lines[1]
     assert "answer" in lines[1]
     assert "50% slower" in lines[2]
     assert "gpu_oom" in lines[3]
-    assert "no compiler" in lines[5]
+
+
+def test_rungs_that_cannot_work_here_are_one_line_below_the_table() -> None:
+    others = [unsupported(rung, "no --nvme-path") for rung in ("zero3+opt-nvme", "zero3+param-nvme+opt-nvme")]
+    line = "Unsupported: zero2+opt-cpu (no compiler); zero3+opt-nvme, zero3+param-nvme+opt-nvme (no --nvme-path)."
+    assert unsupported_line([*ENTRIES, *others]) == line
+    assert not any("nvme" in line for line in shown(*ENTRIES, *others))
+    assert unsupported_line(ENTRIES[1:]) == ""
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_proof_stands_beside_its_trial(width: int) -> None:
+    proof = make_record(FAST, tokens_per_second=387.0, purpose="proof", trial="0002")
+    proven = entry(FAST, "answer", make_record(FAST, tokens_per_second=792.0), proof=proof)
+    head, line = shown(proven, width=width)
+    assert "proof" in head
+    assert line.split().index("387") == line.split().index("792") + 1
+    assert rows([proven], {})[0]["proof_tokens_per_second"] == 387.0
+    assert "proof" not in shown(*ENTRIES, width=width)[0]
+
+
+@pytest.mark.parametrize("width", [110, 120, 160])
+def test_a_long_reason_takes_no_room_from_the_figures_and_no_second_line(width: int) -> None:
+    long = make_candidate("zero3+param-cpu+opt-cpu+lean", micro_batch=16)
+    memory = make_measurement(peak_device=30 * GIB)
+    record = make_record(long, tokens_per_second=128_647.0, measurement=memory)
+    _, line = shown(entry(long, record=record, why="rank 0 ran out of memory " * 9), width=width)
+    assert line.startswith("zero3+param-cpu+opt-cpu+lean  on    16   128,647  30.00  fits     rank 0")
+    assert line.endswith("…")
+    assert len(line) <= width
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 109, 120])
+def test_what_is_only_predicted_shows_its_figure_at_any_width(width: int) -> None:
+    def untried(micro_batch: int, rung: str, fits: float) -> Entry:
+        figures: dict[str, Any] = {"tokens_per_second": 11_206.0, "low": 1.0, "high": 2.0, "host": 0, "fits": fits}
+        predicted = Predicted(**figures, peak=47 * GIB, upper=50 * GIB)
+        return entry(make_candidate(rung, micro_batch=micro_batch), "predicted", predicted=predicted)
+
+    _, likely, too_large = shown(untried(1, "zero2", 0.9), untried(1, "zero3", 0.1), width=width)
+    assert "~11,206" in likely
+    assert "~11,206" not in too_large
+    assert "~47" in too_large
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_table_of_a_tune_fits_on_a_screen_and_says_what_it_leaves_out(width: int) -> None:
+    sizes = range(1, 41)
+    fits = [
+        entry(make_candidate(micro_batch=size), record=make_record(FAST, tokens_per_second=float(size)))
+        for size in sizes
+    ]
+    failed = [entry(make_candidate("zero0"), record=make_record(FAST, "gpu_oom"), why=f"{size}") for size in sizes]
+    pruned = [entry(make_candidate("zero3"), "pruned", why=f"reason {size}") for size in sizes]
+    everything = [ENTRIES[-1], *fits, *failed, *pruned, unsupported()]
+    lines = shown(*everything, width=width, most=20)
+    assert len(lines) == 1 + 20
+    assert "answer" in lines[1]
+    assert "40" in lines[2]  # the fastest
+    assert sum("gpu_oom" in line for line in lines) == 3
+    assert sum("pruned" in line for line in lines) == 6
+    said = left_out(everything, width, 20)
+    assert said == "101 more candidates not shown: `ladder explain` lists all, with their reasons."
+    assert left_out(ENTRIES, width, 20) == ""
 
 
 def test_faster_ones_come_before_slower_ones() -> None:
@@ -133,7 +196,8 @@ def test_an_engine_s_untried_candidates_are_one_line_of_the_fastest_that_may_fit
 @pytest.mark.parametrize("width", [40, 60, 80, 109])
 def test_a_terminal_without_room_for_reasons_gets_a_line_a_candidate_and_no_broken_word(width: int) -> None:
     long = make_candidate("zero3+param-cpu+opt-cpu+lean")
-    entries = [entry(long, record=make_record(long, tokens_per_second=28_647.0)), unsupported("zero3+opt-nvme")]
+    other = make_candidate("zero3+opt-nvme")
+    entries = [entry(each, record=make_record(each, tokens_per_second=28_647.0)) for each in (long, other)]
     console = Console(width=width)
     with console.capture() as capture:
         console.print(terminal_table(entries, width))

@@ -584,3 +584,6 @@ def test_when_nothing_fits_the_sentence_says_what_the_most_frugal_one_lacked() -
     )
     with pytest.raises(NothingFitsError, match=r"in 1\.00 GiB per GPU.*rank 1 ran out of GPU memory\. What would fit"):
         require_answer(result)
+    on_cpu = replace(result, space=replace(result.space, device="cpu"))
+    with pytest.raises(NothingFitsError, match=r"in 1\.00 GiB per CPU rank: 1 candidate failed"):
+        require_answer(on_cpu)

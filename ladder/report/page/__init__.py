@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ladder import __version__
-from ladder.errors import EnvironmentFaultError
-from ladder.report.figures import answers_compared, memory_by_part, speed_against_memory, step_time, time_by_trial
+from ladder.report.charts import Chart, Scatter
+from ladder.report.figures import answers_compared, memory_by_part, step_time, time_by_trial
+from ladder.report.front import front
+from ladder.report.page.svg import svg
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
+from ladder.report.speed_figure import speed_against_memory
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
     comparison,
     environment,
     introduction,
+    recipe_sentence,
+    remedy_sentence,
     usage,
 )
 from ladder.report.table import rows
 from ladder.report.times import total_line
+from ladder.search.belief import LIKELY
 from ladder.search.space import warnings_of
+from ladder.units import GIB
 
 _COLUMNS = (
     ("rung", "rung", "rung"),
@@ -34,6 +39,7 @@ _COLUMNS = (
     ("accumulation", "acc.", "number"),
     ("outcome", "outcome", "short"),
     ("tokens_per_second", "tokens/s", "number"),
+    ("proof_tokens_per_second", "proof", "number"),
     ("step_seconds", "step, s", "number"),
     ("peak_device_gib", "GiB", "number"),
     ("host_gib", "host GiB", "number"),
@@ -41,7 +47,13 @@ _COLUMNS = (
     ("why", "why", "why"),
 )
 _PREDICTED = {"tokens_per_second": "predicted_tokens_per_second", "peak_device_gib": "predicted_device_gib"}
-_DIGITS = {"tokens_per_second": ",.0f", "peak_device_gib": ",.2f", "host_gib": ",.1f", "step_seconds": ",.3g"}
+_DIGITS = {
+    "tokens_per_second": ",.0f",
+    "proof_tokens_per_second": ",.0f",
+    "peak_device_gib": ",.2f",
+    "host_gib": ",.1f",
+    "step_seconds": ",.3g",
+}
 
 
 def html(runs: Sequence[ReportedRun]) -> str:
@@ -52,17 +64,49 @@ def html(runs: Sequence[ReportedRun]) -> str:
     return environment.get_template("report.html.j2").render(
         title=f"ladder: {', '.join(run.space.workload.model.name for run in runs)}",
         runs=[_page_of(run, f"run{number}") for number, run in enumerate(runs)],
-        comparison={"rows": comparison(runs), "figure": answers_compared(runs)} if len(runs) > 1 else None,
+        comparison={
+            "rows": comparison(runs),
+            "figure": _figure("compared", "Tokens per second", _ANSWERS, answers_compared(runs)),
+        }
+        if len(runs) > 1
+        else None,
         columns=[{"title": title, "number": kind == "number"} for _, title, kind in _COLUMNS],
         css=_asset("report.css"),
         js=_asset("report.js"),
-        plotly=_plotly(),
         version=__version__,
     )
 
 
+_ANSWERS = "The answer of each run, or the fastest that fits so far."
+_SPEED = (
+    "Every candidate, as its trial measured it or as it is predicted. Bars show how far a figure may be off: half the "
+    "interquartile range of the measured steps, or the 80% range of a prediction. The dotted line joins the candidates "
+    "that no other one beats in both speed and memory. The dashed line is the memory limit."
+)
+_MEMORY = (
+    "The answer, and of each engine the candidate that came furthest: what was predicted before any trial, beside what "
+    "its trial and its proof measured."
+)
+_STEP = "One optimizer step of the answer and of each engine's fastest candidate, at the workload's own accumulation."
+
+
+def _figure(name: str, heading: str, caption: str, chart: Chart | None) -> dict[str, Any] | None:
+    if chart is None:
+        return None
+    legend = [(place, *entry) for place, entry in enumerate(chart.legend)]
+    return {
+        "id": name,
+        "heading": heading,
+        "caption": caption,
+        "svg": svg(chart, heading),
+        "legend": legend,
+        "has_legend": len(legend) > 1 or isinstance(chart, Scatter),
+    }
+
+
 def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
     config = dict(run.config) if run.config is not None else None
+    spent = total_line(run.trial_seconds, on_paper=run.simulated)
     return {
         "id": name,
         "name": run.name,
@@ -70,24 +114,70 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "answer": {"key": run.best.candidate_key, "sentence": answer_sentence(run), "figures": answer_figures(run)}
         if run.best
         else None,
+        "recipe": recipe_sentence(run).partition(" ("),
+        "remedy": remedy_sentence(run),
         "warnings": warnings_of(run.best, run.space) if run.best else (),
-        "usage": usage(config, (run.folder / ANSWER_NAME).absolute()) if config else "",
+        "usage": _blocks(usage(config, (run.folder / ANSWER_NAME).absolute())) if config else [],
         "config_json": json.dumps(config, indent=2) if config else None,
-        "speed": speed_against_memory(run),
-        "memory": memory_by_part(run),
-        "step": step_time(run),
-        "time": time_by_trial(run),
-        "time_sentence": total_line(run.trial_seconds, on_paper=run.simulated),
+        "speed": _figure(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
+        "front": _front(run),
+        "figures": [
+            _figure(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
+            _figure(f"{name}-step", "Time of a step", _STEP, step_time(run)),
+            _figure(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
+        ],
         "ledger": _ledger(run),
+        "kinds": sorted({str(row["outcome"]) for row in rows(run.entries, {})}),
+        "rank": run.rank_word,
         "environment": environment(run),
+        "command": run.about.get("command"),
     }
 
 
+def _blocks(usage: str) -> list[dict[str, str]]:
+    """The commands of `usage`, each with the comment that stands before it."""
+    blocks: list[dict[str, str]] = []
+    for line in usage.splitlines():
+        if line.startswith("# "):
+            blocks.append({"comment": line[2].upper() + line[3:], "command": ""})
+        else:
+            blocks[-1]["command"] += f"{line}\n"
+    return [{**block, "command": block["command"].rstrip()} for block in blocks]
+
+
+def _front(run: ReportedRun) -> list[list[str]]:
+    """The Pareto front as a table; empty where one candidate is both the fastest and the most frugal."""
+    steps = front(run.records)
+    return [
+        [
+            step.key,
+            f"{step.peak / GIB:.2f}",
+            f"{step.tokens_per_second:,.0f}",
+            f"+{step.per_gib:,.0f}" if step.per_gib is not None else "",
+        ]
+        for step in steps
+        if len(steps) > 1
+    ]
+
+
 def _ledger(run: ReportedRun) -> list[dict[str, Any]]:
-    """The fastest first, then what failed, then what was not tried."""
+    """The answer, then by speed what fits, what failed, and by predicted speed what was not tried."""
     table = rows(run.entries, run.trial_seconds)
-    table.sort(key=lambda row: (row["tokens_per_second"] is None, -(row["tokens_per_second"] or 0.0), not row["trial"]))
-    return [{"kind": _kind(row), "cells": [_cell(row, name, kind) for name, _, kind in _COLUMNS]} for row in table]
+    table.sort(key=_place)
+    return [
+        {"kind": _kind(row), "outcome": row["outcome"], "cells": [_cell(row, name, kind) for name, _, kind in _COLUMNS]}
+        for row in table
+    ]
+
+
+def _place(row: dict[str, Any]) -> tuple[bool, bool, float, bool, float]:
+    speed, predicted = row["tokens_per_second"], row["predicted_tokens_per_second"] if _is_likely(row) else None
+    return row["status"] != "answer", speed is None, -(speed or 0.0), not row["trial"], -(predicted or 0.0)
+
+
+def _is_likely(row: dict[str, Any]) -> bool:
+    """Whether what was not tried is predicted to fit: otherwise its speed is nobody's."""
+    return row["predicted_fits"] is not None and row["predicted_fits"] >= LIKELY
 
 
 def _kind(row: dict[str, Any]) -> str:
@@ -100,7 +190,7 @@ def _cell(row: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
     value, sign = row[name], ""
     if value is None and name in _PREDICTED and row[_PREDICTED[name]] is not None:
         value, sign = row[_PREDICTED[name]], "~"
-    if value is None:
+    if value is None or (name == "tokens_per_second" and sign and not _is_likely(row)):
         return {"text": "", "kind": kind, "value": ""}
     if name == "outcome" and row["status"] == "answer":
         return {"text": "answer", "kind": kind, "value": None}
@@ -111,17 +201,3 @@ def _cell(row: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
 
 def _asset(name: str) -> str:
     return (files("ladder.report") / "page" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> str:
-    """plotly.js as its package ships it, safe inside a script element."""
-    script = files("plotly") / "package_data" / "plotly.min.js"
-    try:
-        text = script.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise EnvironmentFaultError(
-            "report.html cannot be made: plotly is installed without its plotly.min.js; "
-            "`pip install --force-reinstall plotly`, then `ladder report` makes it."
-        ) from None
-    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)

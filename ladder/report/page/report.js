@@ -1,64 +1,66 @@
 "use strict";
 
-const darkness = matchMedia("(prefers-color-scheme: dark)");
-const phone = matchMedia("(max-width: 600px)");
-
-function theme() {
-  const style = getComputedStyle(document.documentElement);
-  const of = (name) => style.getPropertyValue(name).trim();
-  return { text: of("--text"), line: of("--line"), ground: of("--ground") };
-}
-
-/* The figure's own layout, in this page's colours and at this window's size. */
-function dressed(layout) {
-  const colours = theme();
-  const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: true };
-  return {
-    ...layout,
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: colours.text, size: phone.matches ? 10 : 12, family: getComputedStyle(document.body).fontFamily },
-    hoverlabel: { bgcolor: colours.ground, bordercolor: colours.line, font: { color: colours.text }, align: "left" },
-    showlegend: false,
-    margin: { l: 10, r: 10, t: 10, b: 40 },
-    xaxis: { ...axis, ...layout.xaxis },
-    yaxis: { ...axis, ...layout.yaxis },
-    dragmode: phone.matches ? false : "zoom",
-  };
-}
-
-function draw(element) {
-  const figure = JSON.parse(document.getElementById(element.dataset.figure).textContent);
-  const options = { responsive: true, displaylogo: false, displayModeBar: false };
-  Plotly.react(element, figure.data, dressed(figure.layout), options);
-}
-
-/* Buttons that wrap like text, in place of plotly's own legend, which takes room from narrow figures. */
-function addLegend(element) {
-  const legend = document.createElement("div");
-  legend.className = "legend";
-  element.data.forEach((trace, number) => {
-    if (trace.showlegend === false) return;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.setAttribute("aria-pressed", "true");
-    const swatch = document.createElement("span");
-    swatch.style.background = trace.marker.color;
-    button.append(swatch, new DOMParser().parseFromString(trace.name, "text/html").body.textContent);
-    button.addEventListener("click", () => {
-      const shown = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(shown));
-      const same = element.data.flatMap((each, place) => (each.name === trace.name ? [place] : []));
-      Plotly.restyle(element, { visible: shown }, same);
-    });
-    legend.append(button);
+/* A part of a figure is switched off and on by its button; both drawings have it, for wide windows and narrow ones. */
+document.querySelectorAll(".legend button").forEach((button) => {
+  button.addEventListener("click", () => {
+    const shown = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", String(shown));
+    const parts = button.closest("figure").querySelectorAll(`.mark[data-part="${button.dataset.part}"]`);
+    parts.forEach((part) => { part.style.display = shown ? "" : "none"; });
   });
-  if (legend.childElementCount > 1) element.before(legend);
+});
+
+/* What a mark says stands below its figure as well: a finger cannot hover. */
+document.querySelectorAll("figure .mark").forEach((mark) => {
+  const say = () => {
+    const figure = mark.closest("figure");
+    figure.querySelectorAll(".chosen").forEach((other) => other.classList.remove("chosen"));
+    mark.classList.add("chosen");
+    figure.querySelector(".pointed").textContent = mark.querySelector("title").textContent;
+  };
+  mark.addEventListener("click", say);
+  mark.addEventListener("pointerenter", say);
+});
+
+/* Without the clipboard's permission, as in an old browser, what is to be copied is selected. */
+async function copy(button) {
+  const text = button.parentElement.querySelector("pre");
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+  } catch {
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    if (!document.execCommand("copy")) {
+      button.textContent = "Selected";
+      return;
+    }
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
 }
 
-function drawAll() {
-  document.querySelectorAll(".plot").forEach(draw);
+document.querySelectorAll("button.copy").forEach((button) => {
+  button.addEventListener("click", () => copy(button));
+});
+
+/* Rows that have every word that was typed, and the outcome that was chosen. */
+function filter(box) {
+  const words = box.querySelector("input").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const outcome = box.querySelector("select").value;
+  const rows = [...box.nextElementSibling.querySelectorAll("tbody tr")];
+  rows.forEach((row) => {
+    const text = row.textContent.toLowerCase();
+    row.hidden = !words.every((word) => text.includes(word)) || (outcome !== "" && row.dataset.outcome !== outcome);
+  });
+  const shown = rows.filter((row) => !row.hidden).length;
+  box.querySelector("span").textContent = shown < rows.length ? `${shown} of ${rows.length} candidates` : "";
 }
+
+document.querySelectorAll(".filter").forEach((box) => {
+  box.addEventListener("input", () => filter(box));
+});
 
 function valueOf(row, column) {
   const cell = row.cells[column];
@@ -90,9 +92,3 @@ function sortBy(header) {
 document.querySelectorAll("table.sortable th button").forEach((button) => {
   button.addEventListener("click", () => sortBy(button.closest("th")));
 });
-drawAll();
-document.querySelectorAll(".plot").forEach(addLegend);
-darkness.addEventListener("change", drawAll);
-phone.addEventListener("change", drawAll);
-addEventListener("beforeprint", drawAll);
-addEventListener("afterprint", drawAll);

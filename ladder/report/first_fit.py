@@ -1,0 +1,105 @@
+"""What the documented recipe would have ended on: its first step that fits, and how much faster the answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.candidates import Candidate
+from ladder.events.outcome import Record
+from ladder.search.belief import LIKELY, believe
+from ladder.search.policy import documented_steps
+from ladder.search.space import Space, measured, ruled_out
+
+_AS_FAST = 1.01
+"""Below this nobody would call it faster. Chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFit:
+    """The first step of the documented recipe that fits, walked by hand with the rungs of this tune."""
+
+    candidate: Candidate
+    tokens_per_second: float
+    low: float
+    """It is slower than this with 10 %; what was measured is no range."""
+    high: float
+    """It is faster than this with 10 %."""
+    peak: int
+    """Bytes of one device."""
+    trial: str | None
+    """The trial that measured it; None for a prediction."""
+    earlier_tried: bool
+    """Trials showed that no step before it fits; otherwise some of them are only predicted not to."""
+
+    @property
+    def figure(self) -> str:
+        """Its speed, and where that is from."""
+        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        if self.trial is None:
+            return f"predicted {speed}, {self.low:,.0f} to {self.high:,.0f}"
+        return f"{speed} in trial {self.trial}"
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "candidate": self.candidate.key,
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "predicted_low": round(self.low, 1) if self.trial is None else None,
+            "predicted_high": round(self.high, 1) if self.trial is None else None,
+            "measured_in_trial": self.trial,
+        }
+
+
+def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
+    """As measured where a trial measured it, else as predicted; None where no step is likely to fit."""
+    tried, belief, earlier_tried = measured(records), believe(space, records), True
+    for step in documented_steps(space):
+        record = tried.get(step.key)
+        if record is not None and record.measurement is not None and record.tokens_per_second:
+            speed, peak, trial = record.tokens_per_second, record.measurement.peak_device, record.trial
+            low = high = speed
+        elif record is not None or ruled_out(step, space, records) is not None:
+            continue
+        elif (outlook := belief.outlook(step)).fits < LIKELY:
+            earlier_tried = False
+            continue
+        else:
+            speed, peak, trial = outlook.speed.tokens_per_second, outlook.memory.peak, None
+            low, high = speed * speed / outlook.optimistic, outlook.optimistic
+        return FirstFit(
+            candidate=step,
+            tokens_per_second=speed,
+            low=low,
+            high=high,
+            peak=peak,
+            trial=trial,
+            earlier_tried=earlier_tried,
+        )
+    return None
+
+
+def times_as_fast(found: FirstFit, best: Record) -> str:
+    """The headline: how `best` compares with what the recipe would have ended on."""
+    times = (best.tokens_per_second or 0.0) / found.tokens_per_second
+    if best.candidate_key == found.candidate.key:
+        return "The documented recipe ends on the same configuration"
+    if 1 / _AS_FAST < times < _AS_FAST:
+        return "As fast as the documented recipe's first fit"
+    if times < 1:
+        return f"{1 - times:.0%} slower than the documented recipe's first fit"
+    said = f"{times:.1f} times" if times >= 1.1 else f"{times:.2f} times"
+    return f"{'About ' if found.trial is None else ''}{said} as fast as the documented recipe's first fit"
+
+
+def compared(space: Space, records: Sequence[Record], best: Record) -> str | None:
+    """The headline with its evidence, in one sentence; None where the recipe ends on nothing."""
+    found = first_fit(space, records)
+    if found is None:
+        return None
+    headline = times_as_fast(found, best)
+    if best.candidate_key == found.candidate.key:
+        return f"{headline}."
+    doubt = "" if found.earlier_tried else "; the steps before it are predicted not to fit"
+    return f"{headline} ({found.candidate.key}: {found.figure}{doubt})."

@@ -1,0 +1,140 @@
+"""Speed against memory: every candidate, the answer with its proof, the recipe's first fit, and the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.report.charts import ANSWER, COLOURS, FAILED, GREY, RECIPE, Point, Scatter, Series, Shape
+from ladder.report.figures import needed
+from ladder.report.first_fit import first_fit
+from ladder.report.front import front
+from ladder.report.run_data import ReportedRun
+from ladder.search.belief import believe
+from ladder.search.ledger import Entry
+from ladder.units import GIB
+
+_BEYOND = 1.35
+"""The axis ends at this share of the limit: what needs more is drawn at the end, or not at all. Chosen."""
+_MOST_PREDICTED = 200
+"""More rings than this only hide each other."""
+
+
+def speed_against_memory(run: ReportedRun) -> Scatter | None:
+    """None while nothing was measured, failed or predicted within sight of the limit."""
+    limit = run.space.memory_limit / GIB
+    most = _BEYOND * limit
+    series = [*_fitting(run), *_failed(run, most), *_predicted(run, most), *_recipe(run, most), *_proofs(run)]
+    if not series:
+        return None
+    return Scatter(
+        x_title=f"memory of the fullest {run.rank_word}, GiB",
+        y_title="tokens/s",
+        x_most=most,
+        series=tuple(series),
+        limit=limit,
+        limit_label=f"limit: {limit:.4g} GiB",
+        line=tuple((step.peak / GIB, step.tokens_per_second) for step in front(run.records)),
+        line_label="No candidate that fits is both faster and more frugal than one on this line.",
+    )
+
+
+def _fitting(run: ReportedRun) -> list[Series]:
+    """By rung; the answer has a shape of its own."""
+    rungs: dict[str, list[Point]] = {}
+    answer: list[Point] = []
+    for entry in run.entries:
+        if (point := _trial(entry)) is not None:
+            (answer if entry.status == "answer" else rungs.setdefault(entry.rung, [])).append(point)
+    found = [
+        Series(name=name, colour=COLOURS[place % len(COLOURS)], shape="circle", points=tuple(points))
+        for place, (name, points) in enumerate(rungs.items())
+    ]
+    return [*found, *_series("the answer, in its trial", ANSWER, "star", answer)]
+
+
+def _trial(entry: Entry) -> Point | None:
+    record = entry.record
+    if record is None or record.measurement is None or not record.tokens_per_second:
+        return None
+    speed, seen = record.tokens_per_second, record.measurement
+    return Point(
+        x=seen.peak_device / GIB,
+        y=speed,
+        low=speed * (1 - seen.spread),
+        high=speed * (1 + seen.spread),
+        text=f"{entry.candidate_key}: {speed:,.0f} tokens/s ± {seen.spread:.1%}, {seen.peak_device / GIB:.2f} GiB; "
+        f"{entry.why}",
+        label="the answer" if entry.status == "answer" else "",
+    )
+
+
+def _proofs(run: ReportedRun) -> list[Series]:
+    points = []
+    for entry in run.entries:
+        proof = entry.proof
+        if proof is None or proof.measurement is None or not proof.tokens_per_second:
+            continue
+        trial, seen = _trial(entry), proof.measurement
+        points.append(
+            Point(
+                x=seen.peak_device / GIB,
+                y=proof.tokens_per_second,
+                text=f"proof of {entry.candidate_key}: {proof.tokens_per_second:,.0f} tokens/s, "
+                f"{seen.peak_device / GIB:.2f} GiB",
+                tied_to=(trial.x, trial.y) if trial else None,
+            )
+        )
+    return _series("proof, tied to its trial", ANSWER, "diamond", points)
+
+
+def _failed(run: ReportedRun, most: float) -> list[Series]:
+    """At the memory they would have needed at least; their speed is what is predicted."""
+    belief = believe(run.space, run.records)
+    points = []
+    for entry in run.entries:
+        if entry.record is None or entry.record.outcome.kind != "gpu_oom":
+            continue
+        at_least = needed(entry.record, run)
+        speed = belief.outlook(run.space.by_key[entry.record.candidate_key]).speed.tokens_per_second
+        text = f"{entry.candidate_key}: needs at least {at_least:.2f} GiB; {speed:,.0f} tokens/s predicted; {entry.why}"
+        points.append(Point(x=min(most, at_least), y=speed, text=text))
+    return _series("ran out of memory", FAILED, "cross", points)
+
+
+def _predicted(run: ReportedRun, most: float) -> list[Series]:
+    known = [(entry, entry.predicted) for entry in run.entries if entry.predicted]
+    in_sight = [(entry, seen) for entry, seen in known if seen.peak / GIB < most]
+    in_sight.sort(key=lambda pair: -pair[1].tokens_per_second)
+    points = [
+        Point(
+            x=seen.peak / GIB,
+            y=seen.tokens_per_second,
+            low=seen.low,
+            high=seen.high,
+            text=f"{entry.candidate_key}: predicted {seen.tokens_per_second:,.0f} tokens/s "
+            f"({seen.low:,.0f} to {seen.high:,.0f}), {seen.peak / GIB:.2f} GiB",
+        )
+        for entry, seen in in_sight[:_MOST_PREDICTED]
+    ]
+    return _series("predicted, not tried", GREY, "ring", points)
+
+
+def _recipe(run: ReportedRun, most: float) -> list[Series]:
+    found = first_fit(run.space, run.records)
+    if found is None:
+        return []
+    how = "in trial " + found.trial if found.trial else "predicted"
+    point = Point(
+        x=min(most, found.peak / GIB),
+        y=found.tokens_per_second,
+        low=found.low,
+        high=found.high,
+        text=f"the documented recipe's first fit, {found.candidate.key}: {found.figure}",
+        label=f"the recipe's first fit, {how}",
+    )
+    return _series(f"the recipe's first fit, {how}", RECIPE, "square", [point])
+
+
+def _series(name: str, colour: str, shape: Shape, points: Sequence[Point]) -> list[Series]:
+    """A series of `points`, or none."""
+    return [Series(name=name, colour=colour, shape=shape, points=tuple(points))] if points else []

@@ -1,0 +1,66 @@
+"""What the documented recipe would have ended on: as measured, or else as predicted and said to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import make_candidate, make_record
+from helpers.searches import fitting, make_space, out_of_memory
+
+from ladder.report.first_fit import compared, first_fit, times_as_fast
+from ladder.units import GIB
+
+OFFLOADED = make_candidate("zero2+opt-cpu", micro_batch=1, accumulation=16)
+SPACE = make_space("zero0", "zero2", "zero2+opt-cpu", "zero3", memory_limit=40 * GIB)
+BEST = make_record(make_candidate("zero3", micro_batch=4), tokens_per_second=20_000.0, purpose="proof", trial="0009")
+
+
+def test_what_was_never_measured_is_predicted_and_said_to_be():
+    found = first_fit(SPACE, ())
+    assert found is not None
+    assert found.candidate.key == OFFLOADED.key
+    assert found.trial is None
+    assert found.low < found.tokens_per_second < found.high
+    sentence = compared(SPACE, (), BEST)
+    assert sentence is not None
+    assert sentence.startswith("About ")
+    assert f"times as fast as the documented recipe's first fit ({OFFLOADED.key}: predicted " in sentence
+    assert "the steps before it are predicted not to fit" in sentence
+
+
+def test_what_was_measured_is_held_against_its_trial():
+    record = replace(fitting(SPACE, OFFLOADED, trial="0007"), tokens_per_second=5_000.0)
+    earlier = [step for step in SPACE.candidates if step.engine.key in ("zero0", "zero2") and step.micro_batch == 1]
+    failed = [out_of_memory(step) for step in earlier]
+    assert compared(SPACE, [*failed, record], BEST) == (
+        "4.0 times as fast as the documented recipe's first fit "
+        "(zero2+opt-cpu ckpt=on mb=1: 5,000 tokens/s in trial 0007)."
+    )
+
+
+def test_the_first_step_that_fits_counts_and_not_a_faster_one_below_it():
+    later = replace(fitting(SPACE, make_candidate("zero3", micro_batch=1, accumulation=16)), tokens_per_second=9e9)
+    found = first_fit(SPACE, [later])
+    assert found is not None
+    assert found.candidate.key == OFFLOADED.key
+    found = first_fit(SPACE, [later, out_of_memory(OFFLOADED, "0002")])
+    assert found is not None
+    assert (found.candidate.engine.key, found.trial) == ("zero3", "0001")
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"), [(20_100.0, "As fast as"), (21_000.0, "5% slower"), (16_000.0, "1.2 times"), (19_000.0, "1.05")]
+)
+def test_the_headline_does_not_flatter(speed: float, words: str):
+    found = first_fit(SPACE, [replace(fitting(SPACE, OFFLOADED), tokens_per_second=speed)])
+    assert found is not None
+    assert times_as_fast(found, BEST).startswith(words)
+
+
+def test_the_recipe_may_end_on_the_answer_or_on_nothing():
+    own = replace(fitting(SPACE, OFFLOADED), tokens_per_second=100.0)
+    assert compared(SPACE, [own], replace(own, purpose="proof")) == (
+        "The documented recipe ends on the same configuration."
+    )
+    assert compared(replace(SPACE, memory_limit=GIB), (), BEST) is None
