@@ -32,6 +32,7 @@ from ladder.tuning.consent import require_effect as require_effect_of_techniques
 from ladder.tuning.declaring import checked
 from ladder.tuning.options import TuneOptions, consent_in, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, require_writable
+from ladder.tuning.preparation import obstacles
 from ladder.tuning.problem import (
     make_space,
     micro_batches_of,
@@ -40,6 +41,7 @@ from ladder.tuning.problem import (
     split_supported,
     workload_of,
 )
+from ladder.tuning.reach import require_within_reach
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import Venue, venue_of
@@ -140,6 +142,8 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
 def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
     """Run trials until the search is over and its winner is proven."""
     options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
+    if venue.paper_name is None:  # on paper a trial costs nothing, and its machine may know better
+        _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
         _disk_faults(history),
@@ -165,6 +169,19 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
             parity=venue.paper_name is None,  # on paper no loss falls
         ).tune(STRATEGIES[options.strategy])
         return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
+
+
+def _require_within_reach(prepared: _Prepared) -> None:
+    """NothingFitsError, before operators are built, where no trial could fit by far.
+
+    An exhaustive search measures whatever is predicted, and one that has a history goes on with it.
+    """
+    options, machine = prepared.options, prepared.machine
+    if options.strategy == "exhaustive" or (prepared.run_dir / "journal.log").exists():
+        return
+    unsupported = obstacles(prepared.rungs, machine, prepared.workload)
+    space, missing = _space(prepared, replace(machine, unsupported=unsupported))
+    require_within_reach(space, [rung.name for rung in missing], asked_for_cpu=options.gpus == 0)
 
 
 def _space(prepared: _Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
