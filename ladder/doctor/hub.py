@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.errors import LadderError
 from ladder.text import shown
+from ladder.units import parameters_in_words
 
 
 def token() -> Iterator[Check]:
@@ -28,7 +29,7 @@ def access(model: str) -> Iterator[Check]:
     except LadderError as error:
         yield fail("model", str(error), "see what the sentence says")
         return
-    size = f"{shape.num_parameters / 1e9:.3g} billion parameters"
+    size = parameters_in_words(shape.num_parameters)
     said = f"{shown(shape.name)}: {size} ({shape.source})"
     if shape.note and shape.source == "bundled":
         yield warn("model", f"{said}; {shown(shape.note)}", "set HF_TOKEN, and ask for access on the model's page")

@@ -98,6 +98,14 @@ def _space(
     )
 
 
+def expected_winner(made: Plan) -> RungPlan | None:
+    """The fastest rung that is predicted to fit; of rungs that only may fit where no other does. None if none may."""
+    for fits in ("yes", "perhaps"):
+        if fitting := [row for row in made.rungs if row.fits == fits]:
+            return max(fitting, key=lambda row: row.outlook.speed.tokens_per_second)
+    return None
+
+
 def rung_row(row: RungPlan) -> dict[str, Any]:
     """A rung of the plan as plain values: GiB and tokens/s."""
     memory, candidate = row.outlook.memory, row.outlook.candidate
@@ -118,6 +126,7 @@ def rung_row(row: RungPlan) -> dict[str, Any]:
 
 def as_json(made: Plan, space: Space) -> dict[str, Any]:
     """The plan as plain values: GiB, seconds, tokens/s."""
+    winner = expected_winner(made)
     return {
         "model": space.workload.model.name,
         "gpus": space.world_size,
@@ -126,6 +135,7 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
         "seq_len": space.workload.seq_len,
         "global_batch_size": space.workload.global_batch_size,
         "rungs": [rung_row(row) for row in made.rungs],
+        "expected_winner": rung_row(winner)["rung"] if winner is not None else None,
         "tune_seconds": [round(made.least_seconds), round(made.most_seconds)],
         "remedies": None if made.most_seconds else _remedies(space),
     }

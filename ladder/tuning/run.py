@@ -45,7 +45,7 @@ from ladder.tuning.reach import require_within_reach
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import Venue, venue_of
-from ladder.units import format_bytes, parse_bytes
+from ladder.units import format_bytes, parameters_in_words, parse_bytes
 from ladder.workload.source import resolve_model, smoke_defaults
 from ladder.workload.workload import Workload
 
@@ -277,9 +277,8 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
 
 def _introduction(workload: Workload, machine: Machine) -> str:
     ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
-    billions = f"{workload.model.num_parameters / 1e9:.3g} billion parameters"
     return (
-        f"{shown(workload.model.name)} ({billions}, {workload.task}) on {ranks}, "
+        f"{shown(workload.model.name)} ({parameters_in_words(workload.model.num_parameters)}, {workload.task}) on {ranks}, "
         f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )
