@@ -277,8 +277,9 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
 
 def _introduction(workload: Workload, machine: Machine) -> str:
     ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
+    size = parameters_in_words(workload.model.num_parameters)
     return (
-        f"{shown(workload.model.name)} ({parameters_in_words(workload.model.num_parameters)}, {workload.task}) on {ranks}, "
+        f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
         f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )
