@@ -57,6 +57,11 @@ def bundled_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
+def hub_ids(name: str) -> list[str]:
+    """The Hub ids that a bundled shape stands in for."""
+    return list(_bundle(name)["hub_ids"])
+
+
 def smoke_defaults(model: ModelShape) -> dict[str, Any] | None:
     """What a bundled shape suggests for a quick try on a CPU (seq_len, global_batch_size, gpu_memory); else None."""
     name = _bundled_name(model.name) if model.source == "bundled" else None
@@ -75,7 +80,7 @@ def _bundled_name(text: str) -> str | None:
         return wanted
     if "/" not in wanted:
         return None
-    return next((name for name in bundled_models() if wanted in map(str.lower, _bundle(name)["hub_ids"])), None)
+    return next((name for name in bundled_models() if wanted in map(str.lower, hub_ids(name))), None)
 
 
 def _from_bundled(text: str) -> ModelShape | None:

@@ -316,7 +316,7 @@ def test_a_run_can_be_loaded_while_its_tune_goes_on(tmp_path: Path) -> None:
                 _ = loaded.best
             seen.append((loaded.running, int(loaded.trials["trial"].notna().sum()), str(error.value)))
 
-    folder = {"run_dir": tmp_path / "run", "output": tmp_path / "best.json"}
+    folder: dict[str, Any] = {"run_dir": tmp_path / "run", "output": tmp_path / "best.json"}
     ladder.tune("llama-2-7b", rungs=["zero3"], callbacks=[look], **folder, **PAPER)
     assert [(running, number > 0) for running, number, _ in seen] == [(True, True)]
 
