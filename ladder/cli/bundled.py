@@ -39,7 +39,7 @@ def models(listed: Listed) -> int:
     from ladder.units import parameters_in_words
     from ladder.workload.source import bundled_models, hub_ids, resolve_model
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in bundled_models():
         shape = resolve_model(name)
         rows.append(
@@ -51,7 +51,7 @@ def models(listed: Listed) -> int:
                 "hub_ids": hub_ids(name),
             }
         )
-    columns = {
+    columns: dict[str, list[Any]] = {
         "model": [row["name"] for row in rows],
         "parameters": [parameters_in_words(row["parameters"]).removesuffix(" parameters") for row in rows],
         "layers": [row["layers"] for row in rows],
@@ -89,7 +89,7 @@ def machines(listed: Listed) -> int:
         }
         for name, machine in known.items()
     ]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "machine": list(known),
         "GPUs": [f"{machine.num_gpus} × {machine.gpu_name}" for machine in known.values()],
         "GiB each": [f"{machine.gpu_memory / GIB:.1f}" for machine in known.values()],

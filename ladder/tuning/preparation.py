@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ladder.candidates import Rung
+from ladder.doctor.builds import fix_of_build
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
@@ -36,10 +37,9 @@ def with_operators(
     built = build_operators(always + names, environment, cancelled)
     for name in always:
         if (reason := built[name]) is not None and not cancelled():
-            fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
-            if reason.startswith("[Errno "):  # of its folder: ninja's words for a missing compiler are others
-                fix = "set TORCH_EXTENSIONS_DIR to a folder that can be written"
-            raise EnvironmentFaultError(f"DeepSpeed's {name} operator cannot be built ({reason}); {fix} and try again.")
+            raise EnvironmentFaultError(
+                f"DeepSpeed's {name} operator cannot be built ({reason}); {fix_of_build(name, reason)}, and try again."
+            )
     for rung, operators in needed.items():
         for name in operators:
             if (reason := built[name]) is not None and not cancelled():  # which says nothing of the operator
