@@ -102,8 +102,8 @@ def _print(made: Plan, space: Space) -> None:
     model, gpus = space.workload.model, counted(space.world_size, "GPU")
     about = (
         f"{model.name}, {parameters_in_words(model.num_parameters)}, on {gpus} of "
-        f"{format_bytes(space.memory_limit)}; sequence length {space.workload.seq_len}, global batch "
-        f"{space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
+        f"{format_bytes(space.memory_limit)}; {space.workload.dtype}, sequence length {space.workload.seq_len}, "
+        f"global batch {space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
     )
     console = stdout_console()
     _say(console, about)

@@ -10,7 +10,7 @@ class TuneArguments(Switches, total=False):
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None
-    dtype: Literal["bf16", "fp16"]
+    dtype: Literal["bf16", "fp16"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
     gradient_clipping: float
     gpus: int | None
@@ -38,7 +38,7 @@ class PlanArguments(Switches, total=False):
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None
-    dtype: Literal["bf16", "fp16"]
+    dtype: Literal["bf16", "fp16"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
     gpus: int | None
     gpu_memory: int | str | None

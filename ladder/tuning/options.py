@@ -117,7 +117,9 @@ class WorkloadOptions:
             unset="128, or the next number that divides over them",
         ),
     ] = None
-    dtype: Annotated[Dtype, Option("Precision of the training.", WORKLOAD)] = "bf16"
+    dtype: Annotated[
+        Dtype | None, Option("Precision of the training.", WORKLOAD, unset="bf16, or fp16 on GPUs without bf16")
+    ] = None
     optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
 
 

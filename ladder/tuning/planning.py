@@ -15,6 +15,7 @@ from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.consent import Consent, techniques_tried, ways_of_checkpointing
 from ladder.tuning.options import PlanOptions
+from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import make_space, micro_batches_of, workload_of
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
@@ -43,7 +44,7 @@ def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Sp
         task=options.task,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,
-        dtype=options.dtype,
+        dtype=dtype_of(options.dtype, simulated.gpu_name if simulated else None, note),
         optimizer=options.optimizer,
     )
     techniques = techniques_tried(Consent(switches=options.switches), workload, "cuda", on_paper=True)
@@ -132,6 +133,7 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
         "gpus": space.world_size,
         "gpu_memory_gib": gib(space.memory_limit),
         "host_memory_gib": gib(space.host_memory) if space.host_memory < _NO_LIMIT else None,
+        "dtype": space.workload.dtype,
         "seq_len": space.workload.seq_len,
         "global_batch_size": space.workload.global_batch_size,
         "rungs": [rung_row(row) for row in made.rungs],

@@ -32,6 +32,7 @@ from ladder.tuning.consent import require_effect as require_effect_of_techniques
 from ladder.tuning.declaring import checked
 from ladder.tuning.options import TuneOptions, consent_in, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, require_writable
+from ladder.tuning.precision import dtype_of, major_capability
 from ladder.tuning.preparation import obstacles
 from ladder.tuning.problem import (
     make_space,
@@ -266,7 +267,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
         task=options.task,
         seq_len=options.seq_len or smoke.get("seq_len"),
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
-        dtype=options.dtype,
+        dtype=dtype_of(options.dtype, machine.gpu_name, noting(tell), major_capability(machine)),
         optimizer=options.optimizer,
         gradient_clipping=options.gradient_clipping,
     )
