@@ -152,7 +152,8 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
     ):
         space, unsupported = _space(prepared, place.machine)
         history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-        tell(SearchBegins(space, unsupported, relevant(space, history.records)))
+        on_paper = venue.paper_name is not None
+        tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
         result = Tuner(
             workload=workload,
             machine=place.machine,
@@ -167,7 +168,7 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
             save_folder=options.save_weights,
             clock=place.clock,
             knob_trials=num_knob_trials(options),
-            parity=venue.paper_name is None,  # on paper no loss falls
+            parity=not on_paper,  # there no loss falls
         ).tune(STRATEGIES[options.strategy])
         return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
 
