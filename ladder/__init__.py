@@ -11,31 +11,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ladder.api import Planned, Tuned, load_best_config, plan, tune, verify
+    from ladder.api import Planned, Tuned, load_best_config, load_run, plan, tune, verify
+    from ladder.errors import (
+        EnvironmentFaultError,
+        LadderError,
+        ModelNotAccessibleError,
+        NothingFitsError,
+        SlowerThanPromisedError,
+        UsageError,
+    )
     from ladder.tuning.tune_events import Note, RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEnds, TuneEvent
 
 __version__ = "0.1.0"
 __all__ = [
+    "EnvironmentFaultError",
+    "LadderError",
+    "ModelNotAccessibleError",
     "Note",
+    "NothingFitsError",
     "Planned",
     "RankReported",
     "SearchBegins",
+    "SlowerThanPromisedError",
     "TrialBegins",
     "TrialEnds",
     "TuneEnds",
     "TuneEvent",
     "Tuned",
+    "UsageError",
     "load_best_config",
+    "load_run",
     "plan",
     "tune",
     "verify",
 ]
+_ERRORS = {name for name in __all__ if name.endswith("Error")}
 
 
 def __getattr__(name: str) -> Any:
     """The API, imported when it is first used: `ladder --help` does without what it needs."""
     if name not in __all__:
         raise AttributeError(f"module 'ladder' has no attribute {name!r}")
+    if name in _ERRORS:
+        return getattr(import_module("ladder.errors"), name)
     from ladder import api
 
     return getattr(api if hasattr(api, name) else import_module("ladder.tuning.tune_events"), name)

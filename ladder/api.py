@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,21 +15,27 @@ from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
 from ladder.report.table import frame
+from ladder.text import shown
 from ladder.tuning.answering import require_answer
 from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
 from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyOptions
 from ladder.tuning.planning import as_json, plan_of
+from ladder.tuning.python_calls import python_words, with_options
 from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.stored import is_running, stored_output
 from ladder.tuning.trackers import tracking
 from ladder.tuning.tune_events import Subscriber, each_of, harmless
 from ladder.tuning.verification import Verification, run_verification
 from ladder.tuning.watch import watching
 from ladder.tuning.watch.plain import say
-from ladder.units import format_bytes
+from ladder.units import counted, format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import Unpack
+
+    from ladder.tuning.arguments import PlanArguments, TuneArguments, VerifyArguments
 
 T = TypeVar("T")
 _SHOWN_COLUMNS = [
@@ -47,17 +54,67 @@ class Tuned:
     """A tune that is over. In a notebook it shows itself."""
 
     output: TuneOutput
+    loaded: bool = False
+    """It was read from its run folder, and the tune may have come to no end."""
+    running: bool = False
+    """The tune was still running when it was read."""
 
     @property
     def best(self) -> Answer:
-        """The proven answer. NothingFitsError says what would fit, UsageError that the time budget was too small."""
-        require_answer(self.output.result)
+        """The proven answer.
+
+        Raises NothingFitsError if nothing fits, with what would; UsageError if nothing is proven yet, because the tune
+        still runs, was interrupted, or had too small a time budget.
+        """
+        found = self.output.result.best_so_far is not None
+        if self.output.answer is None and (self.running or (self.loaded and found)):
+            raise UsageError(f"Nothing is proven yet in {shown(self.output.run_dir)}; {self._how_to_prove()}.")
+        with python_words(TuneOptions):
+            require_answer(self.output.result)
         assert self.output.answer is not None  # it is made of the result's
         return self.output.answer
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """Every candidate, a row each: GiB, seconds, tokens/s, outcome and why; the columns of trials.csv."""
+        """Every candidate, a row each; trials.csv has the same columns. What is not known is missing (NaN or None).
+
+        What it is:
+        - rung: its name, with techniques and knobs
+        - checkpointing: on, off, 1/2 (every second layer) or cpu (kept in host memory)
+        - micro_batch: sequences of a rank at once
+        - accumulation: micro-steps of an optimizer step
+        - status: answer, measured, refused, predicted, pruned or unsupported
+        - outcome: how its trial ended (fits, gpu_oom, …); the status where there was none
+
+        Speed:
+        - tokens_per_second: of all ranks together
+        - accumulate_seconds: of a micro-step without the optimizer
+        - boundary_seconds: of a micro-step with the optimizer's step
+        - step_seconds: of an optimizer step with its whole accumulation
+        - spread: half the interquartile range of the steps, as a fraction of their median
+        - num_steps: how many optimizer steps were timed
+
+        Memory in GiB, of the fullest rank:
+        - peak_allocated_gib: in PyTorch's tensors
+        - peak_reserved_gib: held by PyTorch's allocator
+        - peak_device_gib: all that the process holds, as NVML sees it
+        - host_gib: resident host memory, of all ranks together
+
+        Power:
+        - utilisation: the GPUs' mean duty cycle, 0 to 1
+        - watts: mean power of all GPUs together
+        - joules_per_token: watts by tokens_per_second
+
+        What was predicted, for candidates that were not tried:
+        - predicted_tokens_per_second
+        - predicted_device_gib
+
+        Where it comes from:
+        - trial: the name of the trial that measured it
+        - trial_seconds: what that trial took, with all its candidates
+        - warnings: what the figures do not hold for
+        - why: one sentence on what became of it
+        """
         return frame(self.output.ledger, self.output.trial_seconds)
 
     @property
@@ -65,18 +122,21 @@ class Tuned:
         """report.html of the run."""
         return self.output.run_dir / "report.html"
 
+    def _how_to_prove(self) -> str:
+        return "the tune is still running" if self.running else "start the same tune again, and it goes on where it was"
+
     def deepspeed_config(self) -> dict[str, Any]:
         """What `deepspeed.initialize(config=…)` takes."""
         return {key: value for key, value in best_config(self.best).items() if key != SECTION}
 
     def training_arguments(self) -> dict[str, Any]:
         """What `transformers.TrainingArguments` takes beside your own: `TrainingArguments(output_dir, **…)`."""
-        return trainer_arguments(self.best, self.output.files[0]) | {"deepspeed": self.deepspeed_config()}
+        return trainer_arguments(self.best, Path("best_config.json")) | {"deepspeed": self.deepspeed_config()}
 
     def __repr__(self) -> str:
         answer = self.output.answer
         if answer is None:
-            return f"<Tuned: nothing proven to fit; {self.output.result.stopped}>"
+            return f"<Tuned: nothing proven to fit; {'still running' if self.running else self.output.result.stopped}>"
         memory = f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)}"
         on_paper = f", simulated on {self.output.simulated}" if self.output.simulated else ""
         return f"<Tuned: {answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, {memory}{on_paper}>"
@@ -95,28 +155,59 @@ class Planned:
 
     @cached_property
     def rungs(self) -> pd.DataFrame:
-        """A row a rung: whether it fits, memory by part in GiB, tokens/s, the fewest GPUs it needs."""
+        """A row a rung, of the candidate that is expected to be its fastest. Memory is in GiB of one GPU.
+
+        - rung: its name
+        - fits: yes, perhaps or no
+        - checkpointing: on, off, 1/2 (every second layer) or cpu (kept in host memory)
+        - micro_batch: sequences of a rank at once
+        - parameters_gib: weights, and those gathered from other ranks
+        - gradients_gib: gradients
+        - optimizer_gib: master weights and the optimizer's states
+        - activations_gib: what the forward pass keeps for the backward pass
+        - logits_gib: the model's output and its loss
+        - buffers_gib: buckets, workspaces and the allocator's margin
+        - outside_torch_gib: the CUDA context, NCCL and libraries
+        - peak_gib: the sum of these parts
+        - upper_gib: it needs more than this with a probability of 1 %
+        - host_gib: host memory of all ranks together
+        - pinned_gib: the part of it that is page-locked
+        - tokens_per_second: of all ranks together, a first guess
+        - smallest_gpus: the fewest GPUs on which the rung fits; missing if 1,024 are too few
+        """
         import pandas as pd
 
         return pd.DataFrame(self.facts["rungs"])
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        where = f"{facts['model']} on {counted(facts['gpus'], 'GPU')} of {facts['gpu_memory_gib']:g} GiB"
+        winner = facts["expected_winner"]
+        if winner is None:
+            return f"<Planned: {where}; nothing is predicted to fit>"
+        row = next(row for row in facts["rungs"] if row["rung"] == winner)
+        return f"<Planned: {where}; expected winner {winner}, about {row['tokens_per_second']:,} tokens/s>"
 
     def _repr_html_(self) -> str:
         return str(self.rungs.to_html(index=False, na_rep=""))
 
 
+@with_options(TuneOptions)
 def tune(
     model: str,
     *,
     quiet: bool = False,
     log_to: TrackerName | None = None,
     callbacks: Sequence[Subscriber] = (),
-    **options: Any,
+    **options: Unpack[TuneArguments],
 ) -> Tuned:
     """Find the fastest DeepSpeed configuration that fits, as `ladder tune` does.
 
-    `options` are those of the command with underscores: gpus, seq_len, global_batch_size, gpu_memory ("40GiB" or
-    bytes), rungs, micro_batches, time_budget (seconds), run_dir, output, … `log_to` names a tracker for the figures.
-    Raises a LadderError for everything expected; that nothing fits is a result, and an error only of `best`.
+    The options are those of the command, with underscores. Sizes are bytes or a text such as "40GiB", times are seconds
+    or a text such as "15m". `log_to` names a tracker for the figures.
+
+    Raises a LadderError for everything expected. That nothing fits is a result, and an error only of `best`; but a
+    model that is far from fitting by prediction is refused with a NothingFitsError before any trial.
     Ctrl-C and a notebook's stop button end it in good order, with a KeyboardInterrupt: what was measured is kept, and
     the same call goes on where it was. Pressed again, they end it at once. Off the main thread nothing interrupts it.
 
@@ -133,29 +224,45 @@ def tune(
     A callback that raises an exception does not end the tune: the exception is logged with its traceback by the logger
     "ladder" (on stderr, unless the program configures logging), and this callback is called no more.
     """
-    asked = _asked(TuneOptions, "tune", {"model": model, **options})
-    with interruptible_call() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as shown:
-        tell = each_of(tracked.beside(shown), *map(harmless, callbacks))
-        return Tuned(run_tune(asked, tell, cancelled))
+    with python_words(TuneOptions):
+        asked = _asked(TuneOptions, "tune", {"model": model, **options})
+        with interruptible_call() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
+            tell = each_of(tracked.beside(view), *map(harmless, callbacks))
+            return Tuned(run_tune(asked, tell, cancelled))
 
 
-def plan(model: str, **options: Any) -> Planned:
+@with_options(PlanOptions)
+def plan(model: str, **options: Unpack[PlanArguments]) -> Planned:
     """Predict memory by part, speed and the GPUs needed for each rung, as `ladder plan` does, without a GPU.
 
-    `options`: gpus, gpu_memory ("80GiB" or bytes), machine, host_memory, seq_len, global_batch_size, dtype, optimizer,
-    task.
+    The options are those of the command, with underscores. Sizes are bytes or a text such as "80GiB".
     """
-    return Planned(as_json(*plan_of(_asked(PlanOptions, "plan", {"model": model, **options}), say)))
+    with python_words(PlanOptions):
+        return Planned(as_json(*plan_of(_asked(PlanOptions, "plan", {"model": model, **options}), say)))
 
 
-def verify(path: str | Path = "best_config.json", *, quiet: bool = False, **options: Any) -> Verification:
+@with_options(VerifyOptions)
+def verify(
+    path: str | Path = "best_config.json", *, quiet: bool = False, **options: Unpack[VerifyArguments]
+) -> Verification:
     """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went.
 
-    `options`: steps, minutes, tolerance. Ctrl-C ends it as it ends `tune`.
+    The options are those of the command. Ctrl-C ends it as it ends `tune`.
     """
-    asked = _asked(VerifyOptions, "verify", options)
-    with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
-        return run_verification(Path(path), asked, tell, cancelled)
+    with python_words(VerifyOptions):
+        asked = _asked(VerifyOptions, "verify", options)
+        with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
+            return run_verification(Path(path), asked, tell, cancelled)
+
+
+def load_run(path: str | Path) -> Tuned:
+    """The result of a tune from its run folder, as `tune` returned it, or as far as a running tune has come.
+
+    Nothing is locked or changed there. UsageError where there is no run, EnvironmentFaultError for a damaged one.
+    """
+    folder = Path(path)
+    running = is_running(folder)  # first: a tune that ends meanwhile is complete when it is read
+    return Tuned(stored_output(folder), loaded=True, running=running)
 
 
 def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
@@ -168,5 +275,7 @@ def _asked(options: type[T], function: str, given: Mapping[str, Any]) -> T:
     known = declared(options)
     if unknown := sorted(given.keys() - known.keys()):
         others = sorted(each.name for each in known.values() if not each.option.is_argument)
-        raise UsageError(f"{function}() has no option {', '.join(unknown)}; there are {', '.join(others)}.")
+        near = difflib.get_close_matches(unknown[0], others, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(others)}."
+        raise UsageError(f"{function}() has no option {', '.join(unknown)}; {hint}")
     return gathered(options, checked_values(options, given))

@@ -40,3 +40,11 @@ def gib(num_bytes: float | None) -> float | None:
 def counted(number: int, noun: str) -> str:
     """`number` with its noun, in the plural where there are several."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def parameters_in_words(number: int) -> str:
+    """`20.5 million parameters`: a number of parameters with the word that suits its size."""
+    for factor, word in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
+        if number >= 0.9995 * factor:  # what rounds to 1,000 of the smaller word
+            return f"{number / factor:.3g} {word} parameters"
+    return f"{number:,} parameters"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -55,7 +55,12 @@ def _parameter(option: Declared) -> inspect.Parameter:
 
 
 def _argument(option: Declared) -> Any:
-    return typer.Argument(metavar=option.flag, help=option.option.help, rich_help_panel=option.option.panel)
+    return typer.Argument(
+        metavar=option.flag,
+        help=option.option.help,
+        rich_help_panel=option.option.panel,
+        autocompletion=completion(option.option.names),
+    )
 
 
 def _option(option: Declared) -> Any:
@@ -72,7 +77,19 @@ def _option(option: Declared) -> Any:
         help=f"{option.option.help} [default: {unset}]" if unset else option.option.help,
         show_default=not is_switch and not unset,
         rich_help_panel=option.option.panel,
+        autocompletion=completion(option.option.names),
     )
+
+
+def completion(names: Callable[[], Iterable[str]] | None) -> Callable[[str], list[str]] | None:
+    """What a shell's completion calls with what is typed so far; None leaves it to the type."""
+    if names is None:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete.lower())]
+
+    return complete
 
 
 def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:

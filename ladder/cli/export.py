@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ladder.cli.declared import takes
+from ladder.emit.exporters.registry import EXPORTERS
 from ladder.errors import EXIT_FOUND, UsageError
 from ladder.text import shown
+from ladder.tuning.declaring import Option
+from ladder.tuning.option_kinds import one_of
 
 
-class Target(str, Enum):
-    trainer = "trainer"
-    accelerate = "accelerate"
-    deepspeed = "deepspeed"
-    axolotl = "axolotl"
-    llama_factory = "llama-factory"
-    trl = "trl"
-    torchrun = "torchrun"
-    sbatch = "sbatch"
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What is exported, and where to."""
+
+    config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
+    target: Annotated[str, Option("Which program.", kind=one_of(EXPORTERS), flag="--for")] = "trainer"
+    output: Annotated[Path | None, Option("The file to write.", unset="stdout")] = None
 
 
-def export(
-    config: Annotated[Path, typer.Argument(help="A best_config.json.")] = Path("best_config.json"),
-    target: Annotated[Target, typer.Option("--for", help="Which program.")] = Target.trainer,
-    output: Annotated[
-        Path | None, typer.Option(help="The file to write. [default: stdout]", show_default=False)
-    ] = None,
-) -> int:
+@takes(Exported)
+def export(asked: Exported) -> int:
     """Write the same answer for the Trainer, accelerate, DeepSpeed, axolotl, LLaMA-Factory, TRL, torchrun or sbatch.
 
     Examples:
@@ -42,11 +39,12 @@ def export(
     from ladder.emit.exporters.registry import exported
     from ladder.emit.files import require_file_name, write_atomically
 
+    output = asked.output
     if output is not None:
         require_file_name(output, "exported.yaml")
-        if output.resolve() == config.resolve():
+        if output.resolve() == asked.config.resolve():
             raise UsageError(f"--output {shown(output)} is the answer itself, which is kept; name another file.")
-    text = exported(load_best_config(config), config, target.value)
+    text = exported(load_best_config(asked.config), asked.config, asked.target)
     if output is None:
         typer.echo(text, nl=False)
     else:

@@ -8,16 +8,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ladder.cli import doctor, explain, export, plan, report, tune, verify
+from ladder.cli import bundled, doctor, explain, export, plan, report, tune, verify
 from ladder.cli.command_help import PanelledCommand
+from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
+from ladder.tuning.options import rung_names
 
 _CLOSED_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
@@ -50,14 +52,30 @@ def _root(
     """Options that stand before any command."""
 
 
-app.command("tune", cls=PanelledCommand)(tune.tune)
-app.command("plan", cls=PanelledCommand)(plan.plan)
-app.command("explain", cls=PanelledCommand)(explain.explain)
-app.command("report", cls=PanelledCommand)(report.report)
-app.command("verify", cls=PanelledCommand)(verify.verify)
-app.command("export", cls=PanelledCommand)(export.export)
-app.command("doctor", cls=PanelledCommand)(doctor.doctor)
-app.command("schema", cls=PanelledCommand)(schema_command(app))
+def _completing(function: Callable[..., int], parameter: str, names: Callable[[], Iterable[str]]) -> Callable[..., int]:
+    """`function`, whose annotated `parameter` a shell completes with `names`."""
+    hint = get_type_hints(function, include_extras=True)[parameter]
+    for note in hint.__metadata__:
+        note.autocompletion = completion(names)
+    function.__annotations__[parameter] = hint
+    return function
+
+
+_TUNING, _RESULTS, _LOOKING_UP = "Find a configuration", "Use the answer", "Look up"
+_COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
+    ("tune", _TUNING, tune.tune),
+    ("plan", _TUNING, plan.plan),
+    ("explain", _RESULTS, _completing(explain.explain, "why", rung_names)),
+    ("report", _RESULTS, report.report),
+    ("verify", _RESULTS, verify.verify),
+    ("export", _RESULTS, export.export),
+    ("models", _LOOKING_UP, bundled.models),
+    ("machines", _LOOKING_UP, bundled.machines),
+    ("doctor", _LOOKING_UP, doctor.doctor),
+    ("schema", _LOOKING_UP, schema_command(app)),
+)
+for _name, _panel, _function in _COMMANDS:
+    app.command(_name, cls=PanelledCommand, rich_help_panel=_panel)(_function)
 
 
 def main(arguments: list[str] | None = None) -> int:

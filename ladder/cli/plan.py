@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,9 +13,12 @@ from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT, PlanOptions
-from ladder.units import format_bytes
+from ladder.units import counted, format_bytes, parameters_in_words
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from ladder.search.forecast import Plan
     from ladder.search.space import Space
 
@@ -31,6 +35,8 @@ class Shown:
 @takes(PlanOptions, Shown)
 def plan(options: PlanOptions, shown: Shown) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.
+
+    The expected winner is the fastest rung that is predicted to fit; of several that may fit, only a tune can tell.
 
     Needs no GPU. Memory is what has to be held; where there is room, the allocator keeps up to 40 % more. Speed is a
     first guess: steps of small models and small micro-batches, which wait for their host, may take twice as long.
@@ -53,68 +59,108 @@ def plan(options: PlanOptions, shown: Shown) -> int:
     return EXIT_FOUND
 
 
-_COLUMNS = {
+_MEMORY = {
+    "weights": "parameters_gib",
+    "grads": "gradients_gib",
+    "optim.": "optimizer_gib",
+    "activ.": "activations_gib",
+    "logits": "logits_gib",
+    "buffer": "buffers_gib",
+    "other": "outside_torch_gib",
+}
+_IN_LESS = {
     "fits": "fits",
     "ckpt": "checkpointing",
     "mb": "micro_batch",
-    "parameters": "parameters_gib",
-    "gradients": "gradients_gib",
-    "optimizer": "optimizer_gib",
-    "activ.": "activations_gib",
-    "logits": "logits_gib",
-    "buffers": "buffers_gib",
-    "outside": "outside_torch_gib",
+    "tokens/s": "tokens_per_second",
     "peak": "peak_gib",
     "host": "host_gib",
-    "GPUs needed": "smallest_gpus",
+    "GPUs": "smallest_gpus",
 }
-_IN_LESS = {name: _COLUMNS[name] for name in ("fits", "ckpt", "mb", "peak", "host", "GPUs needed")}
-_IN_SHORT = {"fits": "fits", "peak": "peak_gib", "GPUs": "smallest_gpus"}
-_NARROW, _WIDE = 80, 145
+_COLUMNS = {**dict(list(_IN_LESS.items())[:4]), **_MEMORY, **dict(list(_IN_LESS.items())[4:])}
+_IN_SHORT = {name: _IN_LESS[name] for name in ("fits", "peak", "GPUs")}
+_LEGEND = "GPUs: the fewest on which the rung fits."
+_ELSEWHERE = "Memory by part: on a wider terminal, or with --format json."
+_PARTS = "activ.: what the forward pass keeps for the backward pass. other: CUDA, NCCL and all else outside PyTorch."
+_STYLES = {"no": "dim", "perhaps": "yellow"}
 
 
-def _cell(value: Any) -> str:
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    value = row[key]
     if value is None:  # of the GPUs needed
         return ">1024"
+    if key == "tokens_per_second":
+        return f"{value:,}" if row["fits"] != "no" else ""
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _print(made: Plan, space: Space) -> None:
-    from rich.table import Table
-
     from ladder.cli.console import stdout_console
-    from ladder.text import in_short_lines
-    from ladder.tuning.planning import rung_row
+    from ladder.search.remedies import remedies
+    from ladder.tuning.planning import expected_winner, rung_row
 
-    model, gpus = space.workload.model, "1 GPU" if space.world_size == 1 else f"{space.world_size} GPUs"
-    typer.echo(
-        f"{model.name}, {model.num_parameters / 1e9:.3g} billion parameters, on {gpus} of "
-        f"{format_bytes(space.memory_limit)}; sequence length {space.workload.seq_len}, global batch "
-        f"{space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
+    model, gpus = space.workload.model, counted(space.world_size, "GPU")
+    about = (
+        f"{model.name}, {parameters_in_words(model.num_parameters)}, on {gpus} of "
+        f"{format_bytes(space.memory_limit)}; {space.workload.dtype}, sequence length {space.workload.seq_len}, "
+        f"global batch {space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
     )
     console = stdout_console()
-    narrow = console.width < _NARROW
-    shown = _COLUMNS if console.width >= _WIDE else _IN_SHORT if narrow else _IN_LESS
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("rung", no_wrap=True)
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in map(rung_row, made.rungs):
-        table.add_row(
-            in_short_lines(row["rung"]) if narrow else row["rung"],
-            *(_cell(row[key]) for key in shown.values()),
-            style={"no": "dim", "perhaps": "yellow"}.get(row["fits"], ""),
-        )
+    _say(console, about)
+    shown, table = next(
+        (columns, table)
+        for columns in (_COLUMNS, _IN_LESS, _IN_SHORT)
+        if _width(console, table := _table(made, columns)) <= console.width or columns is _IN_SHORT
+    )
     console.print(table)
-    if shown is not _COLUMNS:
-        typer.echo("Memory by part: on a wider terminal, or with --format json.")
-    if made.most_seconds:
-        typer.echo(f"A tune would take about {_minutes(made.least_seconds)} to {_minutes(made.most_seconds)} minutes.")
-    else:
-        from ladder.search.remedies import remedies
+    _say(console, f"{_LEGEND} {_PARTS if shown is _COLUMNS else _ELSEWHERE}")
+    winner = expected_winner(made)
+    if winner is None:
+        _say(console, f"Nothing is predicted to fit. {remedies(space).sentence()}".rstrip())
+        return
+    values = rung_row(winner)
+    _say(
+        console,
+        f"Expected winner: {values['rung']} with checkpointing {values['checkpointing']} and micro-batch "
+        f"{values['micro_batch']}, about {values['tokens_per_second']:,} tokens/s.",
+    )
+    _say(console, f"A tune would take {_minutes(made.least_seconds, made.most_seconds)}.")
 
-        typer.echo(f"Nothing is predicted to fit. {remedies(space).sentence()}".rstrip())
+
+def _table(made: Plan, columns: Mapping[str, str]) -> Table:
+    from rich.table import Table
+
+    from ladder.text import in_short_lines
+    from ladder.tuning.planning import expected_winner, rung_row
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("rung", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    winner = expected_winner(made)
+    for row in made.rungs:
+        values = rung_row(row)
+        table.add_row(
+            in_short_lines(values["rung"]) if columns is _IN_SHORT else values["rung"],
+            *(_cell(values, key) for key in columns.values()),
+            style="bold green" if row is winner else _STYLES.get(values["fits"], ""),
+        )
+    return table
 
 
-def _minutes(seconds: float) -> str:
-    return f"{max(1.0, seconds / 60):.0f}"
+def _width(console: Console, table: Table) -> int:
+    """Columns that the whole table takes."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=1_000), table).maximum
+
+
+def _say(console: Console, text: str) -> None:
+    """A paragraph: whole in a file, and broken between words on a terminal."""
+    console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
+
+
+def _minutes(least: float, most: float) -> str:
+    """A span of seconds in whole minutes; one number where both ends are the same."""
+    first, last = (max(1, round(seconds / 60)) for seconds in (least, most))
+    return f"about {counted(last, 'minute')}" if first == last else f"about {first} to {last} minutes"

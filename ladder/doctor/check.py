@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+_REPORT = "report it as a bug in ladder, with the output of `ladder doctor --format json`"
 Status = Literal["OK", "WARN", "FAIL"]
 
 
@@ -34,9 +35,15 @@ def fail(name: str, sentence: str, fix: str, **facts: Any) -> Check:
     return Check(name=name, status="FAIL", sentence=sentence, fix=fix, facts=facts)
 
 
+def parted(sentence: str, otherwise: str) -> tuple[str, str]:
+    """An error's sentence as what happened and what to do; `otherwise` is to be done where it does not say."""
+    what, _, remedy = sentence.removesuffix(".").partition("; ")
+    return what, remedy or otherwise
+
+
 def guarded(name: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
     """The checks of `look`; a look that breaks down is itself a finding, and ends none of the others."""
     try:
         yield from look()
     except Exception as error:
-        yield fail(name, f"could not be looked at: {type(error).__name__}: {error}", "report this as a bug in ladder")
+        yield fail(name, f"could not be looked at: {type(error).__name__}: {error}", _REPORT)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from ladder.doctor.check import Check, fail, ok, warn
+from ladder.doctor.check import Check, fail, ok, parted, warn
 from ladder.doctor.drive import read_speed
 from ladder.errors import LadderError
 from ladder.machine.gpus import obstacle, visible_gpus
@@ -42,10 +42,10 @@ def gpus() -> Iterator[Check]:
     try:
         found = visible_gpus()
     except LadderError as error:
-        yield fail("GPUs", str(error), "see nvidia-smi")
+        yield fail("GPUs", *parted(str(error), "make nvidia-smi list the GPUs, or tune on the CPU with --gpus 0"))
         return
     if not found:
-        fix = "on a machine with GPUs: install the driver, see nvidia-smi, and check CUDA_VISIBLE_DEVICES"
+        fix = "if this machine has GPUs: install the NVIDIA driver (nvidia-smi lists them), unset CUDA_VISIBLE_DEVICES"
         yield warn("GPUs", "none is visible; a tune runs on the CPU", fix)
         return
     yield ok("driver", _driver_version(), driver=_driver_version())
@@ -55,9 +55,7 @@ def gpus() -> Iterator[Check]:
             yield ok(f"GPU {number}", f"{gpu.name}, {format_bytes(gpu.total_bytes)}, free", bytes=gpu.total_bytes)
         else:
             severity = fail if in_the_way.lasting else warn
-            yield severity(
-                f"GPU {number}", in_the_way.sentence.partition("; ")[0], in_the_way.sentence.partition("; ")[2]
-            )
+            yield severity(f"GPU {number}", *parted(in_the_way.sentence, f"nvidia-smi --gpu-reset -i {number}"))
 
 
 def _driver_version() -> str:
@@ -88,7 +86,11 @@ def _shared_memory() -> Check:
     try:
         usage = os.statvfs(folder)
     except OSError as error:
-        return fail("/dev/shm", f"cannot be used ({error.strerror})", "mount a tmpfs there")
+        return fail(
+            "/dev/shm",
+            f"cannot be used ({error.strerror})",
+            "mount -t tmpfs -o size=8g tmpfs /dev/shm (in a container: --shm-size=8g)",
+        )
     free = usage.f_bavail * usage.f_frsize
     if free < _LITTLE_SHM:
         fix = "in a container: --shm-size=8g or --ipc=host; elsewhere remove old files there"

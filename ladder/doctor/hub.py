@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ladder.doctor.check import Check, fail, ok, warn
+from ladder.doctor.check import Check, fail, ok, parted, warn
 from ladder.errors import LadderError
 from ladder.text import shown
+from ladder.units import parameters_in_words
 
 
 def token() -> Iterator[Check]:
@@ -16,7 +17,7 @@ def token() -> Iterator[Check]:
     if hub_token():
         yield ok("Hub token", "is set")
     else:
-        yield ok("Hub token", "none; gated models need one: set HF_TOKEN (what `hf auth login` stores is not read)")
+        yield ok("Hub token", "none; gated models need one: run `hf auth login`, or set HF_TOKEN")
 
 
 def access(model: str) -> Iterator[Check]:
@@ -26,11 +27,20 @@ def access(model: str) -> Iterator[Check]:
     try:
         shape = resolve_model(model)
     except LadderError as error:
-        yield fail("model", str(error), "see what the sentence says")
+        yield fail("model", *parted(str(error), "name one of `ladder models`, or a folder with a usable config.json"))
         return
-    size = f"{shape.num_parameters / 1e9:.3g} billion parameters"
+    size = parameters_in_words(shape.num_parameters)
     said = f"{shown(shape.name)}: {size} ({shape.source})"
     if shape.note and shape.source == "bundled":
-        yield warn("model", f"{said}; {shown(shape.note)}", "set HF_TOKEN, and ask for access on the model's page")
+        yield warn("model", f"{said}; {shown(shape.note)}", _fix_of(shape.note, shape.name))
     else:
         yield ok("model", f"{said}; {shown(shape.note)}" if shape.note else said)
+
+
+def _fix_of(note: str, name: str) -> str:
+    """How the Hub's own configuration is had, where a bundled shape stands in for it."""
+    if "is gated" in note:
+        return f"ask for access at https://huggingface.co/{shown(name)}, and run `hf auth login`"
+    if "HF_HUB_OFFLINE" in note:
+        return f"unset HF_HUB_OFFLINE once, or fetch it elsewhere: hf download {shown(name)} config.json"
+    return "make https://huggingface.co reachable (HTTPS_PROXY, HF_ENDPOINT), or tune the bundled shape as it is"

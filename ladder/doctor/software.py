@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from ladder.doctor.builds import fix_of_build
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
@@ -59,7 +60,7 @@ def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
     try:
         about = _about_torch()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        yield fail("torch", f"cannot be imported: {shown(str(error)[-300:])}", "reinstall torch for this machine")
+        yield fail("torch", f"cannot be imported: {shown(str(error)[-300:])}", "pip install --force-reinstall torch")
         return
     built_for = about["cuda"]
     if driver_cuda is None:
@@ -130,6 +131,6 @@ def operators(*, build: bool, on_gpus: bool) -> Iterator[Check]:
         if reason is None:
             yield ok(f"operator {name}", f"is built and loads ({needed})")
         else:
-            fix = "install what it names: g++ and, for async_io, libaio-dev"
+            fix = fix_of_build(name, reason)
             severity = fail if name == "shm_comm" else warn
             yield severity(f"operator {name}", f"cannot be built ({shown(reason)}); {needed} needs it", fix)

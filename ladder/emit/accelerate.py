@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
 
@@ -38,5 +36,7 @@ def accelerate_config(answer: Answer | Settings, config_path: Path) -> dict[str,
 
 def to_yaml(config: dict[str, Any]) -> str:
     """`config` as YAML in its own key order."""
+    import yaml  # here: a help that lists the exporters does without it
+
     text: str = yaml.safe_dump(config, sort_keys=False, width=1_000)
     return text

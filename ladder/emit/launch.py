@@ -23,13 +23,23 @@ _OPTIMIZERS = {
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
     """A bash script that runs the user's training script, given as its arguments, as the answer was measured."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
+    config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
+    arguments = trainer_arguments(answer, paths.config)
+    del arguments["deepspeed"]
     lines = [
         "#!/usr/bin/env bash",
         *_comment(_explanation(answer, paths)),
         "set -euo pipefail",
         "",
+        "# The files beside this one are found wherever they are moved together.",
+        'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
+        "trainer=()",
+        'if [ "${1-}" = --trainer ]; then',
+        "  shift",
+        f"  trainer=(--deepspeed {config} {trainer_command_line(arguments)})",
+        "fi",
         "if [ $# -eq 0 ]; then",
-        '  echo "usage: bash $0 train.py [its arguments]" >&2',
+        '  echo "usage: bash $0 [--trainer] train.py [its arguments]" >&2',
         "  exit 2",
         "fi",
         "",
@@ -37,19 +47,19 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         "# the CPU; without what torch's allocator is told here, more memory is needed than was measured.",
         *exports,
         "",
-        f'exec accelerate launch --config_file {shlex.quote(str(paths.accelerate))} "$@"',
+        f"exec accelerate launch --config_file {accelerate} --deepspeed_config_file {config} \\",
+        '  "$@" ${trainer[@]+"${trainer[@]}"}',
     ]
     return "\n".join(lines) + "\n"
 
 
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
     candidate = answer.candidate
-    arguments = trainer_command_line(trainer_arguments(answer, paths.config))
     told = (technique.only_the_trainer(answer.world_size) for technique in candidate.engine.techniques)
     alone = next(filter(None, told), None)
-    scripts = _with_any_script(answer, paths, arguments)
+    scripts = _with_any_script(answer, paths)
     if alone is not None:
-        scripts = _with_the_trainer_alone(alone, answer, paths, arguments)
+        scripts = _with_the_trainer_alone(alone, answer, paths)
     return f"""\
 Written by ladder for {answer.workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
@@ -58,33 +68,33 @@ Written by ladder for {answer.workload.model.name} on {answer.world_size} × {an
 {scripts}"""
 
 
-def _with_any_script(answer: Answer, paths: OutputPaths, arguments: str) -> str:
+def _with_any_script(answer: Answer, paths: OutputPaths) -> str:
     candidate, ranks = answer.candidate, answer.world_size
     demands = _client_optimizer(answer) + _shards(candidate)
     return f"""\
 A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
-  bash {_quoted(paths.launch)} train.py --its-own arguments
+  bash {_quoted(paths.launch.name)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
 so such a script sets it on its model.{_first_calls(answer)}{_on_cpu(answer)}
 
-A script that uses the Hugging Face Trainer: the same, with these arguments after its own. They are also in
-{_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
-  bash {_quoted(paths.launch)} train.py {arguments}
+A script that uses the Hugging Face Trainer: --trainer adds the Trainer's arguments after its own. They are also in
+{_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.
+  bash {_quoted(paths.launch.name)} --trainer train.py --its-own arguments
 
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
 the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
 
 
-def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths, arguments: str) -> str:
+def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths) -> str:
     """Where any other script would have half of the work to do itself."""
     on_cpu = ("On a CPU it first calls deepspeed.init_distributed().",) if answer.device == "cpu" else ()
     demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu))
     return f"""\
 {alone.sentence}
-Its script takes these arguments after its own. They are also in
-{_quoted(paths.trainer)}, for HfArgumentParser.parse_json_file.
-  bash {_quoted(paths.launch)} train.py {arguments}
+--trainer adds the Trainer's arguments after its script's own. They are also in
+{_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.
+  bash {_quoted(paths.launch.name)} --trainer train.py --its-own arguments
 {demands}"""
 
 

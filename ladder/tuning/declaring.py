@@ -39,6 +39,8 @@ class Option:
     """What happens where it is left out, in a few words, if the default does not say it."""
     is_argument: bool = False
     """It is typed without a name."""
+    names: Callable[[], Iterable[str]] | None = None
+    """Values that a shell can complete; there may be others. Called only then."""
 
 
 class Contributed(Protocol):

@@ -132,6 +132,12 @@ def _size(value: Any) -> int:
     return parse_bytes(value) if isinstance(value, str) else int(whole(MIB).read(value))
 
 
+def _duration(value: Any) -> float:
+    """A number is seconds."""
+    seconds = duration(value) if isinstance(value, str) else value
+    return float(above_zero("number of seconds").read(seconds))
+
+
 def _path(value: Any) -> Path:
     return Path(text_of(value, "a path"))
 
@@ -147,8 +153,8 @@ def _seen(value: Any) -> str:
 
 SIZE = Kind(read=_size, typed=int, parse=parse_bytes, metavar="SIZE")
 """Bytes; a text has its unit, as in `80GiB`."""
-DURATION = Kind(read=above_zero("number of seconds").read, typed=float, parse=duration, metavar="TIME")
-"""Seconds; typed with a unit, as in `15m`."""
+DURATION = Kind(read=_duration, typed=float, parse=duration, metavar="TIME")
+"""Seconds; a text has its unit, as in `15m`."""
 _KINDS = {
     bool: Kind(read=_switch, typed=bool),
     str: Kind(read=text_of, typed=str, metavar="TEXT"),

@@ -67,6 +67,26 @@ def _rung(value: Any) -> str:
     return check_rungs([text_of(value)])[0]
 
 
+def rung_names() -> list[str]:
+    return list(RUNGS_BY_NAME)
+
+
+def _model_names() -> list[str]:
+    from ladder.workload.source import bundled_models  # here and below: needed by a shell's completion alone
+
+    return list(bundled_models())
+
+
+def _machine_names() -> list[str]:
+    from ladder.simulation.paper_machine import machine_files
+
+    return list(machine_files())
+
+
+def _allowable_names() -> list[str]:
+    return [technique.name for technique in allowable()]
+
+
 _RUNG = replace(kind_of(str), read=_rung, metavar="RUNG")
 
 
@@ -76,7 +96,12 @@ class WorkloadOptions:
 
     model: Annotated[
         str,
-        Option("A Hub id, a folder, a config.json, or a bundled shape such as tiny-llama.", WORKLOAD, is_argument=True),
+        Option(
+            "A Hub id, a folder, a config.json, or a bundled shape such as tiny-llama (`ladder models`).",
+            WORKLOAD,
+            is_argument=True,
+            names=_model_names,
+        ),
     ]
     task: Annotated[Task | None, Option("The training task.", WORKLOAD, unset="what the model is made for")] = None
     seq_len: Annotated[
@@ -92,7 +117,9 @@ class WorkloadOptions:
             unset="128, or the next number that divides over them",
         ),
     ] = None
-    dtype: Annotated[Dtype, Option("Precision of the training.", WORKLOAD)] = "bf16"
+    dtype: Annotated[
+        Dtype | None, Option("Precision of the training.", WORKLOAD, unset="bf16, or fp16 on GPUs without bf16")
+    ] = None
     optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
 
 
@@ -122,7 +149,10 @@ class TuneOptions(WorkloadOptions):
     machine: Annotated[
         str | None,
         Option(
-            "The machine of --launcher simulated: a100-80, h100-80, … or a YAML file.", MACHINE, metavar="NAME|FILE"
+            "The machine of --launcher simulated: one of `ladder machines`, or a YAML file.",
+            MACHINE,
+            metavar="NAME|FILE",
+            names=_machine_names,
         ),
     ] = None
 
@@ -156,7 +186,8 @@ class TuneOptions(WorkloadOptions):
         ),
     ] = None
     rungs: Annotated[
-        tuple[str, ...], Option("Try only this rung; may be given several times.", SEARCH, _RUNG, flag="--rung")
+        tuple[str, ...],
+        Option("Try only this rung; may be given several times.", SEARCH, _RUNG, flag="--rung", names=rung_names),
     ] = ()
     micro_batches: Annotated[
         tuple[int, ...],
@@ -174,6 +205,7 @@ class TuneOptions(WorkloadOptions):
             f"{', '.join(technique.name for technique in allowable())}. May be given several times.",
             BEYOND,
             metavar="NAME",
+            names=_allowable_names,
         ),
     ] = ()
 
@@ -198,7 +230,8 @@ class PlanOptions(WorkloadOptions):
     ] = None
     host_memory: Annotated[int | None, Option("Host memory that the ranks may use together.", MACHINE, SIZE)] = None
     machine: Annotated[
-        str | None, Option("A bundled machine, e.g. a100-80, or a YAML file.", MACHINE, metavar="NAME|FILE")
+        str | None,
+        Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE", names=_machine_names),
     ] = None
     switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
     """As `TuneOptions.switches`; what is not among them is left out."""

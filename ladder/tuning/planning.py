@@ -15,6 +15,7 @@ from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.consent import Consent, techniques_tried, ways_of_checkpointing
 from ladder.tuning.options import PlanOptions
+from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
@@ -46,7 +47,7 @@ def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Sp
         task=options.task,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,
-        dtype=options.dtype,
+        dtype=dtype_of(options.dtype, simulated.gpu_name if simulated else None, note),
         optimizer=options.optimizer,
     )
     techniques = techniques_tried(Consent(switches=options.switches), workload, "cuda", on_paper=True)
@@ -100,6 +101,14 @@ def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique]
     )
 
 
+def expected_winner(made: Plan) -> RungPlan | None:
+    """The fastest rung that is predicted to fit; of rungs that only may fit where no other does. None if none may."""
+    for fits in ("yes", "perhaps"):
+        if fitting := [row for row in made.rungs if row.fits == fits]:
+            return max(fitting, key=lambda row: row.outlook.speed.tokens_per_second)
+    return None
+
+
 def rung_row(row: RungPlan) -> dict[str, Any]:
     """A rung of the plan as plain values: GiB and tokens/s."""
     memory, candidate = row.outlook.memory, row.outlook.candidate
@@ -120,14 +129,17 @@ def rung_row(row: RungPlan) -> dict[str, Any]:
 
 def as_json(made: Plan, space: Space) -> dict[str, Any]:
     """The plan as plain values: GiB, seconds, tokens/s."""
+    winner = expected_winner(made)
     return {
         "model": space.workload.model.name,
         "gpus": space.world_size,
         "gpu_memory_gib": gib(space.memory_limit),
         "host_memory_gib": gib(space.host_memory) if space.host_memory < _NO_LIMIT else None,
+        "dtype": space.workload.dtype,
         "seq_len": space.workload.seq_len,
         "global_batch_size": space.workload.global_batch_size,
         "rungs": [rung_row(row) for row in made.rungs],
+        "expected_winner": rung_row(winner)["rung"] if winner is not None else None,
         "tune_seconds": [round(made.least_seconds), round(made.most_seconds)],
         "remedies": None if made.most_seconds else _remedies(space),
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ladder.candidates import Rung
+from ladder.doctor.builds import fix_of_build
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
@@ -26,7 +27,7 @@ def with_operators(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Machine, list[str]]:
     """The machine with the reasons for what it does not support, and the operators that are built and load."""
-    unsupported = {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
+    unsupported = obstacles(rungs, machine, workload)
     needed = {rung: operators_of(rung, workload.optimizer) for rung in rungs if rung.name not in unsupported}
     names = sorted({name for operators in needed.values() for name in operators})
     # DeepSpeed's CPU backend loads this one in every rank as it starts.
@@ -36,15 +37,19 @@ def with_operators(
     built = build_operators(always + names, environment, cancelled)
     for name in always:
         if (reason := built[name]) is not None and not cancelled():
-            fix = "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
-            if reason.startswith("[Errno "):  # of its folder: ninja's words for a missing compiler are others
-                fix = "set TORCH_EXTENSIONS_DIR to a folder that can be written"
-            raise EnvironmentFaultError(f"DeepSpeed's {name} operator cannot be built ({reason}); {fix} and try again.")
+            raise EnvironmentFaultError(
+                f"DeepSpeed's {name} operator cannot be built ({reason}); {fix_of_build(name, reason)}, and try again."
+            )
     for rung, operators in needed.items():
         for name in operators:
             if (reason := built[name]) is not None and not cancelled():  # which says nothing of the operator
                 unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
     return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
+
+
+def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> dict[str, str]:
+    """By rung name: why it cannot work on this machine, as far as that is known before operators are built."""
+    return {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
 
 
 def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:

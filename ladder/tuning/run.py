@@ -32,6 +32,8 @@ from ladder.tuning.consent import require_effect as require_effect_of_techniques
 from ladder.tuning.declaring import checked
 from ladder.tuning.options import TuneOptions, consent_in, num_knob_trials, require_effect, require_text
 from ladder.tuning.outputs import read_files, require_folder, require_writable
+from ladder.tuning.precision import dtype_of, major_capability
+from ladder.tuning.preparation import obstacles
 from ladder.tuning.problem import (
     make_space,
     micro_batches_of,
@@ -40,10 +42,11 @@ from ladder.tuning.problem import (
     split_supported,
     workload_of,
 )
+from ladder.tuning.reach import require_within_reach
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import Venue, venue_of
-from ladder.units import format_bytes, parse_bytes
+from ladder.units import format_bytes, parameters_in_words, parse_bytes
 from ladder.workload.source import resolve_model, smoke_defaults
 from ladder.workload.workload import Workload
 
@@ -147,6 +150,8 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
 def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
     """Run trials until the search is over and its winner is proven."""
     options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
+    if venue.paper_name is None:  # on paper a trial costs nothing, and its machine may know better
+        _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
         _disk_faults(history),
@@ -154,7 +159,8 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
     ):
         space, unsupported = _space(prepared, place.machine)
         history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-        tell(SearchBegins(space, unsupported, relevant(space, history.records)))
+        on_paper = venue.paper_name is not None
+        tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
         result = Tuner(
             workload=workload,
             machine=place.machine,
@@ -169,9 +175,22 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
             save_folder=options.save_weights,
             clock=place.clock,
             knob_trials=num_knob_trials(options),
-            parity=venue.paper_name is None,  # on paper no loss falls
+            parity=not on_paper,  # there no loss falls
         ).tune(STRATEGIES[options.strategy])
         return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
+
+
+def _require_within_reach(prepared: _Prepared) -> None:
+    """NothingFitsError, before operators are built, where no trial could fit by far.
+
+    An exhaustive search measures whatever is predicted, and one that has a history goes on with it.
+    """
+    options, machine = prepared.options, prepared.machine
+    if options.strategy == "exhaustive" or (prepared.run_dir / "journal.log").exists():
+        return
+    unsupported = obstacles(prepared.rungs, machine, prepared.workload)
+    space, missing = _space(prepared, replace(machine, unsupported=unsupported))
+    require_within_reach(space, [rung.name for rung in missing], asked_for_cpu=options.gpus == 0)
 
 
 def _space(prepared: _Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
@@ -256,7 +275,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
         task=options.task,
         seq_len=options.seq_len or smoke.get("seq_len"),
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
-        dtype=options.dtype,
+        dtype=dtype_of(options.dtype, machine.gpu_name, noting(tell), major_capability(machine)),
         optimizer=options.optimizer,
         gradient_clipping=options.gradient_clipping,
     )
@@ -267,9 +286,9 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
 
 def _introduction(workload: Workload, machine: Machine) -> str:
     ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
-    billions = f"{workload.model.num_parameters / 1e9:.3g} billion parameters"
+    size = parameters_in_words(workload.model.num_parameters)
     return (
-        f"{shown(workload.model.name)} ({billions}, {workload.task}) on {ranks}, "
+        f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
         f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )

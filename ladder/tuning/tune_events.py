@@ -39,6 +39,8 @@ class SearchBegins:
     """The rungs that cannot work on this machine, each with the reason."""
     records: Sequence[Record]
     """What an earlier start of the same tune has measured."""
+    on_paper: bool = False
+    """Trials are simulated: their seconds are not the seconds that somebody waits."""
 
 
 @dataclass(frozen=True)

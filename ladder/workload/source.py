@@ -60,6 +60,11 @@ def bundled_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
+def hub_ids(name: str) -> list[str]:
+    """The Hub ids that a bundled shape stands in for."""
+    return list(_bundle(name)["hub_ids"])
+
+
 def smoke_defaults(model: ModelShape) -> dict[str, Any] | None:
     """What a bundled shape suggests for a quick try on a CPU (seq_len, global_batch_size, gpu_memory); else None."""
     name = _bundled_name(model.name) if model.source == "bundled" else None
@@ -78,7 +83,7 @@ def _bundled_name(text: str) -> str | None:
         return wanted
     if "/" not in wanted:
         return None
-    return next((name for name in bundled_models() if wanted in map(str.lower, _bundle(name)["hub_ids"])), None)
+    return next((name for name in bundled_models() if wanted in map(str.lower, hub_ids(name))), None)
 
 
 def _from_bundled(text: str) -> ModelShape | None:
@@ -197,8 +202,15 @@ def _offline() -> bool:
 
 
 def hub_token() -> str | None:
-    """From the environment only: the one stored by `hf auth login` stays unread."""
-    return os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or None
+    """The user's own: of HF_TOKEN, or the one that `hf auth login` has stored.
+
+    HF_HUB_DISABLE_IMPLICIT_TOKEN leaves the stored one unread, as for the Hub's own library.
+    """
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or None
+    return get_token()
 
 
 def _fetch(hub_id: str) -> Path:
@@ -229,16 +241,22 @@ def _explained(error: Exception, hub_id: str, with_token: bool) -> _HubError:
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return _HubError(f"{hub_id!r} is gated", "accept its licence on the Hub and set HF_TOKEN, or ")
+        accept = f"accept its licence at https://huggingface.co/{hub_id}"
+        login = "" if with_token else " and run `hf auth login` (or set HF_TOKEN)"
+        return _HubError(f"{hub_id!r} is gated{_refused(with_token)}", f"{accept}{login}, or ")
     if isinstance(error, errors.RepositoryNotFoundError):
         if with_token:
-            return _HubError(f"The Hub has no model {hub_id!r} that HF_TOKEN may see")
-        return _HubError(f"The Hub has no public model {hub_id!r}", "set HF_TOKEN if it is a private one, or ")
+            return _HubError(f"The Hub has no model {hub_id!r} that your token may see")
+        return _HubError(f"The Hub has no public model {hub_id!r}", "run `hf auth login` if it is a private one, or ")
     if isinstance(error, errors.EntryNotFoundError):
         return _HubError(f"The Hub's repository {hub_id!r} has no config.json")
     if isinstance(error, errors.HfHubHTTPError):
         return _HubError(f"The Hub answered {error.response.status_code} for {hub_id!r}")
     return _HubError(f"The Hub cannot be reached for {hub_id!r} ({type(error).__name__})")
+
+
+def _refused(with_token: bool) -> str:
+    return ", and your token has no access to it" if with_token else ""
 
 
 def _cached(hub_id: str) -> Path:

@@ -74,7 +74,7 @@ def test_swap_files_of_an_earlier_tune_of_this_run_folder_are_gone_and_others_ar
 
 
 def test_names_from_outside_do_not_break_a_line_of_the_messages(tuned: HardTune) -> None:
-    introduction = next(line for line in tuned.said.splitlines() if "billion parameters" in line)
+    introduction = next(line for line in tuned.said.splitlines() if "illion parameters" in line)
     assert re.search(r"\\n\\x1b\[31mred", introduction)
     assert "\x1b[31m" not in tuned.said
 

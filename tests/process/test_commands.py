@@ -84,3 +84,28 @@ def test_a_locale_that_lacks_a_character_is_no_bug() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([*COMMAND, "tune", "--help"], check=False, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tune tiny", {"tiny-llama"}),
+        ("plan tiny-llama --machine a100", {"a100-40", "a100-80"}),
+        ("tune tiny-llama --rung zero3+opt", {"zero3+opt-cpu", "zero3+opt-nvme"}),
+        ("explain --why zero3+opt", {"zero3+opt-cpu", "zero3+opt-nvme"}),
+    ],
+)
+def test_a_shell_completes_models_machines_and_rungs(typed: str, offered: set[str]) -> None:
+    environment = {**os.environ, "_LADDER_COMPLETE": "complete_bash", "COMP_WORDS": f"ladder {typed}"}
+    environment["COMP_CWORD"] = str(len(typed.split()))
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'ladder'; from ladder.cli.main import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+def test_it_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Usage: " in done.stdout
+    assert "__main__" not in done.stdout

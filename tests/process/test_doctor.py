@@ -12,6 +12,7 @@ import pytest
 
 from ladder.cli.main import main
 from ladder.doctor import hardware, hub, software
+from ladder.doctor.builds import fix_of_build
 from ladder.doctor.check import Check, guarded
 from ladder.errors import UsageError
 
@@ -155,9 +156,40 @@ def test_a_note_about_a_model_is_no_reason_to_ask_for_access(tmp_path: Path) -> 
     assert "an estimate" in check.sentence
 
 
-def test_the_token_that_is_looked_for_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_that_is_looked_for_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    assert "set HF_TOKEN" in only(hub.token()).sentence
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert "run `hf auth login`, or set HF_TOKEN" in only(hub.token()).sentence
+    (tmp_path / "token").write_text("hf_stored")
+    assert only(hub.token()).sentence == "is set"
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     assert only(hub.token()).sentence == "is set"
+
+
+def test_a_model_that_cannot_be_read_comes_with_a_remedy_of_its_own(tmp_path: Path) -> None:
+    check = only(hub.access(str(tmp_path)))
+    assert (check.status, check.fix) == ("FAIL", "give the folder that has one")
+    (tmp_path / "config.json").write_text("[]")
+    assert only(hub.access(str(tmp_path))).fix == "name one of `ladder models`, or a folder with a usable config.json"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("its build was killed by signal 2", "something outside ladder ended it"),
+        ("its build was killed by signal 9", "free some host memory"),
+        ("its build was ended before it was done", "given 15 minutes"),
+        ("[Errno 13] Permission denied: '/root'", "TORCH_EXTENSIONS_DIR"),
+    ],
+)
+def test_a_build_that_was_ended_is_blamed_on_no_compiler(reason: str, words: str) -> None:
+    fix = fix_of_build("shm_comm", reason)
+    assert words in fix
+    assert "g++" not in fix
+
+
+def test_a_missing_compiler_is_named_and_headers_only_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "libaio-dev" in fix_of_build("async_io", "fatal error: libaio.h: No such file or directory")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "apt-get install g++" in fix_of_build("async_io", "no-such-compiler: not found")

@@ -168,6 +168,20 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 
+def test_a_trainer_script_trains_under_the_launch_script_of_files_that_were_moved(
+    tmp_path: Path, reports: Path
+) -> None:
+    answer = answer_on("zero3")
+    emit_all(answer, tmp_path / "before" / "best config.json")
+    moved = (tmp_path / "before").rename(tmp_path / AWKWARD)
+    own = ["--learning_rate", "2e-3", "--lr_scheduler_type", "constant", "--max_steps", "2"]
+    launch = OutputPaths.beside(moved / "best config.json").launch
+    run(["bash", str(launch), "--trainer", str(PROGRAMS / "trainer_script.py"), *own], reports)
+    for rank in facts(reports, "trainer", answer):
+        assert rank["learning_rate"] == 2e-3
+        assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
+
+
 @pytest.mark.parametrize(("numerics", "master"), [(BF16_STATES, "torch.bfloat16"), (ADAM_8BIT, "torch.float32")])
 def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3_with_all_that_lies_beyond(
     numerics: Technique, master: str, tmp_path: Path, reports: Path

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from helpers.answers import AWKWARD, answer
 
-from ladder.emit import emit_all
+from ladder.emit import emit_all, trainer_command_line
 
 
 def fake_accelerate(folder: Path) -> dict[str, str]:
@@ -29,12 +31,47 @@ def test_the_launch_script_passes_the_user_s_words_on_unchanged(tmp_path: Path) 
     ran = subprocess.run(
         [str(launch), *words], env=fake_accelerate(tmp_path / "bin"), capture_output=True, text=True, check=True
     )
-    yaml_path = str(tmp_path / AWKWARD / "best_config.accelerate.yaml")
-    assert ran.stdout.split("\n") == ["launch", "--config_file", yaml_path, *words, "4", ""]
+    assert ran.stdout.split("\n") == [*launched(tmp_path / AWKWARD), *words, "4", ""]
+
+
+def launched(folder: Path) -> list[str]:
+    config = ["--deepspeed_config_file", str(folder / "best_config.json")]
+    return ["launch", "--config_file", str(folder / "best_config.accelerate.yaml"), *config]
+
+
+def test_files_that_are_moved_together_find_each_other(tmp_path: Path) -> None:
+    emit_all(answer(), tmp_path / "before" / "best_config.json")
+    moved = (tmp_path / "before").rename(tmp_path / AWKWARD)
+    ran = subprocess.run(
+        ["bash", "./best_config.launch.sh", "--trainer", "train.py", "--lr", "1"],
+        cwd=moved,
+        env=fake_accelerate(tmp_path / "bin"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = ran.stdout.split("\n")
+    assert words[:8] == [*launched(moved), "train.py", "--lr", "1"]
+    assert words[8:10] == ["--deepspeed", str(moved / "best_config.json")]
+    assert words[words.index("--per_device_train_batch_size") + 1] == "4"
+    assert "before" not in ran.stdout
+
+
+def test_the_trainer_s_arguments_are_those_of_its_file(tmp_path: Path) -> None:
+    files = emit_all(answer(), tmp_path / "best_config.json")
+    ran = subprocess.run(
+        [str(files[3]), "--trainer", "train.py"],
+        env=fake_accelerate(tmp_path / "bin"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    added = ran.stdout.split("\n")[len(launched(tmp_path)) + 1 : -2]
+    assert shlex.join(added) == trainer_command_line(json.loads(files[1].read_text()))
 
 
 def test_the_launch_script_without_a_training_script_says_how_to_use_it(tmp_path: Path) -> None:
     launch = emit_all(answer(), tmp_path / "best_config.json")[3]
-    ran = subprocess.run(["bash", str(launch)], capture_output=True, text=True, check=False)
+    ran = subprocess.run(["bash", str(launch), "--trainer"], capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert "train.py" in ran.stderr

@@ -133,14 +133,29 @@ def test_the_hub_goes_before_the_bundled_shape_of_the_same_id(hub: Any, tmp_path
     assert resolve(BUNDLED, hub, tmp_path)["source"] == "hub"
 
 
-def test_a_token_is_taken_from_the_environment_and_not_from_the_login(hub: Any, tmp_path: Path) -> None:
+def test_a_token_is_taken_from_the_login_and_rather_from_the_environment(hub: Any, tmp_path: Path) -> None:
     serve(hub, CONFIG)
-    (tmp_path / "token").write_text("hf_stored")
     resolve(UNKNOWN, hub, tmp_path)
     assert {token for _, token in hub.seen} == {None}
-    hub.seen.clear()
-    resolve("someone/other", hub, tmp_path, HF_TOKEN="hf_given")
-    assert {token for _, token in hub.seen} == {"Bearer hf_given"}
+    (tmp_path / "token").write_text("hf_stored")
+    for model, environment, token in (
+        ("someone/stored", {}, "Bearer hf_stored"),
+        ("someone/given", {"HF_TOKEN": "hf_given"}, "Bearer hf_given"),
+        ("someone/unasked", {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, None),
+    ):
+        hub.seen.clear()
+        resolve(model, hub, tmp_path, **environment)
+        assert {token for _, token in hub.seen} == {token}
+
+
+def test_a_gated_model_is_refused_with_its_page_and_the_login_that_is_missing(hub: Any, tmp_path: Path) -> None:
+    refuse(hub, 403, "GatedRepo")
+    without = resolve(UNKNOWN, hub, tmp_path)["error"]
+    assert f"https://huggingface.co/{UNKNOWN} and run `hf auth login` (or set HF_TOKEN)" in without
+    (tmp_path / "token").write_text("hf_stored")
+    known = resolve(UNKNOWN, hub, tmp_path)["error"]
+    assert "your token has no access to it" in known
+    assert "hf auth login" not in known
 
 
 @pytest.mark.parametrize(

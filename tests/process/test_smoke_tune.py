@@ -126,7 +126,7 @@ def test_another_workload_in_the_same_run_folder_is_refused(small_tune_done: tup
 
 @pytest.mark.usefixtures("trial_environment")
 def test_when_nothing_fits_the_status_is_three_and_the_sentence_says_what_came_closest(tmp_path: Path) -> None:
-    done = ladder("tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "150MiB", "--rung", "zero0", folder=tmp_path)
+    done = ladder("tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "250MiB", "--rung", "zero0", folder=tmp_path)
     assert done.status == 3, done.errors
     last = done.errors.strip().splitlines()[-1]
     assert last.startswith("ladder: Nothing fits in ")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arguments import stubs
 
 import ladder
 from ladder.errors import NothingFitsError, UsageError
 from ladder.tuning.declaring import checked_values, declared
-from ladder.tuning.options import TuneOptions
+from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
+from ladder.tuning.python_calls import in_python_words
 from ladder.tuning.run import run_tune
-from ladder.tuning.tune_events import TrialBegins, TuneEvent
+from ladder.tuning.tune_events import TrialBegins, TrialEnds, TuneEvent
 
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
 
@@ -77,40 +81,40 @@ def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"gpu": 4}, "no option gpu"),
+        ({"gpu": 4}, r"tune\(\) has no option gpu; did you mean gpus\?"),
         ({"gpu_memory": "lots"}, "'lots' is not a size"),
-        ({"gpu_memory": 0}, "--gpu-memory: 0 will not do; give a whole number of at least 1"),
+        ({"gpu_memory": 0}, "gpu_memory: 0 will not do; give a whole number of at least 1"),
         ({"rungs": ["zero9"]}, "zero9"),
-        ({"rungs": "zero9"}, "--rung zero9 is unknown"),
-        ({"rungs": None}, "--rung: None will not do"),
-        ({"strategy": "nope"}, "--strategy: 'nope' is unknown; there are auto, "),
-        ({"dtype": "fp32"}, "--dtype: 'fp32' is unknown; there are bf16, fp16"),
-        ({"optimizer": "lion"}, "--optimizer: 'lion' is unknown"),
-        ({"task": ["causal-lm"]}, "--task: .* is unknown"),
-        ({"launcher": "magic"}, "--launcher: 'magic' is unknown"),
-        ({"time_budget": "15m"}, "--time-budget: '15m' will not do; give a number of seconds above 0"),
-        ({"time_budget": 0}, "--time-budget: 0 will not do"),
-        ({"seq_len": "2048"}, "--seq-len: '2048' will not do; give a whole number of at least 2"),
-        ({"seq_len": -5}, "--seq-len: -5 will not do"),
-        ({"seq_len": 0}, "--seq-len: 0 will not do"),
-        ({"seq_len": 2048.0}, "--seq-len: 2048.0 will not do"),
-        ({"global_batch_size": 0}, "--global-batch-size: 0 will not do"),
-        ({"gpus": -1}, "--gpus: -1 will not do"),
-        ({"gpus": True}, "--gpus: True will not do"),
-        ({"micro_batches": [4, 0]}, "--micro-batch: 0 will not do"),
-        ({"tolerance": -1}, "--tolerance: -1 will not do; give a number from 0 to 0.5"),
-        ({"audit": 2}, "--audit: 2 will not do"),
-        ({"knobs": 1000}, "--knobs: 1000 will not do; give a whole number from 0 to 200"),
-        ({"gradient_clipping": -1.0}, "--gradient-clipping: -1.0 will not do"),
-        ({"gradient_clipping": None}, "--gradient-clipping: None will not do"),
-        ({"gradient_clipping": float("nan")}, "--gradient-clipping: nan will not do"),
-        ({"gradient_clipping": float("inf")}, "--gradient-clipping: inf will not do"),
-        ({"gradient_clipping": 10**400}, "--gradient-clipping: 1000"),
-        ({"output": None}, "--output: None will not do; give a path"),
-        ({"run_dir": 3}, "--run-dir: 3 will not do; give a path"),
-        ({"liger": "yes"}, "--liger: 'yes' will not do; give True or False"),
-        ({"machine": 40}, "--machine: 40 will not do; give a text"),
-        ({"strategy": "walk", "tolerance": 0.1}, "--tolerance has no effect with --strategy walk"),
+        ({"rungs": "zero9"}, 'rungs="zero9" is unknown'),
+        ({"rungs": None}, "rungs: None will not do"),
+        ({"strategy": "nope"}, "strategy: 'nope' is unknown; there are auto, "),
+        ({"dtype": "fp32"}, "dtype: 'fp32' is unknown; there are bf16, fp16"),
+        ({"optimizer": "lion"}, "optimizer: 'lion' is unknown"),
+        ({"task": ["causal-lm"]}, "task: .* is unknown"),
+        ({"launcher": "magic"}, "launcher: 'magic' is unknown"),
+        ({"time_budget": "300"}, "time_budget: '300' is not a duration; write it like 15m"),
+        ({"time_budget": 0}, "time_budget: 0 will not do"),
+        ({"seq_len": "2048"}, "seq_len: '2048' will not do; give a whole number of at least 2"),
+        ({"seq_len": -5}, "seq_len: -5 will not do"),
+        ({"seq_len": 0}, "seq_len: 0 will not do"),
+        ({"seq_len": 2048.0}, "seq_len: 2048.0 will not do"),
+        ({"global_batch_size": 0}, "global_batch_size: 0 will not do"),
+        ({"gpus": -1}, "gpus: -1 will not do"),
+        ({"gpus": True}, "gpus: True will not do"),
+        ({"micro_batches": [4, 0]}, "micro_batches: 0 will not do"),
+        ({"tolerance": -1}, "tolerance: -1 will not do; give a number from 0 to 0.5"),
+        ({"audit": 2}, "audit: 2 will not do"),
+        ({"knobs": 1000}, "knobs: 1000 will not do; give a whole number from 0 to 200"),
+        ({"gradient_clipping": -1.0}, "gradient_clipping: -1.0 will not do"),
+        ({"gradient_clipping": None}, "gradient_clipping: None will not do"),
+        ({"gradient_clipping": float("nan")}, "gradient_clipping: nan will not do"),
+        ({"gradient_clipping": float("inf")}, "gradient_clipping: inf will not do"),
+        ({"gradient_clipping": 10**400}, "gradient_clipping: 1000"),
+        ({"output": None}, "output: None will not do; give a path"),
+        ({"run_dir": 3}, "run_dir: 3 will not do; give a path"),
+        ({"liger": "yes"}, "liger: 'yes' will not do; give True or False"),
+        ({"machine": 40}, "machine: 40 will not do; give a text"),
+        ({"strategy": "walk", "tolerance": 0.1}, 'tolerance=… has no effect with strategy="walk"'),
     ],
 )
 def test_an_option_that_cannot_be_is_a_usage_error(options: dict[str, Any], words: str) -> None:
@@ -130,13 +134,20 @@ def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
 
 
 def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
-    given = {"rungs": "zero2", "micro_batches": 4, "allow": "bf16-states", "output": "best.json", "host_memory": "1GiB"}
+    given = {
+        "rungs": "zero2",
+        "micro_batches": 4,
+        "allow": "bf16-states",
+        "output": "best.json",
+        "host_memory": "1GiB",
+    } | {"time_budget": "15m"}
     assert checked_values(TuneOptions, {**given, "model": Path("a"), "gpus": None}) == {
         "rungs": ("zero2",),
         "micro_batches": (4,),
         "allow": ("bf16-states",),
         "output": Path("best.json"),
         "host_memory": 1 << 30,
+        "time_budget": 900.0,
         "model": "a",
         "gpus": None,
     }
@@ -145,11 +156,11 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"gpus": -4}, "--gpus: -4 will not do"),
-        ({"gpus": 0}, "--gpus: 0 will not do; give a whole number from 1 to 1024"),
-        ({"seq_len": -3}, "--seq-len: -3 will not do"),
-        ({"dtype": "fp32"}, "--dtype: 'fp32' is unknown"),
-        ({"host_memory": 0}, "--host-memory: 0 will not do"),
+        ({"gpus": -4}, "gpus: -4 will not do"),
+        ({"gpus": 0}, "gpus: 0 will not do; give a whole number from 1 to 1024"),
+        ({"seq_len": -3}, "seq_len: -3 will not do"),
+        ({"dtype": "fp32"}, "dtype: 'fp32' is unknown"),
+        ({"host_memory": 0}, "host_memory: 0 will not do"),
         ({"speed": 1}, r"plan\(\) has no option speed; there are dtype, "),
     ],
 )
@@ -230,3 +241,94 @@ def test_turned_knobs_are_in_the_report_and_the_table(tmp_path: Path) -> None:
     turned = ladder.tune("llama-2-7b", rungs=["zero3"], knobs=4, run_dir=tmp_path, output=tmp_path / "b.json", **PAPER)
     assert turned.trials["why"].str.contains("; with ").any()
     assert "; with " in turned.report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("function", "options"), [(ladder.tune, TuneOptions), (ladder.plan, PlanOptions), (ladder.verify, VerifyOptions)]
+)
+def test_a_signature_names_every_option_with_its_type_and_default(function: Any, options: type) -> None:
+    parameters = inspect.signature(function).parameters
+    assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    assert parameters.keys() >= declared(options).keys()
+    if options is TuneOptions:
+        assert parameters["strategy"].default == "auto"
+        assert parameters["time_budget"].annotation == float | str | None
+        assert "gpu_memory: int | str | None = None" in str(inspect.signature(function))
+
+
+def test_the_stubs_for_editors_are_as_the_options_are_declared() -> None:
+    """`python scripts/arguments.py` writes them."""
+    root = Path(__file__).parents[2]
+    for path, text in stubs().items():
+        assert (root / path).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [
+        ("--time-budget has no effect.", "time_budget=… has no effect."),
+        ("--gpus 0 asks for ranks; leave out --gpus.", "gpus=0 asks for ranks; leave out gpus=…."),
+        ("add --launcher simulated, or leave it out", 'add launcher="simulated", or leave it out'),
+        ("--gpu-memory 40.00 GiB is more than it has", 'gpu_memory="40.00GiB" is more than it has'),
+        ("--documented leaves it out; --no-liger too", "documented=True leaves it out; liger=False too"),
+        ("--output best.json exists", 'output="best.json" exists'),
+        ("--micro-batch 3 does not divide", "micro_batches=3 does not divide"),
+        ("start `ladder tune a --gpus 2` (--wait)", "start `ladder tune a --gpus 2` (wait=True)"),
+        ("--no-such-option stays", "--no-such-option stays"),
+    ],
+)
+def test_errors_name_options_as_python_callers_write_them(sentence: str, words: str) -> None:
+    assert in_python_words(sentence, TuneOptions) == words
+
+
+def test_every_expected_error_can_be_caught_by_its_public_name() -> None:
+    with pytest.raises(ladder.LadderError):
+        ladder.plan("llama-2-7b")
+    for error in (ladder.UsageError, ladder.NothingFitsError, ladder.EnvironmentFaultError):
+        assert issubclass(error, ladder.LadderError)
+
+
+def test_a_plan_says_what_it_expects() -> None:
+    planned = ladder.plan("llama-2-7b", gpus=8, gpu_memory="40GiB")
+    assert repr(planned).startswith("<Planned: llama-2-7b on 8 GPUs of 40 GiB; expected winner zero")
+    nothing = ladder.plan("llama-2-13b", gpus=1, gpu_memory="2GiB")
+    assert repr(nothing) == "<Planned: llama-2-13b on 1 GPU of 2 GiB; nothing is predicted to fit>"
+
+
+def test_a_run_that_is_loaded_has_the_result_of_its_tune(tuned: ladder.Tuned) -> None:
+    loaded = ladder.load_run(tuned.output.run_dir)
+    assert not loaded.running
+    assert repr(loaded) == repr(tuned)
+    assert loaded.trials.equals(tuned.trials)
+    assert loaded.best.measurement == tuned.best.measurement
+    assert loaded.deepspeed_config() == tuned.deepspeed_config()
+    assert loaded.training_arguments() == tuned.training_arguments()
+    assert loaded.report == tuned.report
+
+
+def test_a_run_can_be_loaded_while_its_tune_goes_on(tmp_path: Path) -> None:
+    seen: list[tuple[bool, int, str]] = []
+
+    def look(event: TuneEvent) -> None:
+        if isinstance(event, TrialEnds) and not seen:
+            loaded = ladder.load_run(tmp_path / "run")
+            with pytest.raises(UsageError, match="is still running") as error:
+                _ = loaded.best
+            seen.append((loaded.running, int(loaded.trials["trial"].notna().sum()), str(error.value)))
+
+    folder: dict[str, Any] = {"run_dir": tmp_path / "run", "output": tmp_path / "best.json"}
+    ladder.tune("llama-2-7b", rungs=["zero3"], callbacks=[look], **folder, **PAPER)
+    assert [(running, number > 0) for running, number, _ in seen] == [(True, True)]
+
+
+def test_a_folder_that_is_no_run_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(ladder.UsageError, match="is no run folder"):
+        ladder.load_run(tmp_path)
+
+
+def test_every_column_of_a_frame_is_explained(tuned: ladder.Tuned) -> None:
+    def explained(attribute: Any) -> list[str]:
+        return re.findall(r"^ *- (\w+)", attribute.__doc__, re.MULTILINE)
+
+    assert explained(ladder.Tuned.trials) == list(tuned.trials.columns)
+    assert explained(ladder.Planned.rungs) == list(ladder.plan("opt-125m", gpus=1, gpu_memory="8GiB").rungs.columns)

@@ -8,17 +8,18 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from ladder.cli.export import Target
+from ladder.cli.export import Exported
 from ladder.cli.main import main
 from ladder.emit.config import load_best_config
 from ladder.emit.exporters.registry import EXPORTERS as EXPORTS
 from ladder.emit.exporters.registry import exported
 from ladder.errors import UsageError
+from ladder.tuning.declaring import declared
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def _asked_of_slurm(text: str) -> dict[str, str]:
 
 
 def test_the_command_knows_every_export() -> None:
-    assert {target.value for target in Target} == set(EXPORTS)
+    assert set(get_args(declared(Exported)["target"].kind.typed)) == set(EXPORTS)
 
 
 def test_the_trainer_and_accelerate_get_what_the_tune_wrote_beside_the_answer(
@@ -216,9 +217,16 @@ def test_a_file_nested_without_end_is_one_sentence(
     assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("target", ["torchrun", "sbatch"])
+@pytest.mark.parametrize(
+    ("target", "form", "words"),
+    [
+        ("torchrun", [], ["torchrun", "16", "--standalone", "--nproc_per_node", "8"]),
+        ("sbatch", ["--trainer"], ["srun", "16", "--cpus-per-task=128", "torchrun", "--standalone"]),
+        ("sbatch", [], ["srun", "16", "--cpus-per-task=128", "accelerate", "launch", "--config_file"]),
+    ],
+)
 def test_the_scripts_are_bash_and_run_the_script_they_are_given(
-    target: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: str, form: list[str], words: list[str], config: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "job.sh"
     assert main(["export", str(config), "--for", target, "--output", str(script)]) == 0
@@ -226,14 +234,45 @@ def test_the_scripts_are_bash_and_run_the_script_they_are_given(
         (tmp_path / program).write_text('#!/bin/sh\necho "$(basename "$0")" "$OMP_NUM_THREADS" "$@"\n')
         (tmp_path / program).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        [str(script), "my train.py", "--lr", "1"], check=True, capture_output=True, text=True, env=environment
-    )
-    words = done.stdout.split()
-    assert words[0] == {"torchrun": "torchrun", "sbatch": "srun"}[target]
-    assert words[words.index("--nproc_per_node") + 1] == "8"
-    assert "my train.py --lr 1 --deepspeed" in done.stdout
-    assert words[1] == "16"
+    command = [str(script), *form, "my train.py", "--lr", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.split()[: len(words)] == words
+    if "accelerate" in words:
+        assert done.stdout.endswith(f"--deepspeed_config_file {config} my train.py --lr 1\n")
+    else:
+        assert "my train.py --lr 1 --deepspeed" in done.stdout
+    without = subprocess.run([str(script), *form], check=False, capture_output=True, text=True, env=environment)
+    assert (without.returncode, without.stdout) == (2, "")
+    assert "train.py [its arguments]" in without.stderr
+
+
+def test_a_job_says_which_file_is_missing_before_it_starts_anything(config: Path, tmp_path: Path) -> None:
+    moved, script = tmp_path / "moved.json", tmp_path / "job.sh"
+    shutil.copy(config, moved)
+    assert main(["export", str(moved), "--for", "sbatch", "--output", str(script)]) == 0
+    said = []
+    for _ in range(2):
+        done = subprocess.run([str(script), "train.py"], check=False, capture_output=True, text=True)
+        assert done.returncode == 2
+        said.append(done.stderr)
+        moved.unlink(missing_ok=True)
+    assert "moved.accelerate.yaml cannot be read; make it with: ladder export" in said[0]
+    assert "moved.json cannot be read; it was moved or removed" in said[1]
+
+
+def test_what_a_cluster_asks_for_is_there_to_be_filled_in(config: Path, document: dict[str, Any]) -> None:
+    text = exported(document, config, "sbatch")
+    asked = _asked_of_slurm(text)
+    assert (asked["job-name"], asked["output"]) == ("llama-2-7b", "%x-%j.out")
+    assert "Usage:\n#   sbatch job.sh train.py" in text
+    for name in ("time", "account", "partition"):
+        assert f"\n##SBATCH --{name}=" in text
+        assert name not in asked
+
+
+def test_llama_factory_is_told_what_to_do(config: Path, document: dict[str, Any]) -> None:
+    fragment = yaml.safe_load(exported(document, config, "llama-factory"))
+    assert (fragment["stage"], fragment["do_train"], fragment["finetuning_type"]) == ("sft", True, "full")
 
 
 def test_sbatch_asks_for_the_gpus_and_cores_that_were_measured(config: Path, document: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from rich.console import Console
 
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
+from ladder.report import rest
 from ladder.search import belief
 from ladder.search.speed import calibrate_speed as calibrate
+from ladder.tuning import trial_request
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import (
@@ -30,6 +33,7 @@ from ladder.tuning.tune_events import (
 )
 from ladder.tuning.watch import watching
 from ladder.tuning.watch.live import LiveView
+from ladder.tuning.watch.live_parts import time_line
 from ladder.tuning.watch.progress import Progress
 from ladder.units import GIB
 
@@ -142,6 +146,70 @@ def test_the_rest_shrinks_to_nothing_as_the_tune_ends(tmp_path: Path) -> None:
     assert seen[-1] < 0.2 * seen[0]
 
 
+def test_what_has_to_come_after_a_trial_is_left_however_long_the_trial_takes(
+    progress: Progress, tmp_path: Path
+) -> None:
+    space, spec = progress.space, tiny_trial(tmp_path, 1)
+    assert space is not None
+    records = [fitting(space, candidate) for candidate in space.candidates]
+    progress(TrialEnds(TrialRun(spec=spec, events=[]), records))
+    assert progress.rest is not None
+    assert 0 < progress.rest.proof < progress.rest.most
+    far = time.monotonic() + 10_000
+    for changes, after in (
+        ({}, progress.rest.proof + progress.rest.comparisons),
+        ({"parity": True}, progress.rest.proof),
+        ({"proof": True}, 0.0),
+    ):
+        progress(TrialBegins(spec.model_copy(update=changes), "to be seen"))
+        assert progress.left(far) == (after, after)
+
+
+def test_a_proof_that_takes_long_is_not_almost_done(
+    progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = progress.space
+    assert space is not None
+    records = [fitting(space, candidate) for candidate in space.candidates]
+    spec = tiny_trial(tmp_path, 1)
+    progress(TrialEnds(TrialRun(spec=spec, events=[]), records))
+    key = records[0].candidate_key
+    named = [spec.candidates[0].model_copy(update={"key": key})]
+    progress(TrialBegins(spec.model_copy(update={"proof": True, "candidates": named}), "to be seen"))
+    assert progress.trial is not None
+    assert progress.trial.expected is not None
+    assert re.search("elapsed, about .* left", time_line(progress).plain)
+    progress.trial.began -= 10_000
+    assert time_line(progress).plain.endswith("elapsed, longer than expected")
+
+
+def test_the_proof_is_expected_to_take_as_long_as_it_is_told_to() -> None:
+    assert rest.PROOF_SECONDS == trial_request.PROOF_SECONDS
+
+
+def test_losses_that_are_still_to_be_compared_count(progress: Progress) -> None:
+    space = progress.space
+    assert space is not None
+    records = [fitting(space, candidate) for candidate in space.candidates]
+    told = belief.believe(space, records)
+    none, two = (rest.rest(told, records, number) for number in (0, 2))
+    assert (two.most - none.most, two.least - none.least) == pytest.approx((two.comparisons, two.comparisons))
+    assert two.comparisons > 0
+
+
+def test_a_simulated_tune_gives_no_estimate_of_real_time(
+    films: dict[tuple[int, int], Camera], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pictures = films[120, 60].pictures
+    assert all("no estimate of the time left, as trials are simulated" in picture for picture in pictures)
+    assert not any(re.search(r"\bleft$|almost done|of about", picture, re.MULTILINE) for picture in pictures)
+    with watching(quiet=False) as view:
+        tune(view, tmp_path)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if re.match(r"  \d+\.\d s \(", line)] == []
+    assert any(line.startswith("  would have taken ") for line in lines)
+
+
 def measured(spec: TrialSpec, peak_device: int) -> MeasuredEvent:
     """What a rank says of the trial's first candidate."""
     return MeasuredEvent(
@@ -198,7 +266,10 @@ def test_how_long_losses_take_to_compare_says_nothing_of_the_pace_of_trials(prog
     assert progress.trial is not None
     assert progress.trial.expected is None
     watch_a_trial(progress, spec, GIB, 5000.0)
-    assert progress.rest == before
+    assert before is not None
+    assert progress.rest is not None
+    assert progress.rest.proof == before.proof
+    assert progress.rest.comparisons == pytest.approx(before.comparisons / 2)  # one of two is done
     watch_a_trial(progress, spec.model_copy(update={"parity": False}), GIB, 5000.0)
     assert progress.rest != before
 

@@ -25,7 +25,7 @@ from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
 ROOT = Path(__file__).parents[2]
 HELP = re.compile(r'help="([^"]*)"')
 OPTIONS = [each for options in (TuneOptions, PlanOptions, VerifyOptions) for each in declared(options).values()]
-COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema")
+COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema", "models", "machines")
 
 
 @pytest.mark.parametrize(
@@ -198,3 +198,17 @@ def test_the_version_names_what_decides_a_measurement(capsys: pytest.CaptureFixt
     assert main(["--version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"ladder", "torch", "deepspeed", "transformers", "accelerate"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("command", "known", "words"),
+    [("models", "tiny-llama", "20.5 million"), ("machines", "a100-80", "8 × NVIDIA A100")],
+)
+def test_what_is_bundled_is_listed_as_a_table_and_as_json(
+    command: str, known: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [known]]
+    assert words in line
+    assert main([command, "--format", "json"]) == 0
+    assert known in [row["name"] for row in json.loads(capsys.readouterr().out)]

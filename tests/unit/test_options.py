@@ -128,14 +128,16 @@ def test_every_strategy_can_be_asked_for() -> None:
     assert get_args(StrategyName) == tuple(STRATEGIES)
 
 
-@pytest.mark.parametrize("command", ["tune", "plan", "verify", "doctor", "export", "report", "explain"])
+@pytest.mark.parametrize(
+    "command", ["tune", "plan", "verify", "doctor", "export", "report", "explain", "models", "machines", "schema", ""]
+)
 def test_no_help_cuts_anything_off_at_80_columns(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = {}
     for columns in (80, 400):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert main([command, "--help"]) == 0
+        assert main([*command.split(), "--help"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= columns
         printed[columns] = re.findall(r"[^\s│╭╮╰╯─]+", "\n".join(lines))

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from ladder.cli.plan import _minutes
 from ladder.cli.plan import plan as command
 from ladder.errors import LadderError, UsageError
 
@@ -102,14 +103,42 @@ def test_the_table_has_a_line_for_each_rung_and_the_price():
     result = CliRunner().invoke(app, ["opt-1.3b", "--machine", "rtx-4090"])
     assert result.exit_code == 0
     assert "zero3+param-cpu+opt-cpu+lean" in result.stdout
-    assert "minutes" in result.stdout
+    assert "A tune would take about " in result.stdout
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_on_a_narrow_terminal_the_table_has_what_there_is_room_for(columns: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ladder.cli.console.stdout_console", lambda: Console(width=columns))
     result = CliRunner().invoke(app, ["llama-2-7b", "--gpus", "8", "--gpu-memory", "80GiB"], catch_exceptions=False)
-    table = result.stdout.split("all ranks.\n")[1].split("Memory by part:")[0]
+    table = result.stdout.split("all ranks.\n")[1].split("GPUs: the fewest")[0]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= columns
     for word in ("peak", "GPUs", "zero0", "zero3", "+param-nvme"):
         assert word in table
+    assert ("tokens/s" in table) == (columns >= 80)
+    assert all((part in table) == (columns >= 120) for part in ("weights", "grads", "optim.", "activ.", "logits"))
+
+
+def test_the_fastest_rung_that_fits_is_marked_and_its_speed_is_told(monkeypatch: pytest.MonkeyPatch):
+    plan = planned("llama-2-7b", "--gpus", "8", "--gpu-memory", "40GiB")
+    fitting = [row for row in plan["rungs"] if row["fits"] == "yes"]
+    fastest = max(fitting, key=lambda row: row["tokens_per_second"])
+    assert plan["expected_winner"] == fastest["rung"]
+    monkeypatch.setattr("ladder.cli.console.stdout_console", lambda: Console(width=120, force_terminal=True))
+    result = CliRunner().invoke(app, ["llama-2-7b", "--gpus", "8", "--gpu-memory", "40GiB"], color=True)
+    bold_green = [line for line in result.stdout.splitlines() if "\x1b[1;32m" in line]
+    assert [line.split("m", 1)[1].split()[0] for line in bold_green] == [fastest["rung"]]
+    assert f"Expected winner: {fastest['rung']} " in " ".join(result.stdout.split())
+    assert f"about {fastest['tokens_per_second']:,} tokens/s." in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [
+        (3.0, 40.0, "about 1 minute"),
+        (61.0, 75.0, "about 1 minute"),
+        (470.0, 490.0, "about 8 minutes"),
+        (61.0, 300.0, "about 1 to 5 minutes"),
+    ],
+)
+def test_a_span_of_minutes_names_a_number_once(least: float, most: float, words: str):
+    assert _minutes(least, most) == words

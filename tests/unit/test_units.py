@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ladder.units import GIB, KIB, MIB, format_bytes, gib, parse_bytes
+from ladder.units import GIB, KIB, MIB, format_bytes, gib, parameters_in_words, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,17 @@ def test_a_number_of_gib_is_rounded_for_reading_and_none_stays_none() -> None:
     assert gib(GIB // 3) == 0.333
     assert gib(0) == 0
     assert gib(None) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (900, "900 parameters"),
+        (20_500_000, "20.5 million parameters"),
+        (999_800_000, "1 billion parameters"),
+        (6_738_415_616, "6.74 billion parameters"),
+        (1_040_000_000_000, "1.04 trillion parameters"),
+    ],
+)
+def test_a_number_of_parameters_has_the_word_that_suits_it(number: int, words: str) -> None:
+    assert parameters_in_words(number) == words

@@ -26,6 +26,8 @@ class LlamaFactory(Exporter):
         for name in (CHECKPOINTING, CHECKPOINTING_KWARGS):
             arguments.pop(name, None)
         fragment = {
+            "stage": "sft",
+            "do_train": True,
             "model_name_or_path": settings.model,
             "finetuning_type": "full",
             "cutoff_len": settings.seq_len,

@@ -1,7 +1,9 @@
-"""Slurm: a batch script that starts a Trainer script."""
+"""Slurm: a batch script for a Trainer script, or for one that uses accelerate."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,21 @@ from ladder.emit.exporters.base import (
     as_text,
     export_lines,
     launch_line,
+    making_accelerate,
     warning_comments,
 )
+from ladder.emit.files import OutputPaths
 from ladder.emit.settings import Settings
 from ladder.units import GIB, format_bytes
 
 _LOADERS_OF_A_RANK = 4 * GIB
 """For a rank's data loaders, which the trials had none of."""
+_USAGE = """\
+# Usage:
+#   sbatch job.sh train.py [its arguments]             for a script that uses accelerate
+#   sbatch job.sh --trainer train.py [its arguments]   for a script with the Hugging Face Trainer, whose arguments
+#                                                      for this configuration are added
+# Lines that begin with ##SBATCH are yours: fill in what your cluster asks for, and take one # away."""
 
 
 class Sbatch(Exporter):
@@ -28,17 +38,58 @@ class Sbatch(Exporter):
         lines = [
             "#!/usr/bin/env bash",
             *warning_comments(settings),
+            *_USAGE.splitlines(),
+            f"#SBATCH --job-name={_job_name(settings.shape)}",
+            "#SBATCH --output=%x-%j.out",
+            "##SBATCH --time=24:00:00",
+            "##SBATCH --account=YOUR-ACCOUNT",
+            "##SBATCH --partition=YOUR-PARTITION",
             "#SBATCH --nodes=1",
-            "#SBATCH --ntasks-per-node=1",  # torchrun starts the ranks
+            "#SBATCH --ntasks-per-node=1",  # a launcher starts the ranks
             *([f"#SBATCH --gpus-per-node={settings.world_size}"] if settings.device == "cuda" else []),
             f"#SBATCH --cpus-per-task={cores}",
             *_host_memory(settings),
             "set -euo pipefail",
+            *_launch(settings, config),
             *export_lines(settings),
             # Since Slurm 22.05 srun takes the number of cores from nowhere else.
-            f"srun --cpus-per-task={cores} {launch_line(settings, config)}",
+            f'srun --cpus-per-task={cores} "${{launch[@]}}"',
         ]
         return as_text(lines)
+
+
+def _launch(settings: Settings, config: Path) -> list[str]:
+    """What srun is to start, in the array `launch`. Paths are absolute: Slurm runs a copy of the script elsewhere."""
+    accelerate = OutputPaths.beside(config).accelerate
+    with_accelerate = [
+        f"--config_file {shlex.quote(str(accelerate))}",
+        f"--deepspeed_config_file {shlex.quote(str(config))}",
+    ]
+    return [
+        "form=accelerate",
+        'if [ "${1-}" = --trainer ]; then form=trainer; shift; fi',
+        "if [ $# -eq 0 ]; then",
+        '  echo "usage: sbatch $0 [--trainer] train.py [its arguments]" >&2',
+        "  exit 2",
+        "fi",
+        *_required(config, "it was moved or removed: export this script again from where it is now"),
+        'if [ "$form" = trainer ]; then',
+        f"  launch=({launch_line(settings, config)})",
+        "else",
+        *(f"  {line}" for line in _required(accelerate, f"make it with: {making_accelerate(config)}")),
+        f'  launch=(accelerate launch {" ".join(with_accelerate)} "$@")',
+        "fi",
+    ]
+
+
+def _required(path: Path, otherwise: str) -> list[str]:
+    """Ends the script where `path` cannot be read; `otherwise` says what to do."""
+    sentence = shlex.quote(f"{path} cannot be read; {otherwise}.")
+    return [f"if [ ! -r {shlex.quote(str(path))} ]; then", f"  echo {sentence} >&2", "  exit 2", "fi"]
+
+
+def _job_name(shape: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", shape.rstrip("/").rsplit("/", 1)[-1]).strip("-") or "training"
 
 
 def _host_memory(settings: Settings) -> list[str]:

@@ -23,7 +23,12 @@ class Torchrun(Exporter):
         lines = [
             "#!/usr/bin/env bash",
             *warning_comments(settings),
+            "# Usage: bash this-file train.py [its arguments], for a script with the Hugging Face Trainer.",
             "set -euo pipefail",
+            "if [ $# -eq 0 ]; then",
+            '  echo "usage: bash $0 train.py [its arguments]" >&2',
+            "  exit 2",
+            "fi",
             *export_lines(settings),
             launch_line(settings, config),
         ]

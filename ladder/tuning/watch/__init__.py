@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ladder.tuning.tune_events import Subscriber, ignore
-from ladder.tuning.watch.plain import plain_lines
+from ladder.tuning.watch.plain import PlainTune
 
 
 @contextmanager
@@ -24,4 +24,4 @@ def watching(*, quiet: bool) -> Iterator[Subscriber]:
         with LiveView(Console(stderr=True, highlight=False)) as view:
             yield view
     else:
-        yield plain_lines
+        yield PlainTune()

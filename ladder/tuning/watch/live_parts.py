@@ -68,7 +68,7 @@ def now_lines(progress: Progress, width: int) -> list[Text]:
     if trial is None:
         return [Text("choosing the next trial", "dim")]
     seconds = clock(time.monotonic() - trial.began)
-    seconds += f" of about {clock(trial.expected)}" if trial.expected else ""
+    seconds += f" of about {clock(trial.expected)}" if trial.expected and not progress.on_paper else ""
     name, what = (
         (f"{'proof' if trial.spec.proof else 'trial'} {trial.spec.trial} ", "bold cyan"),
         shown(_key(trial)),
@@ -107,17 +107,17 @@ def best_line(progress: Progress) -> Text:
 
 def time_line(progress: Progress) -> Text:
     """Elapsed, and what is left by the search's own prices."""
-    line = Text(f"{clock(time.monotonic() - progress.began)} elapsed")
-    rest = progress.rest
-    if rest is None:
+    now = time.monotonic()
+    line = Text(f"{clock(now - progress.began)} elapsed")
+    if progress.on_paper:
+        return line.append("; no estimate of the time left, as trials are simulated")
+    left = progress.left(now)
+    if left is None:
         return line
-    spent = time.monotonic() - progress.trial.began if progress.trial else 0.0
-    least, most = (max(0.0, seconds - spent) for seconds in (rest.least, rest.most))
-    if most < 1:
-        return line.append(", almost done")
-    return line.append(
-        f", about {clock(least)} to {clock(most)} left" if least < most else f", about {clock(most)} left"
-    )
+    least, most = map(clock, left)
+    if left[1] < 1:
+        return line.append(", longer than expected" if progress.is_overdue(now) else ", almost done")
+    return line.append(f", about {least} to {most} left" if least != most else f", about {most} left")
 
 
 def _folded(rows: Mapping[str, list[Record]], height: int) -> dict[str, list[Record]]:

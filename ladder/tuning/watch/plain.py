@@ -19,7 +19,20 @@ def engine_key_of(spec: TrialSpec) -> str:
     return engine_in(spec.candidates[0].key).key
 
 
-def plain_lines(event: TuneEvent) -> None:
+class PlainTune:
+    """A tune as plain lines, which remembers whether its trials are simulated."""
+
+    def __init__(self) -> None:
+        self._on_paper = False
+
+    def __call__(self, event: TuneEvent) -> None:
+        """Take the next event of the tune."""
+        if isinstance(event, SearchBegins):
+            self._on_paper = event.on_paper
+        plain_lines(event, on_paper=self._on_paper)
+
+
+def plain_lines(event: TuneEvent, *, on_paper: bool = False) -> None:
     """One line when a trial begins, one for each candidate it measured; what its ranks report meanwhile is left out."""
     match event:
         case Note():
@@ -35,7 +48,7 @@ def plain_lines(event: TuneEvent) -> None:
         case TrialEnds():
             for record in event.records:
                 _say_what_became_of(record)
-            say(f"  {trial_line(trial_seconds(event.run))}")
+            say(f"  {'would have taken ' if on_paper else ''}{trial_line(trial_seconds(event.run))}")
 
 
 def say(text: str) -> None:

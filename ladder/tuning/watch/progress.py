@@ -17,6 +17,9 @@ from ladder.search.policy import answer
 from ladder.search.space import Space, fastest, measured
 from ladder.tuning.tune_events import RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEvent
 
+_COMPARISONS = 2
+"""Trials that compare losses: one of the answer, one of what it is compared with."""
+
 
 @dataclass
 class CurrentTrial:
@@ -58,15 +61,19 @@ class Progress:
         self.peaks: dict[str, tuple[int, ...]] = {}
         """By candidate key: what each rank held at its peak, in bytes, where this process saw it."""
         self.rest: Rest | None = None
+        """When no trial ran, or before the running one began."""
+        self.on_paper = False
         self._belief: Belief | None = None
         """What `records` say: fitting them takes most of what the view costs."""
         self._expected = self._taken = 0.0
+        self._num_compared = 0
 
     def __call__(self, event: TuneEvent) -> None:
         """Take the next event of the tune."""
         match event:
             case SearchBegins():
                 self.space, self.unsupported, self.records = event.space, event.unsupported, tuple(event.records)
+                self.on_paper = event.on_paper
                 self._estimate()
             case TrialBegins(spec=spec, reason=reason):
                 expected = trial_estimate(self._belief, spec) if self._belief is not None else None
@@ -91,6 +98,25 @@ class Progress:
         """The proven answer, else the fastest that fits so far."""
         return answer(self.records) or fastest((*self.records, *self.fresh))
 
+    def left(self, now: float) -> tuple[float, float] | None:
+        """Seconds until the answer is proven, at least and at most; None while that is not known, and on paper.
+
+        Whatever the running trial takes, what has to come after it is still to come.
+        """
+        if self.rest is None or self.on_paper:
+            return None
+        rest, trial = self.rest, self.trial
+        if trial is None:
+            return rest.least, rest.most
+        after = 0.0 if trial.spec.proof else rest.proof if trial.spec.parity else rest.proof + rest.comparisons
+        spent = now - trial.began
+        return max(after, rest.least - spent), max(after, rest.most - spent)
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the running trial takes longer than was expected."""
+        trial = self.trial
+        return trial is not None and trial.expected is not None and now - trial.began > trial.expected
+
     def _hear(self, trial: CurrentTrial, rank: int, event: Event) -> None:
         if isinstance(event, PhaseEvent):
             if event.candidate != trial.candidate:
@@ -114,6 +140,7 @@ class Progress:
         if self.trial is not None and self.trial.expected:
             self._expected += self.trial.expected
             self._taken += sum(trial_seconds(ended.run).values())
+        self._num_compared += ended.run.spec.parity
         self.trial, self.fresh = None, ()
         self.records = (*self.records, *ended.records)
         self._estimate()
@@ -131,4 +158,5 @@ class Progress:
         if self.space is not None:
             pace = self._taken / self._expected if self._expected else 1.0
             self._belief = believe(self.space, self.records)
-            self.rest = rest(self._belief, self.records).times(pace)
+            comparisons = 0 if self.on_paper else max(0, _COMPARISONS - self._num_compared)
+            self.rest = rest(self._belief, self.records, comparisons).times(pace)

@@ -1,0 +1,29 @@
+"""What to do about an operator of DeepSpeed that cannot be built."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+from ladder.machine.machine import compiler
+
+_KILLED = re.compile(r"its build was killed by signal (\d+)")
+_OUT_OF_MEMORY_KILLER = 9
+_PACKAGES = {"async_io": "libaio-dev"}
+
+
+def fix_of_build(name: str, reason: str) -> str:
+    """The remedy for the `reason` that `build_operators` gave for this operator; it may end a sentence."""
+    if reason.startswith("[Errno "):  # of its folder: ninja's words for a missing compiler are others
+        return "set TORCH_EXTENSIONS_DIR to a folder that can be written"
+    if (killed := _KILLED.fullmatch(reason)) is not None:
+        if int(killed[1]) == _OUT_OF_MEMORY_KILLER:
+            return "free some host memory, as the kernel kills compilers when it runs out"
+        return "let it finish next time, as something outside ladder ended it"
+    if reason.startswith("its build was ended"):
+        return "end what else keeps this machine's cores busy, as a build is given 15 minutes"
+    if shutil.which(compiler()) is None:
+        return "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
+    if (package := _PACKAGES.get(name)) is not None:
+        return f"install the library's headers (Debian and Ubuntu: apt-get install {package})"
+    return f"install a {compiler()} that compiles C++17 and the headers of this Python (python3-dev)"

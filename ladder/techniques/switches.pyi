@@ -1,0 +1,6 @@
+"""The switches of techniques. Written by scripts/arguments.py from what is declared."""
+
+from typing import TypedDict
+
+class Switches(TypedDict, total=False):
+    liger: bool | None

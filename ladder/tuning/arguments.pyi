@@ -1,0 +1,51 @@
+"""The options of tune, plan and verify. Written by scripts/arguments.py from what is declared."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from ladder.techniques.switches import Switches
+
+class TuneArguments(Switches, total=False):
+    task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
+    seq_len: int | None
+    global_batch_size: int | None
+    dtype: Literal["bf16", "fp16"] | None
+    optimizer: Literal["adamw", "adam", "sgd"]
+    gradient_clipping: float
+    gpus: int | None
+    gpu_memory: int | str | None
+    host_memory: int | str | None
+    nvme_path: Path | str | None
+    wait: bool
+    launcher: Literal["local", "simulated"]
+    machine: str | None
+    time_budget: float | str | None
+    strategy: Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
+    tolerance: float
+    audit: float
+    knobs: int | None
+    rungs: str | Sequence[str]
+    micro_batches: int | Sequence[int]
+    cold: bool
+    documented: bool
+    allow: str | Sequence[str]
+    run_dir: Path | str | None
+    output: Path | str
+    save_weights: Path | str | None
+
+class PlanArguments(Switches, total=False):
+    task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
+    seq_len: int | None
+    global_batch_size: int | None
+    dtype: Literal["bf16", "fp16"] | None
+    optimizer: Literal["adamw", "adam", "sgd"]
+    gpus: int | None
+    gpu_memory: int | str | None
+    host_memory: int | str | None
+    machine: str | None
+
+class VerifyArguments(TypedDict, total=False):
+    steps: int | None
+    minutes: float | None
+    tolerance: float

@@ -1,0 +1,49 @@
+"""In which precision a model is trained where nobody says: bf16, or fp16 on GPUs that have no bf16."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ladder.errors import UsageError
+from ladder.workload.workload import Dtype
+
+if TYPE_CHECKING:
+    from ladder.machine.machine import Machine
+
+_FIRST_WITH_BF16 = 8
+"""Major compute capability: Ampere, 2020."""
+# Names of GPUs before it, for machines on paper and where the driver does not tell the capability.
+_WITHOUT_BF16 = re.compile(
+    r"\b(V100\w*|T4|P100|P40|P4|M40|M60|K40\w*|K80|GTX|TITAN|RTX 20[678]0|Quadro (GP|GV|RTX|P|M)\w*)\b"
+)
+
+
+def dtype_of(asked: Dtype | None, gpu_name: str | None, note: Callable[[str], None], major: int | None = None) -> Dtype:
+    """What was `asked` for, else the best that the GPU has; `note` is told where that is not the usual one.
+
+    `gpu_name` is None for the CPU and for GPUs that nobody named. `major` is the GPU's compute capability, where it is
+    known. UsageError where bf16 is asked for and the GPU has none.
+    """
+    if gpu_name is None or asked == "fp16" or _has_bf16(gpu_name, major):
+        return asked or "bf16"
+    if asked == "bf16":
+        raise UsageError(f"--dtype bf16: {gpu_name} has no bf16; use --dtype fp16.")
+    note(f"{gpu_name} has no bf16, so the precision is fp16 (--dtype).")
+    return "fp16"
+
+
+def major_capability(machine: Machine) -> int | None:
+    """The lowest major compute capability of the machine's GPUs; None where no driver tells it."""
+    import pynvml
+
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in machine.gpus]
+        return min((int(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]) for handle in handles), default=None)
+    except pynvml.NVMLError:  # also on paper, where NVML was never asked
+        return None
+
+
+def _has_bf16(gpu_name: str, major: int | None) -> bool:
+    return major >= _FIRST_WITH_BF16 if major is not None else _WITHOUT_BF16.search(gpu_name) is None

@@ -1,0 +1,120 @@
+"""Declared options as Python callers see them: in a function's signature, in its stub, and in sentences of errors."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from ladder.errors import LadderError
+from ladder.tuning.declaring import Declared, declared
+from ladder.tuning.option_kinds import DURATION, SIZE
+
+F = TypeVar("F", bound=Callable[..., Any])
+_COMMAND = re.compile(r"(`(?:ladder|pip) [^`]*`)")
+_MENTION = re.compile(
+    r"(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z-]*)(?P<colon>:)?(?: (?P<value>[\w./+~-]*[\w/]( GiB| MiB)?))?"
+)
+
+
+def with_options(options: type) -> Callable[[F], F]:
+    """Shows the declared options of the dataclass in the signature of a function that takes them as `**options`."""
+
+    def shown(function: F) -> F:
+        given = inspect.signature(function)
+        own = [each for each in given.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = {each.name for each in own}
+        more = [
+            _parameter(each) for name, each in declared(options).items() if name not in names and not _is_model(each)
+        ]
+        keywords = [each for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        positional = [each for each in own if each not in keywords]
+        signature = given.replace(parameters=[*positional, *more, *keywords])
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+def stub(options: type, name: str, base: str = "TypedDict", *, contributed: bool = False) -> str:
+    """The options as the source of a TypedDict, for type checkers and editors; of the fields, or the `contributed`."""
+    lines = [f"class {name}({base}, total=False):"]
+    for each in declared(options).values():
+        if _is_model(each) or (each.key is not None) != contributed:
+            continue
+        lines.append(f"    {each.name}: {_in_source(taken(each))}")
+    return "\n".join(lines) + "\n"
+
+
+def taken(each: Declared) -> Any:
+    """The type of what a Python caller may give for the option."""
+    kind: Any = each.kind.typed
+    if each.kind is SIZE or each.kind is DURATION or kind is Path:
+        kind = kind | str
+    if each.several:
+        kind = kind | Sequence[kind]
+    return kind | None if each.may_be_none else kind
+
+
+@contextmanager
+def python_words(options: type) -> Iterator[None]:
+    """Errors from within name options as Python callers write them."""
+    try:
+        yield
+    except LadderError as error:
+        error.args = (in_python_words(str(error), options),)
+        raise
+
+
+def in_python_words(sentence: str, options: type) -> str:
+    """`sentence` with `time_budget=…` for `--time-budget`; commands in backticks stay as they are typed."""
+    by_flag = {each.flag: each for each in declared(options).values()}
+    parts = _COMMAND.split(sentence)
+    return "".join(part if index % 2 else _translated(part, by_flag) for index, part in enumerate(parts))
+
+
+def _translated(text: str, by_flag: Mapping[str, Declared]) -> str:
+    def said(match: re.Match[str]) -> str:
+        each = by_flag.get(f"--{match['name']}")
+        if each is None:
+            return match[0]
+        value = match["value"] or ""
+        if match["colon"]:
+            return match[0].replace(f"--{match['no'] or ''}{match['name']}", each.name, 1)
+        if each.kind.typed is bool:
+            return f"{each.name}={not match['no']}" + (f" {value}" if value else "")
+        written = _as_python(each, value)
+        return f"{each.name}={written}" if written else f"{each.name}=…" + (f" {value}" if value else "")
+
+    return _MENTION.sub(said, text)
+
+
+def _as_python(each: Declared, value: str) -> str:
+    """The value as Python writes it; empty for a word that is the next one of the sentence."""
+    kind = each.kind
+    if get_origin(kind.typed) is Literal:
+        return f'"{value}"' if value in get_args(kind.typed) else ""
+    if kind.typed in (int, float):
+        if not value[:1].isdigit():
+            return ""
+        return f'"{value.replace(" ", "")}"' if not value.replace(".", "", 1).isdigit() else value
+    return f'"{value}"' if re.search(r"[\d./]", value) else ""
+
+
+def _parameter(each: Declared) -> inspect.Parameter:
+    default = () if each.several else each.default
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=taken(each))
+
+
+def _is_model(each: Declared) -> bool:
+    return each.option.is_argument
+
+
+def _in_source(annotation: Any) -> str:
+    """An annotation as source code, with the names that the stub imports."""
+    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    text = re.sub(r"\b(?:typing|collections\.abc|pathlib)\.(?:_local\.)?", "", text).replace("'", '"')
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)

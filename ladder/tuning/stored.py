@@ -1,0 +1,88 @@
+"""A tune read back from its run folder, with the result it had, or has so far."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from ladder.emit import Answer
+from ladder.events.outcome import Record
+from ladder.machine.gpus import Gpu
+from ladder.machine.machine import Machine
+from ladder.report.run_data import ANSWER_NAME, is_simulated
+from ladder.runs.stored_run import StoredRun, read_run
+from ladder.search.knobs import less_noise
+from ladder.search.policy import answer
+from ladder.search.space import Space, fastest
+from ladder.tuning.answering import answer_of, said_to_be_simulated
+from ladder.tuning.run import TuneOutput
+from ladder.tuning.tuner import TuneResult
+
+
+def stored_output(folder: Path) -> TuneOutput:
+    """What the tune in `folder` has found. UsageError where there is none, EnvironmentFaultError for a damaged one."""
+    stored = read_run(folder)
+    found = answer(stored.records)
+    result = TuneResult(
+        space=stored.space,
+        unsupported=stored.unsupported,
+        records=stored.records,
+        answer=found,
+        best_so_far=fastest(less_noise(stored.space, stored.records)),
+        stopped="read from its run folder",
+        cancelled=False,
+        seconds=sum(sum(phases.values()) for phases in stored.trial_seconds.values()),
+    )
+    copy = folder / ANSWER_NAME
+    return TuneOutput(
+        result=result,
+        answer=_answer(found, stored, folder) if found is not None else None,
+        files=[copy.absolute()] if found is not None and copy.is_file() else [],
+        run_dir=folder,
+        trial_seconds=stored.trial_seconds,
+        simulated=str(stored.facts["simulated machine"]["name"]) if is_simulated(stored.facts) else None,
+    )
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a tune holds the lock of this run folder."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _answer(found: Record, stored: StoredRun, folder: Path) -> Answer:
+    space, facts = stored.space, stored.facts
+    versions = {str(name): str(version) for name, version in facts["versions"].items()}
+    made = answer_of(found, space.workload, _machine(space, facts.get("allocator", {})), space, versions, folder)
+    if not is_simulated(facts):
+        return made
+    return said_to_be_simulated(made, str(facts["simulated machine"]["name"]), space.num_nodes)
+
+
+def _machine(space: Space, allocator: dict[str, str]) -> Machine:
+    """What the answer says of the machine it was measured on."""
+    on_gpus = space.device == "cuda"
+    gpu = Gpu("", space.gpu_name or "", space.memory_limit)
+    return Machine(
+        device="cuda" if on_gpus else "cpu",
+        world_size=space.world_size,
+        gpus=(gpu,) * space.world_size if on_gpus else (),
+        memory_limit=space.memory_limit,
+        host_memory=space.host_memory,
+        num_cores=space.num_cores,
+        num_nodes=space.num_nodes,
+        nvme_path=Path(space.nvme_path) if space.nvme_path else None,
+        allocator=dict(allocator),
+    )
