@@ -87,6 +87,19 @@ def test_the_options_of_what_cannot_run_here_exist(block: Block) -> None:
                 command.make_context(words[1], words[2:])
 
 
+def test_the_output_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
+    command = "ladder tune llama-2-7b --launcher simulated --machine a100-40"
+    (shown,) = [block for block in blocks() if block.language == "text" and block.document.name == "README.md"]
+    assert [block for block in PARSED if command in block.text.splitlines()]
+    program = str(Path(sys.executable).parent / "ladder")
+    done = subprocess.run(
+        [program, *command.split()[1:]], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    printed = {line.rstrip() for line in done.stdout.splitlines()}
+    assert [line for line in shown.text.splitlines() if line not in printed] == []
+
+
 def test_every_link_leads_to_a_file() -> None:
     broken = [
         f"{document.name}: {target}"

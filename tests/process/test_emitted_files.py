@@ -30,7 +30,7 @@ for needed in ("torch", "deepspeed", "transformers", "accelerate"):
 
 pytestmark = pytest.mark.usefixtures("trial_environment")  # the operator that CPU ranks load
 
-PROGRAMS = Path(__file__).parent / "emitted"
+PROGRAMS = Path(__file__).parents[2] / "examples"
 WORLD_SIZE = 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WORLD_SIZE)]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -146,7 +146,7 @@ def test_deepspeed_initialize_trains_with_the_configuration_at_stage_2_and_at_st
 ) -> None:
     answers = {rung: answer_on(rung) for rung in ("zero2", "zero3")}
     configs = [str(emit_all(answer, tmp_path / AWKWARD / f"{rung}.json")[0]) for rung, answer in answers.items()]
-    run([*TORCHRUN, str(PROGRAMS / "raw_script.py"), *configs], reports, launch_environment(answers["zero2"]))
+    run([*TORCHRUN, str(PROGRAMS / "train_deepspeed.py"), *configs], reports, launch_environment(answers["zero2"]))
     for rung, answer in answers.items():
         for rank in facts(reports, rung, answer):
             assert rank["optimizer_steps"] == 2
@@ -160,7 +160,7 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
     config = emit_all(answer, tmp_path / AWKWARD / "best_config.json")[0]
     own = ["--learning_rate", "2e-3", "--lr_scheduler_type", "constant", "--max_steps", "2"]
     emitted = shlex.split(trainer_command_line(trainer_arguments(answer, config)))
-    run([*TORCHRUN, str(PROGRAMS / "trainer_script.py"), *own, *emitted], reports, launch_environment(answer))
+    run([*TORCHRUN, str(PROGRAMS / "train_trainer.py"), *own, *emitted], reports, launch_environment(answer))
     for rank in facts(reports, "trainer", answer):
         assert rank["learning_rate"] == 2e-3
         assert rank["checkpointed_layers"] == [True, True]
@@ -191,7 +191,7 @@ def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_st
     answer = replace(answer_on("zero3"), candidate=beyond)
     emit_all(answer, tmp_path / "best_config.json")
     paths = OutputPaths.beside(tmp_path / "best_config.json")
-    run(["bash", str(paths.launch), str(PROGRAMS / "trainer_script.py"), str(paths.trainer)], reports)
+    run(["bash", str(paths.launch), str(PROGRAMS / "train_trainer.py"), str(paths.trainer)], reports)
     for rank in facts(reports, "trainer", answer):
         assert rank["learning_rate"] == 2e-3
         assert rank["checkpointed_layers"] == [True, False]
@@ -208,7 +208,7 @@ def test_a_trainer_script_s_ranks_share_each_sequence_where_the_environment_says
     answer = replace(answer_on("zero3"), candidate=shared)
     emit_all(answer, tmp_path / "best_config.json")
     paths = OutputPaths.beside(tmp_path / "best_config.json")
-    run(["bash", str(paths.launch), str(PROGRAMS / "trainer_script.py"), str(paths.trainer)], reports)
+    run(["bash", str(paths.launch), str(PROGRAMS / "train_trainer.py"), str(paths.trainer)], reports)
     ranks = [json.loads(path.read_text()) for path in sorted(reports.glob("trainer-*.json"))]
     assert len(ranks) == WORLD_SIZE
     assert ranks[0]["losses"][:2] == ranks[1]["losses"][:2]
@@ -245,7 +245,7 @@ def test_accelerate_launch_trains_a_plain_script_with_the_yaml_at_stage_2(tmp_pa
     answer = answer_on("zero2")
     emit_all(answer, tmp_path / "best_config.json")
     yaml = OutputPaths.beside(tmp_path / "best_config.json").accelerate
-    script = str(PROGRAMS / "accelerate_script.py")
+    script = str(PROGRAMS / "train_accelerate.py")
     run([*ACCELERATE, "--config_file", str(yaml), script], reports, launch_environment(answer))
     check_accelerate(reports, answer, argv=[])
 
@@ -256,7 +256,7 @@ def test_the_launch_script_trains_a_plain_accelerate_script_at_stage_3_from_an_a
     answer = answer_on("zero3")
     emit_all(answer, tmp_path / AWKWARD / "best config.json")
     launch = OutputPaths.beside(tmp_path / AWKWARD / "best config.json").launch
-    run(["bash", str(launch), str(PROGRAMS / "accelerate_script.py"), "--data", "a folder's $name"], reports)
+    run(["bash", str(launch), str(PROGRAMS / "train_accelerate.py"), "--data", "a folder's $name"], reports)
     check_accelerate(reports, answer, argv=["--data", "a folder's $name"])
 
 

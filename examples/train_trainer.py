@@ -1,4 +1,9 @@
-"""An ordinary Trainer program: arguments from the command line, or from the JSON file that is its only argument."""
+"""Train a tiny model with the Hugging Face Trainer.
+
+    bash best_config.launch.sh train_trainer.py best_config.trainer.json
+
+The arguments come from the JSON file, or from the command line as `ladder export --for trainer` prints them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 class FirstWeights(TrainerCallback):
-    """The weights' sums before the first step; under stage 3 only the prepared model can be asked."""
+    """Remembers the weights before the first step. At ZeRO stage 3 only the prepared model has them."""
 
     sums: list[float]
 
@@ -29,11 +34,11 @@ if len(sys.argv) == 2:
 else:
     (arguments,) = parser.parse_args_into_dataclasses()
 train, evaluation = sequences(16), sequences(4)
-if "PARALLELISM_CONFIG_SP_SIZE" in os.environ:  # what the launch script asks for where ranks share sequences
+if "PARALLELISM_CONFIG_SP_SIZE" in os.environ:  # set by the launch script if ranks share sequences
     deepspeed.init_distributed()
     for row in (*train, *evaluation):
         row["position_ids"] = torch.arange(len(row["input_ids"]))
-arguments.output_dir = os.environ["REPORT_DIR"]
+arguments.output_dir = os.environ.get("REPORT_DIR", "output")
 arguments.logging_steps, arguments.report_to, arguments.save_strategy = 1, [], "no"
 arguments.disable_tqdm = True
 

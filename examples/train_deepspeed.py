@@ -1,4 +1,10 @@
-"""A raw DeepSpeed program with a torch optimizer of its own, run once for each configuration it is given."""
+"""Train a tiny model with DeepSpeed alone, once for each configuration on the command line.
+
+    torchrun --nproc_per_node 2 train_deepspeed.py best_config.json
+
+The optimizer is torch's. An answer that offloads the optimizer to the CPU needs DeepSpeedCPUAdam from
+deepspeed.ops.adam instead.
+"""
 
 from __future__ import annotations
 

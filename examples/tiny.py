@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights, synthetic tokens, and what a program tells the test about its engine."""
+"""What the examples share: a tiny Llama with random weights, synthetic tokens, and a report at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB = 128
 
 
 def build_model() -> PreTrainedModel:
-    """As `from_pretrained` would: at stage 3 in shards, where transformers knows of the DeepSpeed configuration."""
+    """A Llama of two layers. Your script calls `from_pretrained` here."""
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         LlamaConfig(
@@ -40,7 +40,7 @@ def sequences(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def weight_sums(model: torch.nn.Module) -> list[float]:
-    """Sums over every weight, whole whatever the ZeRO stage: to see whether any changed."""
+    """A sum for each weight, gathered from all ranks: two such lists show which weights changed."""
     sums = []
     for parameter in model.parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -49,7 +49,7 @@ def weight_sums(model: torch.nn.Module) -> list[float]:
 
 
 def report(name: str, engine: Any, before: list[float], losses: list[float], **extra: Any) -> None:
-    """What the engine really runs with, into `$REPORT_DIR/<name>-<rank>.json`."""
+    """Print the losses on rank 0. If `$REPORT_DIR` is set, write what each rank ran with into it."""
     facts = {
         "losses": losses,
         "changed": sum(a != b for a, b in zip(before, weight_sums(engine.module), strict=True)),
@@ -73,11 +73,14 @@ def report(name: str, engine: Any, before: list[float], losses: list[float], **e
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),
         **extra,
     }
-    Path(os.environ["REPORT_DIR"], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(facts))
+    if os.environ["RANK"] == "0":
+        print(f"{name}: ZeRO stage {facts['stage']}, losses {', '.join(f'{loss:.4f}' for loss in losses)}")
+    if "REPORT_DIR" in os.environ:
+        Path(os.environ["REPORT_DIR"], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(facts))
 
 
 def leave() -> NoReturn:
-    """End without the interpreter's own end, in which one of torch's threads now and then aborts the process."""
+    """Leave at once: one of torch's threads sometimes aborts the process while the interpreter shuts down."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,7 @@
-"""A plain accelerate program that says nothing of DeepSpeed: torch's AdamW, a DataLoader, gradient accumulation."""
+"""Train a tiny model with accelerate: torch's AdamW, a DataLoader and gradient accumulation.
+
+bash best_config.launch.sh train_accelerate.py
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from accelerate import Accelerator, PartialState
 from tiny import build_model, leave, report, sequences, weight_sums
 from torch.utils.data import DataLoader
 
-# On a CPU accelerate otherwise takes every rank for the only one, and gives them all the same data. No file or
-# variable can say this for the script: ACCELERATE_USE_CPU turns DeepSpeed off.
+# A script for GPUs does not need this line. On a CPU, without it, accelerate gives every rank the same data.
 PartialState(cpu=not torch.cuda.is_available())
 accelerator = Accelerator()
 model = build_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-loader = DataLoader(sequences(16), batch_size=2)
+settings = accelerator.state.deepspeed_plugin.deepspeed_config
+loader = DataLoader(sequences(16), batch_size=settings["train_micro_batch_size_per_gpu"])
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 before = weight_sums(model.module)
 losses = []
 for batch in loader:
+    # Without this line accelerate makes an optimizer step after every micro-batch.
     with accelerator.accumulate(model):
         loss = model(**batch).loss
         accelerator.backward(loss)
