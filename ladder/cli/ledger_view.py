@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE_ENOUGH = 120
+"""Columns from which the reason stands in the table. Chosen by eye."""
 _COLUMNS = ("rung", "ckpt", "mb", "status", "tokens/s", "proof", "GiB", "trial")
 _NUMBERS = frozenset({"mb", "tokens/s", "proof", "GiB"})
 

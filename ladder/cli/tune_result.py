@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 _FEWEST_LINES = 8
+"""Of the table, however low the terminal is. Chosen by eye."""
 _LINES_OF_A_FILE = 50
+"""Where there is no terminal: what an editor shows at once. Chosen by eye."""
 _WRAPS = 100
+"""Columns below which the sentences under the table wrap; seen in a terminal."""
 _LINES_BELOW, _LINES_BELOW_IF_WIDE = 21, 17
 """Of a screen, for what stands around the table: its heading, the sentences below, which wrap below 100 columns, and
 the prompt. Counted at 80 and at 120 columns.

@@ -9,6 +9,7 @@ from ladder.machine.machine import compiler
 
 _KILLED = re.compile(r"its build was killed by signal (\d+)")
 _OUT_OF_MEMORY_KILLER = 9
+"""SIGKILL (defined by POSIX): what ends a compiler when memory runs out."""
 _PACKAGES = {"async_io": "libaio-dev"}
 
 

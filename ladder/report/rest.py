@@ -17,6 +17,7 @@ PROOF_SECONDS = 30.0
 _PROOF_STEPS = 3
 """And for so many optimizer steps at least."""
 _WARM_UP = 2
+"""Untimed optimizer steps of a first candidate, as `StepPolicy.warmup` says."""
 _COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
 """Of the model whose losses are compared (`tuning.parity`)."""
 _COMPARED_AGAINST = "zero1"

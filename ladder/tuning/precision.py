@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ladder.machine.machine import Machine
 
 _FIRST_WITH_BF16 = 8
-"""Major compute capability: Ampere, 2020."""
+"""Major compute capability: Ampere, 2020 (defined by its data sheet)."""
 # Names of GPUs before it, for machines on paper and where the driver does not tell the capability.
 _WITHOUT_BF16 = re.compile(
     r"\b(V100\w*|T4|P100|P40|P4|M40|M60|K40\w*|K80|GTX|TITAN|RTX 20[678]0|Quadro (GP|GV|RTX|P|M)\w*)\b"

@@ -17,9 +17,6 @@ MOST_ATTRIBUTES = 3
 
 WITHOUT_ORIGIN = {
     "cli/console.py": "widths of terminals, chosen by eye",
-    "cli/explain.py": "widths of terminals, chosen by eye",
-    "cli/plan.py": "widths of terminals, chosen by eye",
-    "report/figures.py": "sizes of figures, chosen by eye",
     "report/table.py": "widths of terminals, chosen by eye",
     "simulation/launcher.py": "numbers of signals, which their names say",
     "simulation/physics.py": "one comment speaks of several constants below it",

@@ -18,7 +18,7 @@ from ladder.search.space import Space, fastest, measured
 from ladder.tuning.tune_events import RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEvent
 
 _COMPARISONS = 2
-"""Trials that compare losses: one of the answer, one of what it is compared with."""
+"""Trials that compare losses (derived): one of the answer, one of what it is compared with."""
 
 
 @dataclass
