@@ -39,10 +39,10 @@ def test_a_stale_page_is_named_and_then_written(
 def test_a_key_without_a_description_is_refused(document: dict[str, object]) -> None:
     section = document["ladder"]
     assert isinstance(section, dict)
-    with pytest.raises(reference.StaleError, match="a description.*surprise"):
+    with pytest.raises(reference.StaleError, match=r"a description.*surprise"):
         reference.best_config_schema({"ladder": {**section, "surprise": 1}})
+    workload = {key: value for key, value in section["workload"].items() if key != "task"}
     with pytest.raises(reference.StaleError, match=r"do not exist: workload\.task"):
-        workload = {key: value for key, value in section["workload"].items() if key != "task"}
         reference.best_config_schema({"ladder": {**section, "workload": workload}})
     with pytest.raises(reference.StaleError, match="micro_batch of"):
         reference.best_config_schema({"ladder": {**section, "micro_batch": "4"}})
