@@ -49,8 +49,8 @@ def rungs_and_techniques(document: Mapping[str, Any]) -> str:
     """Rungs, techniques and ways of checkpointing."""
     explained("rungs", [rung.name for rung in RUNGS], words.RUNGS)
     rungs = table(
-        ("rung", "ZeRO", "optimizer on", "parameters on", "on each GPU", "what it costs", "use it when"),
-        ((f"`{rung.name}`", rung.stage, *_places(rung), *words.RUNGS[rung.name]) for rung in RUNGS),
+        ("rung", "ZeRO stage and offload", "on each GPU", "what it costs", "use it when"),
+        ((f"`{rung.name}`", _place(rung), *words.RUNGS[rung.name]) for rung in RUNGS),
     )
     beyond = ", ".join(f"`{rung.name}`" for rung in RUNGS if not rung.documented)
     techniques = table(
@@ -269,9 +269,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if check and stale else 0
 
 
-def _places(rung: Rung) -> tuple[str, str]:
-    names = {"none": "GPU", "cpu": "host", "nvme": "NVMe"}
-    return names[rung.offload_optimizer], names[rung.offload_param]
+def _place(rung: Rung) -> str:
+    names = {"cpu": "host", "nvme": "NVMe"}
+    moved = {"optimizer": rung.offload_optimizer, "parameters": rung.offload_param}
+    places = [f"{what} → {names[where]}" for what, where in moved.items() if where != "none"]
+    return ", ".join([f"stage {rung.stage}", *places])
 
 
 def _technique(technique: Technique) -> tuple[str, ...]:
