@@ -1,0 +1,174 @@
+"""What the code does not say: the sentences of the reference pages about rungs, outcomes, exit codes and keys."""
+
+from __future__ import annotations
+
+RUNGS = {
+    # on each GPU, what it costs, when to use it; N parameters, W GPUs
+    "zero0": ("everything: 16 N bytes, 20 N during the optimizer step", "reducing gradients", "the model is small"),
+    "zero1": (
+        "parameters, gradients, optimizer / W",
+        "gathering the updated parameters once per step",
+        "you have several GPUs, and the rest fits",
+    ),
+    "zero2": (
+        "parameters, gradients / W, optimizer / W",
+        "the same as `zero1`",
+        "you have several GPUs; it is mostly as fast as `zero1`",
+    ),
+    "zero1+opt-cpu": (
+        "parameters, gradients",
+        "an optimizer on the CPU, and transfers once per step",
+        "you have many accumulation steps and some memory left",
+    ),
+    "zero2+opt-cpu": (
+        "parameters, gradients / W",
+        "an optimizer on the CPU, and transfers in each micro-step",
+        "host memory is plentiful",
+    ),
+    "zero3": (
+        "parameters, gradients and optimizer / W",
+        "gathering the parameters of each layer when they are used",
+        "several GPUs share a fast link",
+    ),
+    "zero3+opt-cpu": (
+        "parameters and gradients / W",
+        "the costs of `zero3` and of an optimizer on the CPU",
+        "`zero3` lacks the memory of the optimizer",
+    ),
+    "zero3+param-cpu": (
+        "gradients and optimizer / W",
+        "parameters cross PCIe when they are used",
+        "it is rarely the best",
+    ),
+    "zero3+param-cpu+opt-cpu": (
+        "activations and a few layers",
+        "PCIe transfers, and an optimizer on the CPU",
+        "the freed memory allows a larger micro-batch",
+    ),
+    "zero3+param-cpu+opt-cpu+lean": (
+        "the same with smaller buffers",
+        "more and smaller messages",
+        "only a few GiB are missing",
+    ),
+    "zero3+opt-nvme": ("parameters and gradients / W", "the drive's speed, in each step", "host memory is short"),
+    "zero3+param-nvme+opt-nvme": (
+        "activations and a few layers",
+        "the drive's speed, in each micro-step",
+        "nothing else fits",
+    ),
+}
+
+OUTCOMES = {
+    # what happened, what to do
+    "fits": ("Every rank finished within the memory limit.", "–"),
+    "gpu_oom": (
+        "A GPU ran out of memory. The sentence names the rank, the phase and the missing bytes.",
+        "Nothing: the search continues. A lower `--seq-len`, more GPUs or `--nvme-path` widen what fits.",
+    ),
+    "host_oom": (
+        "The kernel or the allocator refused host memory, or `/dev/shm` is full, through which NCCL shares memory. "
+        "A candidate that needs more than the host has is refused without a trial.",
+        "Give `--host-memory` if the machine reports the wrong amount, use fewer ranks, or try rungs without offload. "
+        "In a container, enlarge `/dev/shm` (`docker run --shm-size`).",
+    ),
+    "pinned_oom": (
+        "Page-locked host memory could not be allocated, although the GPU has room.",
+        "Close other programs that lock memory. DeepSpeed rounds each locked buffer up to a power of two.",
+    ),
+    "disk_full": (
+        "The NVMe folder is full.",
+        "Free space there. `ladder doctor --nvme-path` measures the folder.",
+    ),
+    "hang": (
+        "A rank was silent for longer than its deadline.",
+        "Read the trial's files in the run folder, check the NCCL settings, and look for a stopped process.",
+    ),
+    "crash": (
+        "A rank ended for another reason, or its losses differ from those of the plain rung.",
+        "Read the error in the sentence. The traceback is in the rank's file under `trials/`, and the stack of a "
+        "segmentation fault in its log.",
+    ),
+    "unsupported": (
+        "The rung cannot work on this machine.",
+        "Read the reason. It names what is missing: a compiler, libaio or a drive.",
+    ),
+    "cancelled": ("You interrupted the trial.", "Start the same command again. It continues where it stopped."),
+}
+
+EXITS = {
+    # by class of error: what to do
+    "LadderError": "Report it, with the traceback and the output of `ladder doctor --format json`.",
+    "UsageError": "Change the command as the sentence says. It also ends so if the time budget ran out before "
+    "anything was proven, or if a file is not what it should be.",
+    "NothingFitsError": "Read the sentence: it names what would fit. After `verify`: tune again.",
+    "EnvironmentFaultError": "Run `ladder doctor`, which names a fix for each problem.",
+    "ModelNotAccessibleError": "Give a folder, a `config.json` or a bundled shape. For a gated model, set `HF_TOKEN`.",
+    "SlowerThanPromisedError": "Only `verify` ends so. Look for other load on the machine, or tune again.",
+}
+SIGNALS = {
+    # what the shell reports for a program that a signal ended
+    "129": ("The terminal was lost.", "Start the same command again; all measurements are kept."),
+    "130": ("You pressed Ctrl-C.", "Start the same command again; all measurements are kept."),
+    "141": ("stdout was closed, for example by `ladder explain \\| head`.", "Nothing."),
+    "143": ("The process received SIGTERM, for example from a job scheduler.", "Start the same command again."),
+}
+
+KEYS = {
+    # of the "ladder" section: type, meaning. `null` is among the types of what can be missing.
+    "schema_version": ("integer", "The version of this section. A newer `ladder` reads older versions."),
+    "rung": ("string", "The rung of the answer, such as `zero3`."),
+    "engine": ("string", "The rung with its techniques, such as `zero3+liger`."),
+    "gradient_checkpointing": ("boolean", "Whether any layer is checkpointed."),
+    "checkpoint_every": ("integer", "Every how many layers one is checkpointed: 1 for all, 2 for half, 0 for none."),
+    "offload_activations": ("boolean", "Whether checkpointed activations wait in host memory."),
+    "micro_batch": ("integer", "Sequences that one GPU processes at once."),
+    "accumulation": ("integer", "Micro-steps per optimizer step."),
+    "world_size": ("integer", "The number of ranks: one per GPU."),
+    "device": ("string", "`cuda` or `cpu`."),
+    "gpu": ("string or null", "The name of the GPU; null on a CPU."),
+    "tokens_per_second": ("number", "The speed over all ranks, as the proof measured it."),
+    "step_seconds": ("number", "Seconds of one optimizer step with its accumulation."),
+    "mfu": (
+        "number or null",
+        "Model FLOPs utilisation, from 0 to 1; null if the GPU's peak is not known.",
+    ),
+    "joules_per_token": ("number or null", "The energy of all GPUs per token; null if no power was measured."),
+    "memory_per_gpu": ("object", "Memory of the fullest rank."),
+    "memory_per_gpu.peak_allocated_gib": ("number", "The largest memory in torch's tensors, in GiB."),
+    "memory_per_gpu.peak_reserved_gib": ("number", "The largest memory that torch's allocator held, in GiB."),
+    "memory_per_gpu.peak_device_gib": (
+        "number",
+        "The largest memory of the whole process in GiB, with the CUDA context and NCCL, as NVML counts it.",
+    ),
+    "memory_per_gpu.limit_gib": ("number", "The limit under which the answer was measured, in GiB."),
+    "memory_per_gpu.limit_bytes": ("integer", "The same limit in bytes."),
+    "headroom": ("number", "Memory left at the peak, as a fraction of the limit."),
+    "host_memory_gib": ("number", "Host memory that all ranks held together at the peak, in GiB."),
+    "model": ("object", "The model that was tuned."),
+    "model.name": ("string", "The name as you gave it."),
+    "model.source": ("string", "Where its configuration came from, such as `hub`, `folder`, `file` or `bundled`."),
+    "model.model_type": ("string", "The family as transformers names it."),
+    "model.num_parameters": ("integer", "The number of its parameters."),
+    "model.folder": ("string or null", "The model's folder on this machine; null if it has none."),
+    "workload": ("object", "What is trained. A tune never changes it."),
+    "workload.task": ("string", "The training task."),
+    "workload.seq_len": ("integer", "Tokens per sequence."),
+    "workload.global_batch_size": ("integer", "Sequences per optimizer step over all GPUs."),
+    "workload.dtype": ("string", "The precision: `bf16` or `fp16`."),
+    "workload.optimizer": ("string", "The optimizer that was measured."),
+    "workload.gradient_clipping": ("number", "The largest gradient norm; 0 means no clipping."),
+    "proof": ("object", "The second run of the answer, in fresh processes."),
+    "proof.simulated": ("boolean", "True if no trial ran. The key is missing in a real answer."),
+    "proof.trial": ("string", "The number of the trial that was the proof."),
+    "proof.optimizer_steps": ("integer", "Optimizer steps that were timed."),
+    "proof.evaluation": ("boolean", "Whether an evaluation pass ran."),
+    "proof.gathered_16bit_weights": ("boolean", "Whether the weights were gathered as for a save."),
+    "proof.tokens_per_second": ("number", "The speed of the proof. `ladder verify` compares with it."),
+    "warnings": ("array", "What you should know before you train with the answer."),
+    "environment": ("object", "Environment variables of the trials, by name. Training needs them too."),
+    "versions": ("object", "Versions of the packages that were measured, by name."),
+    "run_dir": ("string", "The run folder, with its full path."),
+    "digest": ("string", "A checksum of the file. `export` and `verify` refuse a file that was edited."),
+}
+OPEN_KEYS = ("environment", "versions")
+"""Whose own keys differ from answer to answer."""
