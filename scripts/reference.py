@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import reference_words as words
 
@@ -159,7 +159,7 @@ def python_api(document: Mapping[str, Any]) -> str:
     """The public names."""
     public = {name: getattr(ladder, name) for name in ladder.__all__}
     functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
-    returned = (get_type_hints(function).get("return") for function in functions.values())
+    returned = (_returned(function) for function in functions.values())
     results = {kind.__name__: kind for kind in returned if is_dataclass(kind) and isinstance(kind, type)}
     others = {name: value for name, value in public.items() if inspect.isclass(value) and name not in results}
     unions = {name: value for name, value in public.items() if name not in functions | results | others}
@@ -294,6 +294,12 @@ def _keys(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         yield f"{prefix}{key}", value
         if isinstance(value, dict) and key not in words.OPEN_KEYS:
             yield from _keys(value, f"{prefix}{key}.")
+
+
+def _returned(function: Any) -> Any:
+    """The type that `function` says it returns, which is a name in its module."""
+    name = function.__annotations__.get("return", "None")
+    return getattr(sys.modules[function.__module__], name, None) if isinstance(name, str) else name
 
 
 def _signature(name: str, function: Any) -> str:

@@ -19,7 +19,7 @@ from ladder.units import format_bytes
 Status = Literal["answer", "measured", "refused", "predicted", "pruned", "unsupported"]
 
 _NOISE = 2 * STEP_NOISE
-"""Relative: two trials that differ by no more than this may be as fast as each other. Derived: each scatters by STEP_NOISE."""
+"""Relative: two trials that differ by no more may be equally fast. Derived: each scatters by STEP_NOISE."""
 
 
 _AT_THE_END = f"at its {UPPER_END} "

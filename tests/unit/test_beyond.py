@@ -189,8 +189,14 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
         ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "here: no rung that is tried keeps optimizer states"),
         ({"allow": ["bf16-states"], "strategy": "walk"}, 'follows the documented ladder, and allow="bf16-states" lies'),
         ({"rungs": ["zero1+opt-cpu"], "strategy": "bisect"}, 'and rungs="zero1.opt-cpu" lies beyond it'),
-        ({"allow": ["bf16-states"], "documented": True}, 'documented=True leaves out what allow="bf16-states" asks for'),
-        ({"rungs": ["zero1+opt-cpu"], "documented": True}, 'documented=True leaves out what rungs="zero1.opt-cpu" asks'),
+        (
+            {"allow": ["bf16-states"], "documented": True},
+            'leaves out what allow="bf16-states" asks for',
+        ),
+        (
+            {"rungs": ["zero1+opt-cpu"], "documented": True},
+            'leaves out what rungs="zero1.opt-cpu" asks',
+        ),
         ({"liger": True, "documented": True}, "documented=True leaves out what liger=True asks for"),
     ],
 )
