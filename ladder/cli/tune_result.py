@@ -65,11 +65,11 @@ def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) 
 def _print_answer(done: TuneOutput, console: Console) -> None:
     if done.answer is not None:
         answer = done.answer
-        where = "proof in fresh processes" if done.simulated is None else f"simulated proof on {escape(done.simulated)}"
+        how = "proven in fresh processes" if done.simulated is None else f"simulated on {escape(done.simulated)}"
         console.print(
-            f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s in its {where}"
+            f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s in its proof"
             f"{_in_its_trial(done)}, {format_bytes(answer.measurement.peak_device)} of "
-            f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom)."
+            f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom), {how}."
         )
         if done.result.answer and (said := compared(done.result.space, done.result.records, done.result.answer)):
             console.print(f"[bold]{escape(said)}[/]")

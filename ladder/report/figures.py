@@ -10,7 +10,7 @@ from ladder.report.run_data import ReportedRun
 from ladder.report.times import PHASES
 from ladder.search.belief import believe
 from ladder.search.space import failed_in_setup, measured
-from ladder.units import GIB
+from ladder.units import GIB, format_bytes
 
 _PREDICTED_PARTS = {
     "parameters": "parameters",
@@ -28,6 +28,8 @@ _PARTS = (
     Part(name="ran out, needs at least", colour=FAILED),
 )
 _OUTSIDE = len(_PREDICTED_PARTS) - 1
+_SMALL_LIMIT = 10
+"""GiB below which a tenth of one is too coarse. Chosen."""
 _MOST_GROUPS = 12
 """Of a figure: engines that say no more than the fastest ones are left out. Chosen."""
 
@@ -50,11 +52,11 @@ def memory_by_part(run: ReportedRun) -> Bars | None:
     return Bars(
         title=f"GiB of the fullest {run.rank_word}",
         unit="GiB",
-        digits=",.1f",
+        digits=",.1f" if limit >= _SMALL_LIMIT else ",.2f",
         parts=_PARTS,
         groups=tuple(groups),
         limit=limit,
-        limit_label=f"limit: {limit:.4g} GiB",
+        limit_label=f"limit: {format_bytes(run.space.memory_limit)}",
     )
 
 

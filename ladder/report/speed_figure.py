@@ -11,7 +11,7 @@ from ladder.report.front import front
 from ladder.report.run_data import ReportedRun
 from ladder.search.belief import believe
 from ladder.search.ledger import Entry
-from ladder.units import GIB
+from ladder.units import GIB, format_bytes
 
 _BEYOND = 1.35
 """The axis ends at this share of the limit: what needs more is drawn at the end, or not at all. Chosen."""
@@ -32,7 +32,7 @@ def speed_against_memory(run: ReportedRun) -> Scatter | None:
         x_most=most,
         series=tuple(series),
         limit=limit,
-        limit_label=f"limit: {limit:.4g} GiB",
+        limit_label=f"limit: {format_bytes(run.space.memory_limit)}",
         line=tuple((step.peak / GIB, step.tokens_per_second) for step in front(run.records)),
         line_label="No candidate that fits is both faster and more frugal than one on this line.",
     )

@@ -133,7 +133,7 @@ def environment(run: ReportedRun) -> list[tuple[str, str]]:
     """Machine, limits and versions, by name."""
     space, versions = run.space, dict(run.facts.get("versions", {}))
     facts = [
-        ("device", f"{space.world_size} × {space.gpu_name or 'CPU rank'}"),
+        ("device", f"{space.world_size} × {space.gpu_name}" if space.gpu_name else f"{space.world_size} CPU ranks"),
         (f"memory limit per {run.rank_word}", format_bytes(space.memory_limit)),
         ("host memory for all ranks", format_bytes(space.host_memory)),
         ("CPU cores", str(space.num_cores)),

@@ -31,6 +31,8 @@ def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
     printed = capsys.readouterr()
     assert "Simulated: no trial is run" in printed.err
     assert "simulated on a100-40" in printed.out
+    assert re.search(r"tokens/s in its proof \([\d,]+ in its trial\), ", printed.out)
+    assert "as fast as the documented recipe's first fit (" in printed.out
     assert "would have taken" in printed.out
     (page,) = folder.glob("ladder-runs/*/report.html")
     said = {"tune": printed.out, "page": page.read_text()}

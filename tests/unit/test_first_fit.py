@@ -58,6 +58,15 @@ def test_the_headline_does_not_flatter(speed: float, words: str):
     assert times_as_fast(found, BEST).startswith(words)
 
 
+def test_the_slower_of_a_proof_and_its_trial_counts():
+    first = replace(fitting(SPACE, OFFLOADED), tokens_per_second=10_000.0)
+    for trial, words in ((15_000.0, "1.5 times"), (40_000.0, "2.0 times")):
+        own = replace(BEST, purpose="measure", trial="0005", tokens_per_second=trial)
+        sentence = compared(SPACE, [first, own], BEST)
+        assert sentence is not None
+        assert sentence.startswith(words)
+
+
 def test_the_recipe_may_end_on_the_answer_or_on_nothing():
     own = replace(fitting(SPACE, OFFLOADED), tokens_per_second=100.0)
     assert compared(SPACE, [own], replace(own, purpose="proof")) == (
