@@ -20,9 +20,9 @@ def reference(app: typer.Typer) -> str:
     """A section a command: what it does, and a table of its options for each panel of its help."""
     sections = [
         "# Commands and options\n\n"
-        "Every option can have a default of yours in `ladder.yaml`, under its command and without the dashes: "
-        "`tune: {gpus: 4, gpu-memory: 40GiB}`. Python callers of `ladder.tune`, `ladder.plan` and `ladder.verify` "
-        "write underscores for dashes, and times in seconds: "
+        "You can set your own default for every option in `ladder.yaml`, under its command and without the dashes: "
+        "`tune: {gpus: 4, gpu-memory: 40GiB}`. In Python, `ladder.tune`, `ladder.plan` and `ladder.verify` take the "
+        "same options with underscores instead of dashes, and times in seconds: "
         '`ladder.tune("llama-2-7b", gpu_memory="40GiB", time_budget=900)`.'
     ]
     for name, callback in commands_of(app).items():
