@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.emit.config import candidate_key_in
 from ladder.emit.exporters.base import making_accelerate
 from ladder.emit.files import OutputPaths
 from ladder.events.outcome import MEMORY_OUTCOMES, Record
@@ -16,7 +17,7 @@ from ladder.report.run_data import ReportedRun
 from ladder.search.knobs import turned
 from ladder.search.remedies import remedies
 from ladder.search.space import REFUSED, Space, measured
-from ladder.techniques.keys import engine_named
+from ladder.techniques.keys import engine_in
 from ladder.units import counted, format_bytes
 
 _NONE = "–"
@@ -112,14 +113,14 @@ def usage(config: Mapping[str, Any], path: Path) -> str:
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
     simulated = section["proof"].get("simulated")
     verifying = "" if simulated else f"\n# does it still fit, after an upgrade?\nladder verify {answer}"
-    techniques = engine_named(section["engine"].partition("[")[0]).techniques
+    techniques = engine_in(candidate_key_in(section)).techniques
     if any(technique.only_the_trainer(section["world_size"]) for technique in techniques):
         launch = shlex.quote(str(OutputPaths.beside(path).launch))
         asked = "# a Hugging Face Trainer script, with the arguments and the data that it asks for"
         return f"{asked}\nbash {launch} train.py{verifying}"
     calls = "".join(f"; it first calls {call}" for technique in techniques if (call := technique.first_call()))
     accelerate = OutputPaths.beside(path).accelerate
-    making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # an older tune did not write it here
+    making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # it may have been moved without it
     return f"""\
 # the environment {"that trials would have" if simulated else "it was measured in"}
 {exports}

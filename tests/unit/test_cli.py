@@ -131,7 +131,7 @@ def test_what_a_command_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPat
     assert main([]) == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/outcomes.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/reference/exit-codes.md"])
 def test_every_exit_status_is_in_the_documents(document: str) -> None:
     statuses = {error.exit_code for error in LadderError.__subclasses__()} | {LadderError.exit_code, EXIT_FOUND}
     statuses |= {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
