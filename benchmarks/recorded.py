@@ -32,8 +32,7 @@ from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Eng
 from ladder.events.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
-from ladder.machine.gpus import Gpu
-from ladder.machine.machine import Machine
+from ladder.machine.described import Gpu, Machine
 from ladder.search.cost import start_seconds
 from ladder.search.space import Space
 from ladder.techniques.keys import engine_in

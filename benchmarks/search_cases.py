@@ -13,7 +13,7 @@ from typing import Protocol
 from ladder.candidates import RUNGS, Candidate, Rung
 from ladder.events.outcome import Record
 from ladder.launch.base import Launcher
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.search.decisions import Strategy
 from ladder.search.space import Space
 from ladder.simulation.launcher import SimulatedLauncher

@@ -25,7 +25,8 @@ from ladder.events.verdict import trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import Machine, detect_machine
+from ladder.machine.described import Machine
+from ladder.machine.machine import detect_machine
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.workload.shapes import with_layers

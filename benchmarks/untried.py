@@ -30,7 +30,8 @@ from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import Machine, detect_machine, operators_of
+from ladder.machine.described import Machine
+from ladder.machine.machine import detect_machine, operators_of
 from ladder.techniques.keys import engine_named
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec

@@ -15,6 +15,7 @@ import pynvml
 
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.protocol import RUN_MARKER
+from ladder.machine.described import BEST_FOR_TRIALS, GROWING, HUGE_PAGES, Gpu
 from ladder.units import format_bytes
 
 _BUSY_FRACTION = 0.10
@@ -30,26 +31,8 @@ _NO_GPU_HERE = frozenset(
 )
 
 
-# Without it, memory that is free but not in one piece ends trials: measured, 10.1 GiB reserved for 7.7 allocated.
-_GROWING = "expandable_segments:True"
-# What offload pins is touched by eight threads first, in huge pages. Measured: 17 GB are had in 1.6 s instead of 8.5
-# and given back in 0.6 instead of 4.7, neither copies nor the optimizer are slower on them, and a tune took 63 s
-# instead of 109.
-_PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
-_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-BEST_FOR_TRIALS = {"PYTORCH_CUDA_ALLOC_CONF": f"{_GROWING},{_PINNING}", **_HUGE_PAGES}
-"""What the allocators of torch and of the C library are told, but where the user told them otherwise."""
 _OF_TORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    uuid: str
-    name: str
-    total_bytes: int
-    fault: str = ""
-    """Why no tune can use it: a sentence that may go on."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +48,8 @@ class Obstacle:
 def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The user's own settings of the allocators in `environment`; of what it says nothing, those best for trials."""
     own = allocator_in(environment)
-    of_torch = {} if own.keys() & set(_OF_TORCH) else {"PYTORCH_CUDA_ALLOC_CONF": _GROWING}
-    return (BEST_FOR_TRIALS if of_torch and may_register() else of_torch | _HUGE_PAGES) | own
+    of_torch = {} if own.keys() & set(_OF_TORCH) else {"PYTORCH_CUDA_ALLOC_CONF": GROWING}
+    return (BEST_FOR_TRIALS if of_torch and may_register() else of_torch | HUGE_PAGES) | own
 
 
 def may_register() -> bool:
@@ -84,7 +67,7 @@ def may_register() -> bool:
 
 def allocator_in(environment: Mapping[str, str]) -> dict[str, str]:
     """What `environment` tells the allocators of torch and of the C library; nothing if it does not."""
-    return {name: environment[name] for name in (*_OF_TORCH, *_HUGE_PAGES) if environment.get(name)}
+    return {name: environment[name] for name in (*_OF_TORCH, *HUGE_PAGES) if environment.get(name)}
 
 
 def visible_gpus() -> list[Gpu]:

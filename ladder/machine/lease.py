@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ladder.errors import EnvironmentFaultError, LadderError
-from ladder.machine.gpus import Gpu, Obstacle, obstacle
+from ladder.machine.described import Gpu
+from ladder.machine.gpus import Obstacle, obstacle
 
 # Shared by all users of the host: their tunes meet on the same GPUs. Not TMPDIR, which differs between sessions.
 _FOLDER = Path("/tmp/ladder-leases")

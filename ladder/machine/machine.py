@@ -7,13 +7,12 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.gpus import BEST_FOR_TRIALS, Gpu, allocator_settings, obstacle, visible_gpus
+from ladder.machine.described import Gpu, Machine
+from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import host_memory as all_host_memory
 from ladder.machine.host import usable_cores
 from ladder.units import format_bytes
@@ -24,37 +23,6 @@ CPU_RANKS = 2
 
 Choice = Callable[[Sequence[Gpu], int, int | None], Sequence[Gpu]]
 """Takes the visible GPUs, how many of them, and the bytes that each must have free (None: all it has)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The machine as the tune may use it."""
-
-    device: Literal["cuda", "cpu"]
-    world_size: int
-    gpus: tuple[Gpu, ...] = ()
-    memory_limit: int
-    """Bytes each rank may hold in all: on a GPU as NVML sees it, on CPU above its data segment at the start."""
-    host_memory: int
-    """Bytes of host memory all ranks may hold together."""
-    num_cores: int
-    num_nodes: int = 1
-    nvme_path: Path | None = None
-    nvme_write_speed: float | None = None
-    """Bytes a second that `nvme_path` took when it was tried."""
-    unsupported: dict[str, str] = field(default_factory=dict)
-    """By rung name: why it cannot work here."""
-    allocator: dict[str, str] = field(default_factory=lambda: dict(BEST_FOR_TRIALS))
-    """What the environment tells the allocators of torch and of the C library on a machine with GPUs."""
-
-    @property
-    def gpu_name(self) -> str | None:
-        return self.gpus[0].name if self.gpus else None
-
-    @property
-    def host_threads(self) -> int:
-        """Threads a rank gets for work on the host."""
-        return max(1, self.num_cores // self.world_size)
 
 
 def free_gpus(visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ladder.errors import UsageError
+from ladder.machine.described import Gpu, Machine
 from ladder.units import parse_bytes
-
-if TYPE_CHECKING:
-    from ladder.machine.machine import Machine
 
 
 class SimulatedMachine(BaseModel):
@@ -72,9 +70,6 @@ class SimulatedMachine(BaseModel):
         nvme_path: Path | None = None,
     ) -> Machine:
         """This machine as a tune sees it, with `num_gpus` in as many nodes as that takes; sizes in bytes."""
-        from ladder.machine.gpus import Gpu  # here: it asks for NVML, which `plan` does without
-        from ladder.machine.machine import Machine
-
         world_size = num_gpus or self.num_gpus
         nodes = -(-world_size // self.num_gpus)
         memory = gpu_memory or self.gpu_memory

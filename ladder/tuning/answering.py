@@ -8,7 +8,7 @@ from pathlib import Path
 from ladder.emit import Answer
 from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import MEMORY_OUTCOMES, Record
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
 from ladder.search.remedies import remedies
 from ladder.search.space import Space, warnings_of

@@ -22,7 +22,7 @@ from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.machine.machine import Machine
+    from ladder.machine.described import Machine
     from ladder.simulation.paper_machine import SimulatedMachine
 
 _NO_LIMIT = 1 << 60
@@ -77,8 +77,6 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
 
 def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
     """The machine that was asked for; where none was named, GPUs of which nothing but the memory is known."""
-    from ladder.machine.machine import Machine  # here: it loads NVML, which a refused plan does without
-
     if simulated is not None:
         return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
     return Machine(

@@ -10,7 +10,7 @@ from ladder.errors import UsageError
 from ladder.workload.workload import Dtype
 
 if TYPE_CHECKING:
-    from ladder.machine.machine import Machine
+    from ladder.machine.described import Machine
 
 _FIRST_WITH_BF16 = 8
 """Major compute capability: Ampere, 2020 (defined by its data sheet)."""

@@ -11,8 +11,9 @@ from ladder.doctor.builds import fix_of_build
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
+from ladder.machine.described import Machine
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK
-from ladder.machine.machine import Machine, operators_of, unsupported_reason
+from ladder.machine.machine import operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.workload import Workload

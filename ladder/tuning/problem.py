@@ -16,7 +16,7 @@ from ladder.workload.shapes import default_seq_len, default_task, depth_of
 from ladder.workload.workload import ModelShape, Task, Workload
 
 if TYPE_CHECKING:
-    from ladder.machine.machine import Machine
+    from ladder.machine.described import Machine
 
 _DEFAULT_BATCH = 128
 """Sequences of an optimizer step. Chosen: a usual batch for fine-tuning, and a power of two divides over most

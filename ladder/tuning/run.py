@@ -15,8 +15,8 @@ from typing import Any
 from ladder import __version__
 from ladder.candidates import RUNGS, Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
+from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
-from ladder.machine.machine import Machine
 from ladder.report.run_data import ReportedRun
 from ladder.report.writing import write_reports
 from ladder.runs.history import History
@@ -150,7 +150,8 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
 def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
     """Run trials until the search is over and its winner is proven."""
     options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
-    if venue.paper_name is None:  # on paper a trial costs nothing, and its machine may know better
+    on_paper = venue.paper_name is not None
+    if not on_paper:  # there a trial costs nothing, and the machine may know better
         _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
@@ -159,7 +160,6 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
     ):
         space, unsupported = _space(prepared, place.machine)
         history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-        on_paper = venue.paper_name is not None
         tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
         result = Tuner(
             workload=workload,
@@ -181,10 +181,7 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
 
 
 def _require_within_reach(prepared: _Prepared) -> None:
-    """NothingFitsError, before operators are built, where no trial could fit by far.
-
-    An exhaustive search measures whatever is predicted, and one that has a history goes on with it.
-    """
+    """NothingFitsError if all is far from fitting. An exhaustive search tries it anyway, as does one with a history."""
     options, machine = prepared.options, prepared.machine
     if options.strategy == "exhaustive" or (prepared.run_dir / "journal.log").exists():
         return

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ladder.emit import Answer
 from ladder.events.outcome import Record
-from ladder.machine.gpus import Gpu
-from ladder.machine.machine import Machine
+from ladder.machine.described import Gpu, Machine
 from ladder.report.run_data import ANSWER_NAME, is_simulated
 from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.knobs import less_noise

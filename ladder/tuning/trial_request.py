@@ -11,7 +11,7 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.launch.base import Deadlines
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience
 from ladder.workload.workload import Workload
 

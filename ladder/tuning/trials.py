@@ -13,7 +13,7 @@ from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import apart, false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.search.policy import Measure
 from ladder.search.relevance import relevant

@@ -11,7 +11,7 @@ from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Outcome, Record
 from ladder.events.protocol import StepPolicy
 from ladder.launch.base import Launcher
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.search.auto import remaining
 from ladder.search.belief import believe

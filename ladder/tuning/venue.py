@@ -15,8 +15,9 @@ from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.base import Launcher
 from ladder.launch.local import LocalLauncher
+from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
-from ladder.machine.machine import Machine, detect_machine
+from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine

@@ -18,9 +18,9 @@ from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
+from ladder.machine.described import Machine
 from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
-from ladder.machine.machine import Machine
 from ladder.runs.history import make_private
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.consent import require_usable

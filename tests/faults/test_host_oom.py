@@ -16,8 +16,7 @@ from ladder.candidates import RUNGS, Rung
 from ladder.events.protocol import FailedEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
-from ladder.machine.gpus import Gpu
-from ladder.machine.machine import Machine
+from ladder.machine.described import Gpu, Machine
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
 from ladder.tuning.tune_events import Note, TuneEvent

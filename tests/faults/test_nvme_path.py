@@ -19,7 +19,7 @@ from helpers import bundled_workload
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.machine.nvme import check_nvme_path, needed_bytes, nvme_shortage
 from ladder.tuning.preparation import with_operators
 from ladder.tuning.sweep import Sweep

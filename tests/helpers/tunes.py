@@ -9,7 +9,7 @@ from typing import Any
 from helpers.values import WORLD_SIZE, space_on
 from ladder.candidates import RUNGS_BY_NAME, Rung
 from ladder.launch.base import Launcher
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB

@@ -11,7 +11,7 @@ from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.search.space import Space
 from ladder.tuning.problem import make_space, problem_of, split_supported
 from ladder.units import GIB

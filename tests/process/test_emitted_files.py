@@ -176,7 +176,7 @@ def test_a_trainer_script_trains_under_the_launch_script_of_files_that_were_move
     moved = (tmp_path / "before").rename(tmp_path / AWKWARD)
     own = ["--learning_rate", "2e-3", "--lr_scheduler_type", "constant", "--max_steps", "2"]
     launch = OutputPaths.beside(moved / "best config.json").launch
-    run(["bash", str(launch), "--trainer", str(PROGRAMS / "trainer_script.py"), *own], reports)
+    run(["bash", str(launch), "--trainer", str(PROGRAMS / "train_trainer.py"), *own], reports)
     for rank in facts(reports, "trainer", answer):
         assert rank["learning_rate"] == 2e-3
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)

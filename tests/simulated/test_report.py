@@ -76,10 +76,7 @@ def test_every_file_that_the_report_says_to_use_is_there_whatever_the_output_was
     assert companions <= {path.name for path in (tmp_path / "run").iterdir()}
     trainer = json.loads((tmp_path / "run" / "best_config.trainer.json").read_text())
     assert trainer["deepspeed"] == str(tmp_path / "run" / "best_config.json")
-    assert (
-        str(tmp_path / "run" / "best_config.accelerate.yaml")
-        in (tmp_path / "run" / "best_config.launch.sh").read_text()
-    )
+    assert '"$here"/best_config.accelerate.yaml' in (tmp_path / "run" / "best_config.launch.sh").read_text()
 
 
 def test_the_report_of_an_older_run_says_how_to_make_the_file_that_is_not_there(

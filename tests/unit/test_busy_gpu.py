@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ladder.machine import gpus
-from ladder.machine.gpus import Gpu, obstacle
+from ladder.machine.described import Gpu
+from ladder.machine.gpus import obstacle
 from ladder.units import GIB
 
 GPU = Gpu("GPU-1", "NVIDIA A100", 80 * GIB)

@@ -17,8 +17,9 @@ from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
-from ladder.machine.gpus import Gpu, allocator_settings, may_register
-from ladder.machine.machine import CPU_RANKS, Machine, detect_machine, operators_of, unsupported_reason
+from ladder.machine.described import Gpu, Machine
+from ladder.machine.gpus import allocator_settings, may_register
+from ladder.machine.machine import CPU_RANKS, detect_machine, operators_of, unsupported_reason
 from ladder.tuning import preparation
 from ladder.tuning.tune_events import ignore
 from ladder.units import GIB

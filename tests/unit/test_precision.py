@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from ladder.errors import UsageError
-from ladder.machine.gpus import Gpu
+from ladder.machine.described import Gpu
 from ladder.simulation.paper_machine import machine_files, read_machine
 from ladder.tuning.precision import dtype_of, major_capability
 from ladder.units import GIB

@@ -14,7 +14,7 @@ from ladder.cli.main import main
 from ladder.emit.config import _digest
 from ladder.errors import NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
-from ladder.machine.machine import Machine
+from ladder.machine.described import Machine
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.verification import Verification, _model, as_it_was_measured
 from ladder.units import GIB

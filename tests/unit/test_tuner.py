@@ -19,8 +19,7 @@ from ladder.events.outcome import Outcome, Record
 from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
-from ladder.machine.gpus import Gpu
-from ladder.machine.machine import Machine
+from ladder.machine.described import Gpu, Machine
 from ladder.runs.history import History
 from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
