@@ -88,6 +88,7 @@ class Tuned:
 
         Speed:
         - tokens_per_second: of all ranks together
+        - proof_tokens_per_second: the same in its proof, if it had one
         - accumulate_seconds: of a micro-step without the optimizer
         - boundary_seconds: of a micro-step with the optimizer's step
         - step_seconds: of an optimizer step with its whole accumulation
@@ -107,7 +108,10 @@ class Tuned:
 
         What was predicted, for candidates that were not tried:
         - predicted_tokens_per_second
+        - predicted_low: the lower end of that, believed with 90 %
+        - predicted_high: and its upper end
         - predicted_device_gib
+        - predicted_fits: the probability that it fits
 
         Where it comes from:
         - trial: the name of the trial that measured it

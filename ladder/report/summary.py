@@ -18,7 +18,7 @@ from ladder.search.knobs import turned
 from ladder.search.remedies import remedies
 from ladder.search.space import REFUSED, Space, measured
 from ladder.techniques.keys import engine_in
-from ladder.units import counted, format_bytes
+from ladder.units import counted, format_bytes, parameters_in_words
 
 _NONE = "–"
 SIMULATED = "Simulated: no trial was run, and nothing here is measured or proven."
@@ -35,7 +35,7 @@ def introduction(run: ReportedRun) -> dict[str, str]:
         "model": workload.model.name,
         "where": f"{gpus}, {format_bytes(space.memory_limit)} each{', simulated' if run.simulated else ''}",
         "about": (
-            f"{workload.model.num_parameters / 1e9:.3g} billion parameters, {workload.task}, {workload.dtype}, "
+            f"{parameters_in_words(workload.model.num_parameters)}, {workload.task}, {workload.dtype}, "
             f"{workload.optimizer}, sequence length {workload.seq_len}, global batch {workload.global_batch_size} "
             f"sequences. {progress}. {run.folder}"
         ),

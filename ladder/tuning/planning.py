@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.candidates import RUNGS, Technique
 from ladder.errors import UsageError
+from ladder.machine.described import Machine
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
@@ -22,7 +23,6 @@ from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.machine.described import Machine
     from ladder.simulation.paper_machine import SimulatedMachine
 
 _NO_LIMIT = 1 << 60

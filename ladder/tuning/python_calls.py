@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ladder.errors import LadderError
+from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.declaring import Declared, declared
 from ladder.tuning.option_kinds import DURATION, SIZE
 
@@ -101,7 +102,7 @@ def _as_python(each: Declared, value: str) -> str:
         if not value[:1].isdigit():
             return ""
         return f'"{value.replace(" ", "")}"' if not value.replace(".", "", 1).isdigit() else value
-    return f'"{value}"' if re.search(r"[\d./]", value) else ""
+    return f'"{value}"' if value in TECHNIQUES or re.search(r"[\d./-]", value) else ""
 
 
 def _parameter(each: Declared) -> inspect.Parameter:

@@ -81,7 +81,7 @@ def test_unless_it_is_allowed_it_is_not_tried(tmp_path: Path) -> None:
 
 
 def test_where_it_can_have_no_effect_it_is_refused_in_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--allow made-up has no effect here: magic is for causal-lm"):
+    with pytest.raises(UsageError, match='allow="made-up" has no effect here: magic is for causal-lm'):
         ladder.tune("roberta-base", allow=["made-up"], output=tmp_path / "best.json", **PAPER)
 
 
