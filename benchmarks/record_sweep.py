@@ -174,11 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sweep(asked: Mapping[str, Any]) -> Path:
     """The run folder of the sweep."""
-    STRATEGIES["sweep and probe"] = sweep_and_probe
+    STRATEGIES["exhaustive"] = sweep_and_probe
     with tempfile.TemporaryDirectory() as elsewhere:  # the run folder keeps a copy of the answer
         options = TuneOptions(
             **{**asked, "micro_batches": tuple(asked["micro_batches"]), "rungs": tuple(asked["rungs"])},
-            strategy="sweep and probe",
+            strategy="exhaustive",
             switches={"liger": False},  # what is played back are the rungs as they are
             launcher="simulated" if asked["machine"] else "local",
             output=Path(elsewhere) / "best_config.json",

@@ -54,8 +54,8 @@ def test_zero2_fits_where_zero0_does_not(small_tune_done: tuple[Path, Finished])
 
 
 def test_every_candidate_is_in_trials_csv_with_a_reason(small_tune_done: tuple[Path, Finished]) -> None:
-    table: Any = pd.read_csv(small_tune_done[0] / RUN / "trials.csv").itertuples()
-    rows = {(row.rung, row.checkpointing, int(row.micro_batch)) for row in table}
+    table: Any = pd.read_csv(small_tune_done[0] / RUN / "trials.csv")
+    rows = {(row.rung, row.checkpointing, int(row.micro_batch)) for row in table.itertuples()}
     assert rows == CANDIDATES
     assert len(table) == len(CANDIDATES)
     assert table["why"].notna().all()
