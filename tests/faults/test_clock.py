@@ -88,7 +88,6 @@ def test_a_deadline_passes_by_the_monotonic_clock_alone(tmp_path: Path, monkeypa
 def test_no_code_of_ours_reads_the_wall_clock() -> None:
     package = Path(watch_module.__file__).parents[1]
     readers = ("time.time(", "datetime.now(", "datetime.utcnow(", "CLOCK_REALTIME")
-    found = [
-        f"{path.name}: {word}" for path in package.rglob("*.py") for word in readers if word in path.read_text("utf-8")
-    ]
-    assert found == []
+    files = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
+    found = {name for name, text in files.items() if any(word in text for word in readers)}
+    assert found == {"report/about.py"}  # the date of a tune, for its reader
