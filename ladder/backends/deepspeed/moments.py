@@ -17,7 +17,7 @@ from dataclasses import replace
 from ladder.backends.activations import Activations, activations_of, offloaded_input, terms_of
 from ladder.backends.base import Device, Moment
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Terms
 from ladder.units import MIB
 from ladder.workload.workload import ModelShape, Workload
 
@@ -61,8 +61,8 @@ def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activati
 
     16-bit parameters 2 P, master and states 12 P; gradients 2 P; the step makes fp32 gradients, 4 P, beside them.
     """
-    p = workload.model.num_parameters
-    rest = Moment("initialisation", 2 * p, 0.0, _optimizer_bytes(workload, candidate) * p)
+    p, terms = workload.model.num_parameters, terms_of(workload, candidate, world_size)
+    rest = Moment("initialisation", 2 * p, 0.0, _optimizer_bytes(workload, terms) * p)
     accumulated = 2.0 * p if candidate.accumulation > 1 else 0.0
     reduce_copy = 2.0 * min(p, _UNFUSED_BUCKET) if world_size > 1 else 0.0
     return [
@@ -88,6 +88,7 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     it accumulates all gradients there, takes its own to the host at the boundary, and keeps its buckets until then.
     """
     model, rung = workload.model, candidate.engine.rung
+    terms = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine)
     p, share, largest = model.num_parameters, model.num_parameters / world_size, 2.0 * model.largest_parameter
     offload = rung.offload_optimizer != "none"
@@ -95,7 +96,7 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
         "initialisation",
         2 * p,
         0.0,
-        0.0 if offload else _optimizer_bytes(workload, candidate) * share,
+        0.0 if offload else _optimizer_bytes(workload, terms) * share,
         buffers=largest if offload else 0.0,
     )
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
@@ -121,13 +122,8 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
             reduced=min(1.0, bucket / (2.0 * p)),
         ),
-        replace(rest, name="step", gradients=0.0 if offload else (4.0 + _fp32_gradient(workload, candidate)) * share),
+        replace(rest, name="step", gradients=0.0 if offload else (4.0 + terms.fp32_gradient) * share),
     ]
-
-
-def _fp32_gradient(workload: Workload, candidate: Candidate) -> float:
-    """Bytes a parameter of the copy of the gradient that the optimizer takes."""
-    return terms_of(workload, candidate, 1).fp32_gradient
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
@@ -138,6 +134,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     full bucket is copied to be scattered. The step takes sub-groups of the rank's share: 2 + 4 bytes of gradients each.
     """
     model, rung = workload.model, candidate.engine.rung
+    terms = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine)
     p, share, part = model.num_parameters, model.num_parameters / world_size, model.largest_parameter / world_size
     on_gpu = rung.offload_optimizer == "none"
@@ -146,7 +143,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
         "initialisation",
         2.0 * share if rung.offload_param == "none" else 0.0,
         2.0 * share if on_gpu else 0.0,
-        _optimizer_bytes(workload, candidate) * share if on_gpu else 0.0,
+        _optimizer_bytes(workload, terms) * share if on_gpu else 0.0,
         buffers=bucket,
     )
     at_least = model.largest_parameter + knobs["stage3_prefetch_bucket_size"]
@@ -157,7 +154,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
     full = min(bucket, 2.0 * p)
     group = min(share, knobs["sub_group_size"])
-    copies = 2.0 + _fp32_gradient(workload, candidate)
+    copies = 2.0 + terms.fp32_gradient
     norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
     return [
         rest,
@@ -217,9 +214,8 @@ def _backward(
     ]
 
 
-def _optimizer_bytes(workload: Workload, candidate: Candidate) -> float:
+def _optimizer_bytes(workload: Workload, terms: Terms) -> float:
     """Bytes a parameter: the master weight, and Adam's two moments."""
-    terms = terms_of(workload, candidate, 1)  # which ranks there are does not matter for these two
     return terms.master if workload.optimizer == "sgd" else terms.master + 2 * terms.moment
 
 
@@ -238,7 +234,7 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
         return activations * world_size, activations * world_size
     share = model.num_parameters / world_size
     pageable, pinned = 0.0, activations
-    moments = _optimizer_bytes(workload, candidate) - 4.0
+    moments = _optimizer_bytes(workload, terms_of(workload, candidate, world_size)) - 4.0
     group = min(share, engine_knobs(workload, candidate.engine).get("sub_group_size", share))
     if rung.offload_optimizer == "cpu" and rung.stage < 3:
         pageable += moments * share
