@@ -86,3 +86,20 @@ def play(space: Space, answer_all: str) -> list[Record]:
                 break
             records.append(fitting(space, candidate, trial=name))
     raise AssertionError("the search does not end")
+
+
+ON_GPU_ONLY = tuple(Engine(rung) for rung in RUNGS if not rung.devices)
+
+
+def two_small_gpus(**changes: Any) -> Space:
+    """Two GPUs of 16 GiB for Llama-2-7B, and no offload: nothing fits."""
+    settings: dict[str, Any] = {
+        "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128),
+        "world_size": 2,
+        "device": "cuda",
+        "memory_limit": 16 * GIB,
+        "host_memory": 512 * GIB,
+        "engines": ON_GPU_ONLY,
+        "micro_batches": (1, 2, 4),
+    }
+    return Space(**settings | changes)

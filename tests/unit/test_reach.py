@@ -7,29 +7,18 @@ from typing import Any
 
 import pytest
 from helpers import bundled_workload
+from helpers.searches import two_small_gpus
 
-from ladder.candidates import RUNGS, Engine
 from ladder.cli.main import main
 from ladder.errors import NothingFitsError
 from ladder.search.space import Space
 from ladder.tuning import run, venue
 from ladder.tuning.reach import FAR, require_within_reach
-from ladder.units import GIB, MIB
-
-ON_GPU_ONLY = tuple(Engine(rung) for rung in RUNGS if not rung.devices)
+from ladder.units import MIB
 
 
 def space_of_7b(**changes: Any) -> Space:
-    settings: dict[str, Any] = {
-        "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128),
-        "world_size": 2,
-        "device": "cuda",
-        "memory_limit": 16 * GIB,
-        "host_memory": 512 * GIB,
-        "engines": ON_GPU_ONLY,
-        "micro_batches": (1, 2),
-    }
-    return Space(**settings | changes)
+    return two_small_gpus(**{"micro_batches": (1, 2), **changes})
 
 
 def least(space: Space) -> int:

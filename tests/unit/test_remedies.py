@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record
+from helpers.searches import two_small_gpus
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Engine
+from ladder.candidates import RUNGS_BY_NAME, Engine
 from ladder.events.outcome import Outcome
 from ladder.search.forecast import plan
 from ladder.search.remedies import Remedies, remedies
 from ladder.search.space import Space
 from ladder.units import GIB
-
-ON_GPU_ONLY = tuple(Engine(rung) for rung in RUNGS if not rung.devices)
-
-
-def make_space(**changes: Any) -> Space:
-    """Two GPUs of 16 GiB for Llama-2-7B, and no offload: nothing fits."""
-    settings: dict[str, Any] = {
-        "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128),
-        "world_size": 2,
-        "device": "cuda",
-        "memory_limit": 16 * GIB,
-        "host_memory": 512 * GIB,
-        "engines": ON_GPU_ONLY,
-        "micro_batches": (1, 2, 4),
-    }
-    return Space(**settings | changes)
 
 
 def fits(space: Space) -> bool:
@@ -37,7 +21,7 @@ def fits(space: Space) -> bool:
 
 
 def test_as_many_gpus_as_are_named_fit_and_half_of_them_do_not() -> None:
-    space = make_space()
+    space = two_small_gpus()
     number = remedies(space).num_gpus
     assert number is not None
     assert not fits(space)
@@ -46,7 +30,7 @@ def test_as_many_gpus_as_are_named_fit_and_half_of_them_do_not() -> None:
 
 
 def test_gpus_of_the_size_that_is_named_fit_and_slightly_smaller_ones_are_not_sure_to() -> None:
-    space = make_space()
+    space = two_small_gpus()
     size = remedies(space).gpu_memory
     assert size is not None
     assert fits(replace(space, memory_limit=size))
@@ -54,7 +38,7 @@ def test_gpus_of_the_size_that_is_named_fit_and_slightly_smaller_ones_are_not_su
 
 
 def test_ranks_on_the_cpu_are_given_more_memory_and_no_gpus() -> None:
-    space = make_space(device="cpu")
+    space = two_small_gpus(device="cpu")
     found = remedies(space)
     assert found.gpu_memory is not None
     sentence = found.sentence(on_cpu=True)
@@ -64,7 +48,7 @@ def test_ranks_on_the_cpu_are_given_more_memory_and_no_gpus() -> None:
 
 
 def test_a_host_that_is_too_small_for_what_ranks_on_the_cpu_hold_is_named() -> None:
-    small = make_space(device="cpu", memory_limit=200 * GIB, host_memory=8 * GIB)
+    small = two_small_gpus(device="cpu", memory_limit=200 * GIB, host_memory=8 * GIB)
     found = remedies(small)
     assert found.gpu_memory is None
     assert found.host_memory is not None
@@ -72,7 +56,7 @@ def test_a_host_that_is_too_small_for_what_ranks_on_the_cpu_hold_is_named() -> N
 
 
 def test_the_sequence_that_is_named_fits_and_one_that_is_a_quarter_longer_does_not() -> None:
-    space = make_space(
+    space = two_small_gpus(
         workload=bundled_workload("llama-3.2-1b", seq_len=65536, global_batch_size=128), memory_limit=24 * GIB
     )
     length = remedies(space).seq_len
@@ -82,35 +66,35 @@ def test_the_sequence_that_is_named_fits_and_one_that_is_a_quarter_longer_does_n
 
 
 def test_where_no_sequence_is_short_enough_none_is_named() -> None:
-    assert remedies(make_space(memory_limit=8 * GIB)).seq_len is None
+    assert remedies(two_small_gpus(memory_limit=8 * GIB)).seq_len is None
 
 
 def test_a_smaller_micro_batch_is_a_remedy_where_only_large_ones_were_asked_for() -> None:
-    roomy = make_space(memory_limit=80 * GIB)
+    roomy = two_small_gpus(memory_limit=80 * GIB)
     assert remedies(replace(roomy, micro_batches=(64,))).micro_batch == 1
     assert remedies(roomy).micro_batch is None
 
 
 def test_the_nvme_rungs_are_named_only_where_this_machine_lacks_them() -> None:
-    space = make_space()
+    space = two_small_gpus()
     assert remedies(space, unsupported=["zero3+param-nvme+opt-nvme", "zero3+opt-cpu"]).nvme
     assert not remedies(space, unsupported=["zero3+opt-cpu"]).nvme
 
 
 def test_adapters_take_the_frozen_weights_and_little_else_and_four_bits_are_named_where_sixteen_are_too_many() -> None:
-    weights = 2 * make_space().workload.model.num_parameters
-    found = remedies(make_space(memory_limit=20 * GIB))
+    weights = 2 * two_small_gpus().workload.model.num_parameters
+    found = remedies(two_small_gpus(memory_limit=20 * GIB))
     assert found.lora is not None
     assert weights < found.lora < weights + 6 * GIB
     assert found.qlora is None
-    found = remedies(make_space(memory_limit=10 * GIB))
+    found = remedies(two_small_gpus(memory_limit=10 * GIB))
     assert found.lora is None
     assert found.qlora is not None
     assert weights / 4 < found.qlora < 10 * GIB
 
 
 def test_what_trials_have_taught_counts() -> None:
-    space = make_space(engines=(Engine(RUNGS_BY_NAME["zero3"]),))
+    space = two_small_gpus(engines=(Engine(RUNGS_BY_NAME["zero3"]),))
     before = remedies(space).gpu_memory
     oom = Outcome(kind="gpu_oom", moment="step", sentence="", bytes_asked=80 * GIB, bytes_free=0)
     more = make_record(make_candidate("zero3", accumulation=64), "gpu_oom", outcome=oom)
@@ -136,6 +120,6 @@ def test_the_sentence_lists_what_there_is(found: Remedies, words: str) -> None:
 
 
 def test_every_eight_gpus_bring_a_host_and_its_memory() -> None:
-    small_gpus = make_space(memory_limit=8 * GIB, host_memory=16 * GIB)  # for eight processes, and no more
+    small_gpus = two_small_gpus(memory_limit=8 * GIB, host_memory=16 * GIB)  # for eight processes, and no more
     assert (remedies(small_gpus).num_gpus or 0) > 8
     assert remedies(replace(small_gpus, host_memory=12 * GIB)).num_gpus is None
