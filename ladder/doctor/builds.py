@@ -21,7 +21,7 @@ def fix_of_build(name: str, reason: str) -> str:
         if int(killed[1]) == _OUT_OF_MEMORY_KILLER:
             return "free some host memory, as the kernel kills compilers when it runs out"
         return "let it finish next time, as something outside ladder ended it"
-    if reason.startswith("its build was ended"):
+    if reason.startswith("its build was stopped"):
         return "end what else keeps this machine's cores busy, as a build is given 15 minutes"
     if shutil.which(compiler()) is None:
         return "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"

@@ -235,7 +235,7 @@ def trial_seconds(run: TrialRun) -> dict[str, float]:
 def false_start(run: TrialRun, records: Sequence[Record]) -> str:
     """Why the trial ended before anything of its engine was read, if it did: that says nothing about the engine."""
     if run.stop is not None and run.stop.kind == "lost_server":
-        return "The trial server died"
+        return "The trial server ended unexpectedly"
     if run.stop is None and not records and not any(run.exits.values()):
         return "The trial ended without a result"
     endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]

@@ -1,1 +1,1 @@
-"""Starts ranks, watches them, and ends them, all of them."""
+"""Starts the ranks of a trial, watches them and ends them."""

@@ -1,4 +1,4 @@
-"""What every launcher does: run one trial to its end, and say what was seen of it."""
+"""The interface of every launcher: run one trial to its end and return what was observed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ladder.events.protocol import Event, TrialSpec
 from ladder.events.trial_run import TrialRun
 
 Listener = Callable[[int, Event], None]
-"""Called with a rank and its event, as they come."""
+"""Called for every event of a rank as it arrives, with the rank and the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +22,17 @@ class Deadlines:
     engine: float = 600.0
     first_step: float = 300.0
     step: float = 120.0
-    """A later step; raised to twenty times the slowest step seen."""
+    """A later step; raised to twenty times the slowest step so far."""
     gather: float = 600.0
     total: float = 3600.0
     """The whole trial."""
 
 
 class Launcher(Protocol):
-    """One contract, tested for every launcher: `run` returns only when nothing of the trial is left."""
+    """What every launcher guarantees: `run` returns only when no process of the trial is left."""
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
-        """Run one trial. Raises EnvironmentFaultError when the machine cannot even start one."""
+        """Run one trial. Raises EnvironmentFaultError if the machine cannot start one."""
 
     def close(self) -> None:
-        """End what the launcher itself keeps running."""
+        """End the processes that the launcher keeps between trials."""

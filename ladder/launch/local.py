@@ -19,19 +19,19 @@ from ladder.launch.trial_server import TrialServer
 from ladder.launch.watch import Watch, now
 
 _TICK_SECONDS = 0.02
-"""A turn of the loop that watches the ranks. Chosen: short beside an optimizer step, and no work for a core."""
+"""Between two checks of the ranks. Chosen: short compared with an optimizer step, and hardly any work."""
 _RELEASE_SECONDS = 30.0
-"""The driver may take so long to give back the memory of ranks that ended. Chosen: it usually takes a few seconds, so
-that after these somebody else holds it."""
+"""How long the driver may take to free the memory of ranks that ended. Chosen: it usually takes a few seconds, so after
+30 s something else is using the memory."""
 _KILL_SECONDS = 20.0
-"""Ranks that got SIGKILL are gone sooner. Chosen: giving back 17 GB of pinned memory took 4.7 s, which is what takes
-longest (measured: benchmarks/results/1xh200-pinning)."""
+"""How long ranks may take to end after SIGKILL. Chosen: the slowest part, freeing 17 GB of pinned memory, took 4.7 s
+(measured: benchmarks/results/1xh200-pinning)."""
 
 
 class LocalLauncher(Launcher):
-    """Runs trials one after another. With `cold`, each gets a server of its own, imports and all.
+    """Runs trials one after another. With `cold`, every trial starts a new server, which repeats all imports.
 
-    A `job` without "operators" lets the server import while they are built: `load` tells which they are.
+    If `job` has no "operators", the server starts importing while they are built; then call `load`.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class LocalLauncher(Launcher):
         self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
 
     def load(self, operators: Sequence[str]) -> None:
-        """The operators that trials need; before the first of them, and once."""
-        self._job["operators"] = list(operators)  # for servers to come
+        """Name the operators that trials need. Call it once, before the first trial."""
+        self._job["operators"] = list(operators)  # for servers started later
         if self._server is not None:
             self._server.load(operators)
 
@@ -115,7 +115,7 @@ class LocalLauncher(Launcher):
         return self._server
 
     def _drop_server(self) -> list[int]:
-        """End the server, if there is one; returns the pids that do not end."""
+        """End the server, if there is one. Returns the pids of processes that could not be killed."""
         left = self._server.close() if self._server is not None else []
         self._server, self._ready = None, False
         return left
@@ -129,7 +129,7 @@ class LocalLauncher(Launcher):
         listener: Listener,
         sampler: Sampler | None,
     ) -> bool:
-        """From the request until no process of the trial is left; False if the server is lost or no longer answers."""
+        """Follow a trial from its start until none of its processes is left. False if the server ended or is stuck."""
         server.start(run.spec.trial, spec_file)
         watch = Watch(run.spec, deadlines, listener, now())
         run.events = [file.events for file in watch.files]
@@ -137,7 +137,7 @@ class LocalLauncher(Launcher):
         while True:
             events = server.poll(_TICK_SECONDS)
             if events is None:
-                run.stop = run.stop or Ending(kind="lost_server", sentence="the trial server died")
+                run.stop = run.stop or Ending(kind="lost_server", sentence="the trial server ended unexpectedly")
                 watch.read()
                 return False
             watch.read()
@@ -166,12 +166,12 @@ class LocalLauncher(Launcher):
             return Ending(kind="environment", sentence=str(lost))
         return Ending(
             kind="environment",
-            sentence=f"GPU memory is still held {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by a process "
-            "that is not ours or by the driver; look at nvidia-smi, free the GPU and start the same command again.",
+            sentence=f"GPU memory is still in use {_RELEASE_SECONDS:.0f} s after trial {spec.trial} ended, by another "
+            "process or by the driver; check nvidia-smi, free the GPU and start the same command again.",
         )
 
     def _remove_swap(self, spec: TrialSpec) -> None:
-        """The trial's NVMe files; a folder of gigabytes is removed beside the next trial's start."""
+        """Delete the trial's NVMe files, in a thread because gigabytes take time."""
         offloads = [
             spec.deepspeed["zero_optimization"].get(name, {}) for name in ("offload_optimizer", "offload_param")
         ]
@@ -180,7 +180,7 @@ class LocalLauncher(Launcher):
 
 
 def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> bool:
-    """Take in what the server says; True once no process of the trial is left."""
+    """Record the server's events in `run`; True once no process of the trial is left."""
     for event in events:
         if event["event"] == "started":
             run.started = now()
@@ -201,8 +201,8 @@ def _unkillable(left: Sequence[int], spec: TrialSpec) -> Ending | None:
         return None
     return Ending(
         kind="environment",
-        sentence=f"Trial {spec.trial} left process {', '.join(map(str, left))}, which not even SIGKILL ends "
-        "(a driver or a file system holds it); wait until it is gone or reboot, then start the same command again.",
+        sentence=f"Trial {spec.trial} left process {', '.join(map(str, left))}, which does not end even after SIGKILL "
+        "(a driver or a file system blocks it); wait until it is gone or reboot, then start the same command again.",
     )
 
 
@@ -212,6 +212,6 @@ def _unreported(run: TrialRun) -> Ending | None:
         return None
     return Ending(
         kind="environment",
-        sentence=f"Rank {rank} could not write to {run.spec.folder}, whose disk must be full; all that was measured "
-        "before is kept, so free some space and start the same command again.",
+        sentence=f"Rank {rank} could not write to {run.spec.folder}, probably because the disk is full; free some "
+        "space and start the same command again (earlier measurements are kept).",
     )

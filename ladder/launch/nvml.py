@@ -1,4 +1,4 @@
-"""NVML: what the GPUs hold and how hard they work, sampled while ranks run."""
+"""NVML: memory, utilisation and power of the GPUs, sampled while ranks run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ladder.errors import EnvironmentFaultError
 from ladder.events.trial_run import DeviceUse
 
 _PERIOD_SECONDS = 0.25
-"""Between two samples. Every query takes the driver's locks, which the ranks' launches need too. Chosen: at 0.05 s,
-with another default changed as well, stage 3 was 15 to 36 % slower (benchmarks/results/4xh200-llama-2-7b-40gib)."""
+"""Between two samples. Every query takes locks of the driver that kernel launches need too. Chosen: at 0.05 s, with
+another default changed as well, stage 3 was 15 to 36 % slower (benchmarks/results/4xh200-llama-2-7b-40gib)."""
 
 
-# Errors after which a GPU does not come back by itself. Others are asked again before they count.
+# After these errors a GPU does not recover by itself. After any other error the query is repeated.
 _LOST = frozenset(
     {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED}
 )
 _ATTEMPTS = 3
-"""Queries before a GPU counts as lost. Chosen: one that fails may be chance, and each must answer for a trial."""
+"""Failed queries in a row before a GPU counts as lost. Chosen: a single failure may be chance."""
 _RETRY_SECONDS = 0.1
-"""Between two attempts. Chosen: a driver that is busy answers by then, and no trial waits long."""
+"""Between two attempts. Chosen: enough for a busy driver to answer, and no trial waits long."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class _Sample:
 
 
 class Gpus:
-    """The GPUs of a trial, by UUID. What a device held at the last `mark` is not counted as ours."""
+    """The GPUs of a trial, by UUID. Memory that was in use at the last `mark` is not counted."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """Raises EnvironmentFaultError, as every method does, for a GPU that is lost: no configuration is to blame."""
+        """Raises EnvironmentFaultError if a GPU is lost, as every method does: no configuration is to blame."""
         self._handles: list[tuple[str, Any]] = []
         try:
             pynvml.nvmlInit()
@@ -56,11 +56,11 @@ class Gpus:
         return tuple(int(_ask(uuid, pynvml.nvmlDeviceGetMemoryInfo, handle).used) for uuid, handle in self._handles)
 
     def mark(self) -> None:
-        """Take what the devices hold now as not ours."""
+        """From now on, do not count the memory that is in use at this moment."""
         self._before = self._used()
 
     def wait_released(self, seconds: float, tolerance: int = 64 << 20) -> bool:
-        """Wait until each device holds no more than at the mark; False if that took longer than `seconds`."""
+        """Wait until no GPU has more memory in use than at the last `mark`; False if that takes more than `seconds`."""
         deadline = time.monotonic() + seconds
         while any(used > before + tolerance for used, before in zip(self._used(), self._before, strict=True)):
             if time.monotonic() > deadline:
@@ -80,7 +80,7 @@ class Gpus:
 
 
 def _ask(uuid: str, query: Any, *arguments: Any) -> Any:
-    """What no trial can do without. EnvironmentFaultError where the GPU does not answer."""
+    """A query that every trial needs. Raises EnvironmentFaultError if the GPU does not answer."""
     for attempt in range(_ATTEMPTS):
         try:
             return query(*arguments)
@@ -93,13 +93,13 @@ def _ask(uuid: str, query: Any, *arguments: Any) -> Any:
 
 def _lost(uuid: str, error: Any) -> EnvironmentFaultError:
     return EnvironmentFaultError(
-        f"GPU {uuid} does not answer any more ({error}); reset it or reboot, then start the same command again: "
-        "all that was measured is kept."
+        f"GPU {uuid} no longer answers ({error}); reset it or reboot, then start the same command again "
+        "(measurements are kept)."
     )
 
 
 def _try(query: Any, handle: Any) -> float | None:
-    """Some GPUs and virtual machines do not support some queries: that is a dash in the table, no reason to stop."""
+    """Some GPUs and virtual machines do not support every query; the table then shows a dash."""
     try:
         return float(query(handle))
     except pynvml.NVMLError:
@@ -107,7 +107,7 @@ def _try(query: Any, handle: Any) -> float | None:
 
 
 class Sampler:
-    """Samples in a thread of its own between `start` and `stop`."""
+    """Samples the GPUs in its own thread between `start` and `stop`."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
@@ -115,7 +115,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.fault: str | None = None
-        """Why a GPU cannot be sampled any more; None while all answer."""
+        """Why a GPU can no longer be sampled; None while all answer."""
 
     def start(self) -> None:
         self._samples.clear()
@@ -138,7 +138,7 @@ class Sampler:
             self._thread.join()
 
     def between(self, began: float, ended: float) -> DeviceUse:
-        """What was sampled from `began` to `ended` (CLOCK_MONOTONIC), widened to the neighbouring samples."""
+        """What was sampled from `began` to `ended` (CLOCK_MONOTONIC); the means include the neighbouring samples."""
         times = [sample.t for sample in self._samples]
         first, last = bisect.bisect_left(times, began), bisect.bisect_right(times, ended)
         inside, window = self._samples[first:last], self._samples[max(0, first - 1) : last + 1]
@@ -146,7 +146,7 @@ class Sampler:
             utilisation=_mean([value for sample in window for value in sample.utilisation]),
             watts=_watts(window),
             sm_clock_mhz=_mean([value for sample in window for value in sample.clock_mhz]),
-            # A neighbouring sample may be of the next candidate, which needs more.
+            # Without the neighbouring samples: one may belong to the next candidate, which needs more memory.
             peak_bytes=max((max(sample.used) for sample in inside), default=None),
         )
 
@@ -157,7 +157,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _watts(window: Sequence[_Sample]) -> float | None:
-    """Mean power from the devices' own energy counters, which miss nothing between samples."""
+    """Mean power from the GPUs' own energy counters, which also count between samples."""
     if len(window) < 2 or window[-1].t <= window[0].t:
         return None
     pairs = list(zip(window[0].joules, window[-1].joules, strict=True))

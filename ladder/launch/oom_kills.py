@@ -1,4 +1,4 @@
-"""The kernel's count of processes it killed for want of memory: the evidence that makes a SIGKILL a host OOM."""
+"""The kernel's count of OOM kills. If it rose during a trial, a rank that got SIGKILL ran out of host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ladder.machine.host import memory_cgroups
 
 
 class OomKills:
-    """Counts from now on the OOM kills in the memory cgroup (v2 or v1) that process `pid` is in."""
+    """Counts the OOM kills from now on in the memory cgroup (v2 or v1) of process `pid`."""
 
     def __init__(self, pid: int) -> None:
         self._files = [
@@ -17,12 +17,12 @@ class OomKills:
         self._before = self._count()
 
     def since(self) -> int:
-        """How far the count moved."""
+        """How many there were since."""
         return max(0, self._count() - self._before)
 
     def _count(self) -> int:
         counts = (count for path in (*self._files, Path("/proc/vmstat")) if (count := _oom_kill(path)) is not None)
-        return next(counts, 0)  # the whole machine's count only where no cgroup has one
+        return next(counts, 0)  # the count of the whole machine only if no cgroup has one
 
 
 def _oom_kill(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Builds DeepSpeed's operators before the first trial, each once, in a process of its own."""
+"""Builds DeepSpeed's operators before the first trial, each in its own process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command, module_environment
 
 _BUILD_SECONDS = 900.0
-"""A compiler that hangs must not hang the tune. Chosen: five times what async_io takes on two cores, which is three
-minutes (measured)."""
+"""How long builds may take: a compiler that hangs must not block the tune. Chosen: five times the three minutes that
+async_io takes on two cores (measured)."""
 _TICK_SECONDS = 0.1
-"""Chosen: short for whoever presses Ctrl-C, and next to nothing beside a build of minutes."""
+"""Between two checks of the builds. Chosen: a quick reaction to Ctrl-C, and negligible in a build of minutes."""
 
 
 def build_operators(
     names: Iterable[str], environment: Mapping[str, str], cancelled: Callable[[], bool] = lambda: False
 ) -> dict[str, str | None]:
-    """Compile each operator, side by side; returns, by name, None or the reason why it cannot be built.
+    """Compile the operators in parallel. Returns None by name, or the reason if one cannot be built.
 
-    Ends the builds as soon as `cancelled`.
+    Stops the builds as soon as `cancelled` is true.
     """
     builds: dict[str, _Build] = {}
     deadline = time.monotonic() + _BUILD_SECONDS
@@ -44,7 +44,7 @@ def build_operators(
 
 
 class _Build:
-    """One build, with its compilers in a session of their own: Ctrl-C reaches the controller alone."""
+    """One build. It has its own session with its compilers, so that Ctrl-C reaches only the controller."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         self._words = _temporary_file()  # closed by `end`
@@ -58,11 +58,11 @@ class _Build:
         )
 
     def is_running(self) -> bool:
-        """Whether it is; its end is looked at and not taken, so that its session stays ours."""
+        """Whether it still runs. A build that ended is not reaped here, so that its pid is not given away."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def end(self) -> str | None:
-        """End what is left of it, also compilers that outlived their build; returns the reason if it is not built."""
+        """Kill what is left of the build, compilers too. Returns the reason if the operator is not built."""
         cut_short = self.is_running()
         _kill_session(self._process.pid)
         status = self._process.wait()
@@ -70,7 +70,7 @@ class _Build:
             words.seek(0)
             lines = words.read().decode(errors="replace").strip().splitlines()
         if cut_short:
-            return "its build was ended before it was done"
+            return "its build was stopped before it finished"
         if status < 0:
             return f"its build was killed by signal {-status}"
         return None if status == 0 else [f"its build ended with status {status}", *lines][-1]
@@ -81,13 +81,13 @@ def _temporary_file() -> IO[bytes]:
         return tempfile.TemporaryFile()
     except OSError as error:
         raise EnvironmentFaultError(
-            f"A temporary file cannot be made ({error.strerror}); set TMPDIR to a folder that can be written."
+            f"A temporary file cannot be created ({error.strerror}); set TMPDIR to a folder that you can write to."
         ) from error
 
 
 def _kill_session(leader: int) -> None:
-    """Kill the session of a child that is not reaped yet: ninja puts each compiler into a process group of its own."""
-    for _ in range(2):  # once more for what was started while we looked
+    """Kill the session of a child that is not reaped yet. (ninja gives each compiler its own process group.)"""
+    for _ in range(2):  # the second time for processes that started during the first
         for process in psutil.process_iter():
             with suppress(OSError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == leader:

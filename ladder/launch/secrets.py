@@ -1,4 +1,4 @@
-"""Secrets in the environment: trials need none, so none is passed on to them."""
+"""Secrets in the environment: trials need none, so they get none."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _SECRET = re.compile(
 
 
 def blanked_secrets(names: Iterable[str]) -> dict[str, str]:
-    """Every variable among `names` that holds a secret by its name, with an empty value to put over it."""
+    """The variables among `names` whose names say that they hold a secret, each with an empty value to override it."""
     return {name: "" for name in names if _SECRET.search(name)}

@@ -1,4 +1,4 @@
-"""The controller's end of the trial server: starts it, talks to it, and sees that nothing of it is left."""
+"""The controller's side of the trial server: starts it, talks to it and ends it with all its processes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from ladder.launch.modules import module_command, module_environment
 from ladder.text import shown
 
 _START_SECONDS = 180.0
-"""To import what trials need. Chosen: eight times the 23 s of the slowest host so far (measured:
+"""How long the imports may take. Chosen: eight times the 23 s of the slowest host so far (measured:
 benchmarks/results/4xh200-beyond-the-ladder)."""
 _END_SECONDS = 5.0
-"""For the server to end, and then for its ranks to be gone. Chosen: the server gives its ranks 3 s
+"""How long the server may take to end, and then its ranks. Chosen: the server gives its ranks 3 s
 (`ladder/trial/server.py`)."""
 _TICK_SECONDS = 0.1
-"""Chosen: short beside a start of several seconds."""
+"""Between two checks of a starting server. Chosen: short compared with a start of several seconds."""
 _REASON_CHARACTERS = 200
-"""Of the server's own words in an error. Chosen: about two lines of a terminal."""
+"""Of the server's reason in an error message. Chosen: about two lines of a terminal."""
 
 
 class TrialServer:
     """One server process. `marker` is in the environment of all its descendants.
 
-    The thread that makes it must live until it is ready: the kernel ends an importing server with that thread.
+    The thread that creates it must live until it is ready: the kernel kills a server that still imports when that
+    thread ends.
     """
 
     def __init__(self, *, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], log: Path) -> None:
@@ -46,7 +47,7 @@ class TrialServer:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=module_environment({**environment, RUN_MARKER: marker}),
-                start_new_session=True,  # a terminal's Ctrl-C is the controller's alone to handle
+                start_new_session=True,  # only the controller handles Ctrl-C
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -61,9 +62,10 @@ class TrialServer:
         return self._process.pid
 
     def wait_ready(self, cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until everything is imported; False if `cancelled` came first.
+        """Wait until everything is imported; False if `cancelled` is true before that.
 
-        Raises EnvironmentFaultError with the reason why it cannot be, ModelNotAccessibleError if that is the model.
+        Raises ModelNotAccessibleError if transformers does not know the model, and EnvironmentFaultError if the server
+        cannot start for another reason.
         """
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and not cancelled() and (events := self.poll(_TICK_SECONDS)) is not None:
@@ -76,17 +78,17 @@ class TrialServer:
                 if event["of_model"]:
                     first = reason.partition(". ")[0]  # the second sentence lists every model there is
                     raise ModelNotAccessibleError(
-                        f"The installed transformers does not know this model ({first}); upgrade it, or mend the "
-                        "model's configuration."
+                        f"The installed transformers does not know this model ({first}); upgrade it, or correct the "
+                        "model's config.json."
                     )
                 raise EnvironmentFaultError(f"Trials cannot start here: {reason} (details in {self._log}).")
         self.close()
         if cancelled():
             return False
-        raise EnvironmentFaultError(f"The trial server did not start; its last words are in {self._log}.")
+        raise EnvironmentFaultError(f"The trial server did not start; see the end of {self._log}.")
 
     def load(self, operators: Sequence[str]) -> None:
-        """Say which operators to load, to a server that was made without them in its job."""
+        """Name the operators to load, if the job did not."""
         self._send({"operators": list(operators)})
 
     def start(self, trial: str, spec: Path) -> None:
@@ -96,7 +98,7 @@ class TrialServer:
         self._send({"op": "kill"})
 
     def poll(self, seconds: float) -> list[dict[str, Any]] | None:
-        """Events that come within `seconds`, perhaps none; None once the server is gone."""
+        """Events that arrive within `seconds`, possibly none; None once the server has ended."""
         if not select.select([self._stdout], [], [], seconds)[0]:
             return []
         data = os.read(self._stdout, 65536)
@@ -110,33 +112,33 @@ class TrialServer:
         return events
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether somebody stopped the rank's process (SIGSTOP, a debugger)."""
+        """Whether the rank's process is stopped (by SIGSTOP or a debugger)."""
         try:
             return self._ranks[rank].status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         except (psutil.Error, KeyError):
             return False
 
     def close(self) -> list[int]:
-        """End the server and all it started. Returns the pids that the kernel has not ended even so, mostly none."""
+        """End the server and all it started. Returns the pids of processes that could not be killed, usually none."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None and not pipe.closed:
-                pipe.close()  # the end of its stdin is the server's order to kill its ranks and end
+                pipe.close()  # when its stdin ends, the server kills its ranks and ends
         try:
             self._process.wait(timeout=_END_SECONDS if self._ready else 0)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # still importing: it has nothing to put in order
+            self._process.kill()  # it is still importing and has nothing to clean up
             self._process.wait()
         kill_marked(self.marker)
-        # A rank that is being killed has no environment left to be found by, but is not gone yet.
+        # A rank that is being killed no longer has an environment with the marker, but may still exist.
         return [rank.pid for rank in wait_gone(list(self._ranks.values()), _END_SECONDS)]
 
     def _send(self, request: Mapping[str, Any]) -> None:
         line = json.dumps(request).encode() + b"\n"
         try:
-            while line:  # a pipe may take less than all of it when a signal comes
+            while line:  # a signal may interrupt a write, which then writes only a part
                 line = line[os.write(self._stdin, line) :]
         except BrokenPipeError:
-            return  # `poll` will say that the server is gone
+            return  # `poll` will report that the server has ended
 
 
 def _process(pid: int) -> psutil.Process | None:
@@ -147,10 +149,10 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def kill_marked(marker: str) -> int:
-    """Kill every process of this user that carries `marker` from its start, but not this one; returns how many.
+    """Kill every other process of this user that was started with `marker` in its environment; returns how many.
 
-    The marker is read again through psutil's pid-and-start-time check at the moment of the signal, so a pid that was
-    given to somebody else in between is left alone.
+    psutil compares pid and start time again before it sends the signal, so a process that got the pid of one that ended
+    in between is not touched.
     """
     victims = [process for process in psutil.process_iter() if process.pid != os.getpid() and _carries(process, marker)]
     for process in victims:
@@ -163,7 +165,7 @@ def kill_marked(marker: str) -> int:
 
 
 def wait_gone(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait for the end of `processes`; returns those that are left. A zombie is gone: it holds nothing."""
+    """Wait until `processes` have ended; returns those that are left. A zombie has ended: it holds no resources."""
     deadline = time.monotonic() + seconds
     while (left := [process for process in processes if _is_there(process)]) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Watching one trial: the ranks' files, their deadlines, and the moment at which it has to be ended."""
+"""Watches one trial: reads the ranks' files, checks deadlines, and says when the trial has to be ended."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from ladder.launch.base import Deadlines, Listener
 from ladder.units import MIB
 
 _GRACE_SECONDS = 0.3
-"""After the first rank fails, its peers get this long to report a cause of their own; then they are killed. Chosen: a
-rank reports its error as soon as it has one."""
+"""After the first rank fails, the others have this long to report their own cause; then they are killed. Chosen: a rank
+reports an error at once."""
 _LINGER_SECONDS = 10.0
-"""A rank whose report is complete has nothing left to do but to end. Chosen: twice the 4.7 s that giving back 17 GB of
-pinned memory took (measured: benchmarks/results/1xh200-pinning)."""
+"""How long a rank may take to end after its report is complete. Chosen: twice the 4.7 s that freeing 17 GB of pinned
+memory took (measured: benchmarks/results/1xh200-pinning)."""
 _TURN_SECONDS = 1.0
-"""A turn of the loop takes 20 ms. What a longer one takes beyond this is no time that the ranks had: they and we were
-paused together (docker pause, a suspended Slurm job, a machine that slept). Chosen: fifty turns, which a host that is
-only busy does not take."""
+"""The loop checks every 20 ms. If more than this passes between two checks, the excess was a pause of ladder and ranks
+together (docker pause, a suspended Slurm job, a sleeping machine) and does not count. Chosen: fifty times the usual
+interval, which a busy host does not reach."""
 _LOG_BYTES, _LOG_KEPT_BYTES = 16 * MIB, MIB
-"""A rank's log that has grown beyond the first is cut to the second. Chosen: beginnings say most, and a rank that
-prints without end must not fill the disk."""
+"""A rank's log that is longer than the first is cut to the second. Chosen: the beginning is the most useful part, and a
+rank that prints endlessly must not fill the disk."""
 
 
 def now() -> float:
-    """Seconds on the clock the ranks write."""
+    """Seconds on the clock that the ranks' events use."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class RankFile:
-    """Reads what one rank appends; a line still being written waits for its end."""
+    """Reads what one rank appends; an incomplete line is left for the next read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,11 +72,11 @@ def _parse(line: bytes) -> Event | None:
     try:
         return parse_event(line)
     except (ValidationError, json.JSONDecodeError):
-        return None  # a rank that writes nonsense reports nothing; its missing `done` tells
+        return None  # a line that cannot be read counts as missing; a rank without `done` has failed
 
 
 class Watch:
-    """The state of one trial as its files tell it."""
+    """The state of one trial according to the ranks' files."""
 
     def __init__(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener, started: float) -> None:
         self._deadlines, self._listener, self._started = deadlines, listener, started
@@ -84,27 +84,27 @@ class Watch:
         self.files = [RankFile(Path(spec.folder) / f"rank{rank}.jsonl") for rank in range(spec.world_size)]
         self._logs = [Path(spec.folder) / f"rank{rank}.log" for rank in range(spec.world_size)]
         self._heard = [started] * spec.world_size
-        # By rank and as they come: a soak has many thousand events, and every turn asks.
+        # Kept up to date event by event: a soak test has thousands of events, and every check needs these.
         self._phase: list[Phase] = ["process_group"] * spec.world_size
         self._has_stepped = [False] * spec.world_size
         self._slowest_step = 0.0
         self._failed_at: float | None = None
 
     def time(self) -> float:
-        """Seconds on the clock of the deadlines, which stands still while the trial is paused."""
+        """Seconds on the clock for deadlines, which stops while the trial is paused."""
         return now() - self._paused
 
     def leave_out_pause(self) -> None:
-        """Call once a turn, right before deadlines are looked at; a pause that came since the last call counts no more.
+        """Do not count a pause since the last call. Call it in every round, right before deadlines are checked.
 
-        The monotonic clock runs on in a pause, and a rank cannot be heard in it.
+        The monotonic clock continues during a pause, although no rank can report.
         """
         time_now = now()
         self._paused += max(0.0, time_now - self._looked - _TURN_SECONDS)
         self._looked = time_now
 
     def read(self) -> None:
-        """Take in what the ranks have written since."""
+        """Read what the ranks have written since the last call."""
         self.leave_out_pause()
         for log in self._logs:
             _cap(log)
@@ -125,7 +125,7 @@ class Watch:
             self._failed_at = self.time()
 
     def note_exit(self, rank: int) -> None:
-        """A rank is gone. Without a complete report that is a failure, whatever its exit status."""
+        """A rank has ended. Without a complete report that is a failure, whatever its exit status."""
         self.read()
         if not self.is_done(rank) and self._failed_at is None:
             self._failed_at = self.time()
@@ -135,15 +135,15 @@ class Watch:
         return bool(events) and isinstance(events[-1], DoneEvent)
 
     def must_end(self) -> bool:
-        """A rank has failed and its peers had their moment to say why, or all are done and still here."""
+        """A rank has failed and the others had time to report their cause, or all are done but have not ended."""
         if self._failed_at is not None:
             return self.time() - self._failed_at > _GRACE_SECONDS
         return all(map(self.is_done, range(len(self.files)))) and self.time() - max(self._heard) > _LINGER_SECONDS
 
     def overdue(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> Ending | None:
-        """The rank that has been silent for longer than its phase allows.
+        """The ending of a trial in which a rank has been silent for longer than its phase allows; None otherwise.
 
-        Its peers fall silent with it, waiting in a collective: a rank whose process `is_stopped` is the one to name.
+        The other ranks then wait in a collective and are silent too. If the process of one `is_stopped`, it is named.
         """
         time_now = self.time()
         if time_now - self._started > self._deadlines.total:
@@ -171,7 +171,7 @@ class Watch:
 
 
 def _cap(log: Path) -> None:
-    """A rank that prints without end fills no disk: of a long log its beginning stays, and what came last."""
-    with suppress(OSError):  # there is none yet
+    """Cut a log that is too long, so that a rank that prints endlessly does not fill the disk."""
+    with suppress(OSError):  # it may not exist yet
         if log.stat().st_size > _LOG_BYTES:
-            os.truncate(log, _LOG_KEPT_BYTES)  # the rank appends, so it goes on from there
+            os.truncate(log, _LOG_KEPT_BYTES)  # the rank appends, so it continues from here

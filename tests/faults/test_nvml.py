@@ -94,7 +94,7 @@ print(sampler.fault)
 
 
 def test_a_gpu_lost_during_a_trial_shows_in_the_sampler_and_ends_the_tune_at_the_next_question(gpus: FakeGpus) -> None:
-    sentence = "GPU GPU-fake-1 does not answer any more (GPU is lost); reset it or reboot"
+    sentence = "GPU GPU-fake-1 no longer answers (GPU is lost); reset it or reboot"
     assert gpus.run(LOSE).startswith(sentence)
     gpus.set(lost1=0)
     for question in ("gpus.mark()", "print(gpus.wait_released(1.0))", "Gpus(['GPU-fake-1'])"):
@@ -132,7 +132,7 @@ print(run.exits, run.stop.kind, run.stop.sentence)
 def test_a_trial_whose_ranks_crash_with_their_gpu_is_the_environments_fault(gpus: FakeGpus, tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     said = gpus.run(LOSE_IN_A_TRIAL.format(folder=str(tmp_path)), PYTHONPATH=tests)
-    assert said.startswith("{0: -6, 1: -6} environment GPU GPU-fake-0 does not answer any more (GPU is lost)")
+    assert said.startswith("{0: -6, 1: -6} environment GPU GPU-fake-0 no longer answers (GPU is lost)")
 
 
 def test_an_error_that_passes_is_asked_again(gpus: FakeGpus) -> None:
@@ -140,7 +140,7 @@ def test_an_error_that_passes_is_asked_again(gpus: FakeGpus) -> None:
     assert gpus.run("print(Gpus(['GPU-fake-0'])._before)") == "(0,)"
     gpus.set(flaky=9)
     said = gpus.run("Gpus(['GPU-fake-0'])")
-    assert said.startswith("EnvironmentFaultError 4: GPU GPU-fake-0 does not answer any more (Unknown Error)")
+    assert said.startswith("EnvironmentFaultError 4: GPU GPU-fake-0 no longer answers (Unknown Error)")
 
 
 # Missing figures

@@ -55,7 +55,7 @@ def test_a_rank_that_cannot_write_its_report_is_the_disk_s_fault(bench: FaultyBe
     assert full.at
     assert run.stop is not None
     assert run.stop.kind == "environment"
-    assert "whose disk must be full" in run.stop.sentence
+    assert "probably because the disk is full" in run.stop.sentence
 
 
 @RANKS

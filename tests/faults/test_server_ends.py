@@ -74,7 +74,7 @@ def test_a_stopped_server_is_given_up_and_what_its_ranks_had_measured_stands(
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A cgroup whose frozen members not even SIGKILL ends, like a process that a driver holds."""
+    """A cgroup whose frozen members do not end even after SIGKILL, like a process that a driver holds."""
     group = FREEZER / f"ladder-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -101,5 +101,5 @@ def test_a_rank_that_not_even_sigkill_ends_is_named_and_the_tune_does_not_wait_f
     run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), happen)
     assert run.stop is not None
     assert run.stop.kind == "environment"
-    assert f"left process {pids[0]}, which not even SIGKILL ends" in run.stop.sentence
+    assert f"left process {pids[0]}, which does not end even after SIGKILL" in run.stop.sentence
     assert now() - happen.at < 25

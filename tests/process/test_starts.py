@@ -108,5 +108,5 @@ def test_where_no_operator_can_be_kept_no_compiler_is_asked_for(
 
 def test_where_no_temporary_file_can_be_made_the_sentence_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
-    with pytest.raises(EnvironmentFaultError, match=r"^A temporary file cannot be made \(.*\); set TMPDIR to "):
+    with pytest.raises(EnvironmentFaultError, match=r"^A temporary file cannot be created \(.*\); set TMPDIR to "):
         build_operators(["shm_comm"], {})

@@ -328,7 +328,7 @@ def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() 
 def test_a_build_that_the_user_ended_says_nothing_of_its_operator(
     cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "build_operators", lambda names, *_: dict.fromkeys(names, "its build was ended"))
+    monkeypatch.setattr(preparation, "build_operators", lambda names, *_: dict.fromkeys(names, "its build was stopped"))
     rungs, workload = [RUNGS_BY_NAME["zero2+opt-cpu"]], bundled_workload("tiny-llama")
     machine, built = preparation.with_operators(a_machine(), rungs, workload, {}, ignore, lambda: cancelled)
     assert ("zero2+opt-cpu" in machine.unsupported) is not cancelled

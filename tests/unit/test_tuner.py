@@ -297,7 +297,10 @@ def test_a_comparison_that_its_server_did_not_survive_is_made_again(tmp_path: Pa
         def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
             run = super().run(spec, deadlines, listener)
             if [each.parity for each in self.specs].count(True) == 1 and spec.parity:
-                run.events, run.stop = [[], []], Ending(kind="lost_server", sentence="the trial server died")
+                run.events, run.stop = (
+                    [[], []],
+                    Ending(kind="lost_server", sentence="the trial server ended unexpectedly"),
+                )
             return run
 
     result = tune(tmp_path / "run", Losing([9.0, 9.0, 9.0]), parity=True)
@@ -448,12 +451,12 @@ class Dying(Pretender):
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         run = super().run(spec, deadlines, listener)
         run.events = [[], []]
-        run.stop = Ending(kind="lost_server", sentence="the trial server died")
+        run.stop = Ending(kind="lost_server", sentence="the trial server ended unexpectedly")
         return run
 
 
 def test_a_server_that_dies_again_and_again_ends_the_tune_and_blames_no_candidate(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFaultError, match=r"The trial server died \(3 times in a row\)"):
+    with pytest.raises(EnvironmentFaultError, match=r"The trial server ended unexpectedly \(3 times in a row\)"):
         tune(tmp_path / "run", Dying(larger_is_faster))
     with History(tmp_path / "run", "abc", {}) as history:
         assert history.records == []
@@ -533,7 +536,10 @@ def test_weights_whose_proof_was_a_false_start_are_saved_by_the_next(tmp_path: P
         def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
             run = super().run(spec, deadlines, listener)
             if len(self.specs) == 1:
-                run.events, run.stop = [[], []], Ending(kind="lost_server", sentence="the trial server died")
+                run.events, run.stop = (
+                    [[], []],
+                    Ending(kind="lost_server", sentence="the trial server ended unexpectedly"),
+                )
             return run
 
     tune(tmp_path / "run", Pretender(larger_is_faster))

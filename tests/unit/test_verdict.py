@@ -229,9 +229,9 @@ def test_an_oom_found_after_the_launcher_gave_up_waiting_is_still_the_cause() ->
 
 
 def test_a_lost_server_is_no_hang_and_no_lack_of_memory() -> None:
-    stop = Ending(kind="lost_server", sentence="the trial server died")
+    stop = Ending(kind="lost_server", sentence="the trial server ended unexpectedly")
     outcome = only(records_of([phase("measure")], [phase("measure")], stop=stop)).outcome
-    assert (outcome.kind, outcome.sentence) == ("crash", "the trial server died")
+    assert (outcome.kind, outcome.sentence) == ("crash", "the trial server ended unexpectedly")
 
 
 def test_a_cancelled_trial_keeps_what_was_measured_and_blames_nobody() -> None:
