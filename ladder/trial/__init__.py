@@ -1,1 +1,1 @@
-"""What runs inside the ranks: the only place that imports torch, deepspeed and transformers."""
+"""The code that runs inside the ranks: the only package that imports torch, deepspeed and transformers."""

@@ -1,4 +1,4 @@
-"""Says what torch is built for, as one line of JSON: `python -m ladder.trial.about`, for `ladder doctor`."""
+"""Prints what torch is built for as one line of JSON, for `ladder doctor`: `python -m ladder.trial.about`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def main() -> None:
-    """Ask torch; CUDA is touched, which a process that ranks fork from must never do."""
+    """Ask torch. This initialises CUDA, so it must not run in the process from which ranks are forked."""
     error = ""
     if torch.version.cuda is not None:
         try:

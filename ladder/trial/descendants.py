@@ -1,4 +1,4 @@
-"""The processes below this one: whoever of them dies first, the others stay within reach, and all can be ended."""
+"""The descendants of this process: they can all be found and killed, in whichever order they end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import psutil
 _PR_SET_CHILD_SUBREAPER = 36
 """Defined in Linux's prctl.h."""
 _LOOK_SECONDS = 0.01
-"""Between two looks at processes that are being killed. Chosen: most are gone within it."""
+"""Between two checks of processes that are being killed. Chosen: most end sooner."""
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant whose parent dies becomes a child of this process, and not init's."""
+    """From now on, a descendant whose parent ends becomes a child of this process and not of init."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants() -> bool:
-    """Send SIGKILL to all that are alive; returns whether there was one. What they fork meanwhile is left for the next
-    call."""
+    """Send SIGKILL to all that are alive; returns whether there were any. Repeat it for what they forked meanwhile."""
     alive = [process for process in psutil.Process().children(recursive=True) if _is_alive(process)]
     for process in alive:
         with suppress(psutil.NoSuchProcess):
@@ -30,7 +29,7 @@ def kill_descendants() -> bool:
 
 
 def end_descendants(seconds: float) -> None:
-    """Kill until none is alive, for `seconds` at most: what the kernel cannot end must not keep us."""
+    """Kill until none is alive, for at most `seconds`: a process that the kernel cannot end must not block us."""
     deadline = time.monotonic() + seconds
     while kill_descendants() and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)

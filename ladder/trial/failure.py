@@ -1,4 +1,4 @@
-"""From an exception inside a rank to a typed ending."""
+"""Turns an exception inside a rank into a typed outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GPU_OOM = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # no room for the handle's workspace
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for the handle's workspace
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED",
@@ -27,10 +27,10 @@ _GPU_OOM = (
     "Failed to CUDA malloc",
     "NVML_SUCCESS == r INTERNAL ASSERT",  # the allocator's own report of an OOM on partitioned GPUs
 )
-# The number alone in some versions of NCCL; 209 is another failure.
+# Some versions of NCCL print the number only; 209 is another failure.
 _NCCL_GPU_OOM = re.compile(r"Cuda failure 2\b")
 _NCCL_PINNED_OOM = "Failed to CUDA host alloc"
-# NCCL's shared memory; of a full /dev/shm, which is host memory, the kernel says what it says of a full disk.
+# NCCL's shared memory: /dev/shm is host memory, but when it is full the error is that of a full disk.
 _NCCL_SHARED = "/dev/shm/nccl-"
 _HOST_OOM = (
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
@@ -40,7 +40,7 @@ _HOST_OOM = (
     "Cannot allocate memory",
     "can't start new thread",
 )
-# oneDNN gives no reason: with a "descriptor" it cannot do the operation, without one it got no memory for it.
+# oneDNN gives no reason. With "descriptor" in the message the operation is unsupported, without it memory ran out.
 _ONEDNN_OOM = re.compile(r"could not create a (primitive|memory object)(?! desc)")
 _DISK = ("No space left on device", "buffer nbytes != file bytes", "nbytes != file bytes")
 _UNSUPPORTED = (
@@ -65,13 +65,14 @@ _PEER = (
 
 
 class OverLimitError(RuntimeError):
-    """What the process holds outside torch, with what torch reserved, is more than the limit."""
+    """The memory that torch reserved and the memory outside torch together exceed the limit."""
 
 
 def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
-    """The outcome an exception stands for, and whether it is only the consequence of a peer's death.
+    """The outcome of an exception, and whether it only follows from the failure of another rank.
 
-    On the CPU device the rank's data limit stands in for the GPU's memory: a failed host allocation is `gpu_oom` there.
+    On the CPU device a limit on the rank's data segment stands in for GPU memory, so a failed host allocation is
+    `gpu_oom` there.
     """
     text = f"{type(error).__name__}: {error}"
 
@@ -94,7 +95,7 @@ def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """The size of the request that failed, where the message names it."""
+    """The size of the failed allocation if the message names it."""
     match = _ASKED.search(str(error))
     return int(float(match.group(1)) * _UNITS[match.group(2)]) if match else None
 

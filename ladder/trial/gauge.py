@@ -1,4 +1,4 @@
-"""What a rank holds, and the limit on it: torch's allocator and NVML on a GPU, the process's data segment on a CPU."""
+"""Measures and limits a rank's memory: by torch's allocator and NVML on a GPU, by the data segment on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ladder.units import MIB, format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Peaks since the last `reset`, in bytes; `alloc_retries` counts since then too."""
+    """Peaks in bytes, and the number of allocation retries, since the last `reset`."""
 
     allocated: int
     reserved: int
@@ -29,28 +29,28 @@ class Reading:
 
 
 _SLACK_FRACTION = 0.005
-"""Of the limit, left to libraries that claim a little more outside torch after the limit is set. Chosen: NVML once saw
-0.4 % more than torch's allocator and the context together, in a gathering of weights (measured)."""
+"""Of the limit, reserved for libraries that allocate a little more outside torch after the limit is set. Chosen: while
+weights were gathered, NVML once showed 0.4 % more than torch's allocator and the context together (measured)."""
 _SLACK_BYTES = 64 * MIB
-"""At least. Chosen: as much as cuBLAS's workspace, where the limit is so small that the fraction is less."""
+"""The least slack. Chosen: as much as cuBLAS's workspace, for limits so small that the fraction is less."""
 
 
 class Gauge(Protocol):
     def start(self, limit: int) -> None:
-        """Begin to hold this process to `limit` bytes; called once its process group stands."""
+        """Limit this process to `limit` bytes from now on; called after its process group is initialised."""
 
     def reset(self) -> None:
         """Forget the peaks."""
 
     def settle(self) -> bool:
-        """Take in what libraries claimed outside torch since the start; True if the room that leaves torch is less than
-        it took since the last `reset`: steps within the new limit are then still to come.
+        """Lower torch's limit by what libraries have allocated outside torch since the start.
 
-        Raises OverLimitError if that alone is too much.
+        True if torch has reserved more than the new limit since the last `reset`: then steps within it are still to
+        come. Raises OverLimitError if the memory outside torch alone is too much.
         """
 
     def lift(self) -> None:
-        """End the limit, so that a rank that ran into it can still report."""
+        """Remove the limit, so that a rank that exceeded it can still report."""
 
     def read(self) -> Reading: ...
 
@@ -63,9 +63,9 @@ def make_gauge(device: str, gpu_uuid: str | None) -> Gauge:
 
 
 class CudaGauge:
-    """Holds torch's allocator to the limit less what the process has outside torch, as NVML sees it.
+    """Limits torch's allocator to the limit minus the memory that the process uses outside torch, according to NVML.
 
-    NVML is read for the whole device, less what it held before: per-process figures are hidden in containers.
+    That is the use of the whole GPU minus what was in use before: containers hide figures by process.
     """
 
     def __init__(self, gpu_uuid: str | None) -> None:
@@ -83,12 +83,12 @@ class CudaGauge:
 
     def start(self, limit: int) -> None:
         self._limit = limit
-        # DeepSpeed asks how much is free before it flattens parameters on the device: it must see the smaller card.
+        # DeepSpeed asks how much is free before it flattens parameters on the GPU: it must see the limit.
         get_accelerator().available_memory = lambda device_index=None: self.free()
         self.settle()
 
     def _slack(self) -> int:
-        """Bytes that the allocator is not let have."""
+        """Bytes below the limit that the allocator must leave free."""
         return max(_SLACK_BYTES, int(_SLACK_FRACTION * self._limit))
 
     def settle(self) -> bool:
@@ -98,13 +98,13 @@ class CudaGauge:
         room = self._limit - outside - self._slack()
         if room <= 0:
             raise OverLimitError(
-                f"context and libraries alone hold {format_bytes(outside)} of {format_bytes(self._limit)}"
+                f"the CUDA context and libraries alone use {format_bytes(outside)} of {format_bytes(self._limit)}"
             )
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
         return torch.cuda.max_memory_reserved() > room
 
     def lift(self) -> None:
-        """Torch's limit is on its allocator only: reporting needs none of it."""
+        """Nothing to do: only torch's allocator is limited, and reporting does not use it."""
 
     def reset(self) -> None:
         torch.cuda.empty_cache()
@@ -118,8 +118,8 @@ class CudaGauge:
         outside, reserved = self._outside(), torch.cuda.max_memory_reserved()
         if reserved + outside > self._limit:
             raise OverLimitError(
-                f"torch reserved {format_bytes(reserved)} and {format_bytes(outside)} lie outside it, "
-                f"over the limit of {format_bytes(self._limit)}"
+                f"torch reserved {format_bytes(reserved)} and {format_bytes(outside)} are in use outside torch, "
+                f"more than the limit of {format_bytes(self._limit)}"
             )
         return Reading(
             allocated=torch.cuda.max_memory_allocated(),
@@ -135,9 +135,9 @@ class CudaGauge:
 
 
 class CpuGauge:
-    """Holds the process's data segment (RLIMIT_DATA) to its size at the start plus the limit.
+    """Limits the process's data segment (RLIMIT_DATA) to its size at the start plus the limit.
 
-    The kernel keeps no peak of the data segment, so a thread samples it every few milliseconds.
+    The kernel does not record the peak of the data segment, so a thread samples it every few milliseconds.
     """
 
     _PERIOD_SECONDS = 0.005
@@ -158,7 +158,7 @@ class CpuGauge:
             self._peak = max(self._peak, _data_bytes())
 
     def settle(self) -> bool:
-        """Nothing lies outside: the limit is on the whole process already."""
+        """Nothing to do: the limit applies to the whole process."""
         return False
 
     def lift(self) -> None:

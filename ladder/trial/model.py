@@ -1,4 +1,4 @@
-"""The model, its batches and its optimizer: random weights from the configuration, no download, no remote code."""
+"""The model with random weights, its batches and its optimizer; nothing is downloaded and no remote code is run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _AUTO_CLASSES = {
     "masked-lm": AutoModelForMaskedLM,
     "seq2seq-lm": AutoModelForSeq2SeqLM,
 }
-# At which a few steps on one batch are seen in its loss: Adam's are as long as the rate, those of SGD as long as the
-# gradient, which is clipped to 1 for that (`tuning.parity`; losses of two layers fell by 15 to 70 % in four steps).
+# Learning rates at which a few steps on one batch change its loss visibly. A step of Adam is as long as the rate, one
+# of SGD as long as the gradient, which `tuning.parity` clips to 1. Losses of two layers fell by 15 to 70 % in 4 steps.
 _PARITY_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1.0}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,19 +35,19 @@ def model_config(raw: dict[str, Any]) -> Any:
 
 
 def model_class(raw: dict[str, Any], task: str) -> type[PreTrainedModel]:
-    """The transformers class that trains this configuration for `task`; loads its module. KeyError if there is none."""
+    """The transformers class for this configuration and `task`; imports its module. KeyError if there is none."""
     cls: type[PreTrainedModel] = _AUTO_CLASSES[task]._model_mapping[type(model_config(raw))]
     return cls
 
 
 def build_model(spec: TrialSpec) -> PreTrainedModel:
-    """The model with random weights in 16 bits, on the device; partitioned from the start under stage 3."""
+    """The model with random 16-bit weights on the device; stage 3 partitions it from the start."""
     torch.manual_seed(spec.seed)
     config = model_config(spec.model_config_json)
     if spec.parity:
         _switch_off_dropout(config)
     stage3 = spec.deepspeed["zero_optimization"]["stage"] == 3
-    # transformers enters zero.Init by itself as long as this object lives: the way the Trainer goes.
+    # While this object exists, transformers uses zero.Init, as in the Trainer.
     keep_alive = HfDeepSpeedConfig(spec.deepspeed) if stage3 else None
     with torch.device("cpu" if stage3 else spec.device):
         model: PreTrainedModel = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
@@ -61,14 +61,14 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
 
 
 def _switch_off_dropout(config: Any) -> None:
-    """What is left out at random differs from engine to engine."""
+    """Dropout is random, so losses would differ from engine to engine."""
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
 
 
 def _set_weights_by_name(model: torch.nn.Module, spec: TrialSpec) -> None:
-    """Matrices that depend on their name and shape alone: random numbers come in another order under stage 3."""
+    """Fill matrices with numbers that depend only on their name and shape: stage 3 draws them in another order."""
     for name, parameter in model.named_parameters():
         partitioned = hasattr(parameter, "ds_id")
         whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if partitioned else nullcontext()
@@ -80,10 +80,10 @@ def _set_weights_by_name(model: torch.nn.Module, spec: TrialSpec) -> None:
 
 
 def set_checkpointing(model: PreTrainedModel, candidate: CandidateSpec) -> None:
-    """Checkpoint the layers that `candidate` says, in the form that the emitted Trainer arguments ask for."""
-    is_new = hasattr(model, "activation_checkpointing_enable")  # since transformers 5.23; the old name goes in 6
+    """Checkpoint the layers that `candidate` says, as the emitted Trainer arguments will do."""
+    is_new = hasattr(model, "activation_checkpointing_enable")  # since transformers 5.23; 6 removes the old name
     if every := candidate.checkpoint_every:
-        # Each named only where it is used: transformers before 5.18 and 5.23 do not know them.
+        # Passed only if needed: transformers before 5.18 or 5.23 does not know them.
         options: dict[str, Any] = {"every_n_layers": every} if every > 1 else {}
         if candidate.offload_activations:
             options["offload"] = True
@@ -99,7 +99,7 @@ def make_batch(
 ) -> dict[str, torch.Tensor]:
     """Full-length sequences of random tokens, [micro_batch, seq_len], and labels of the same shape.
 
-    Sequence-to-sequence models get targets as long as their inputs.
+    Sequence-to-sequence models get targets of the same length as their inputs.
     """
     shape = (micro_batch, spec.seq_len)
     ids = torch.randint(4, vocab_size, shape, generator=generator).to(spec.device)
@@ -112,7 +112,7 @@ def _has_decoder(spec: TrialSpec) -> bool:
 
 
 def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer the Trainer and accelerate would use: torch's; DeepSpeedCPUAdam where its states leave the GPU."""
+    """The optimizer that the Trainer and accelerate would use: DeepSpeedCPUAdam if offloaded, otherwise torch's."""
     groups = _parameter_groups(model.parameters())
     rate = _PARITY_RATES[spec.optimizer] if spec.parity else 1e-5
     offloaded = "offload_optimizer" in spec.deepspeed["zero_optimization"]
@@ -127,14 +127,14 @@ def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optim
         if (special := technique.make_optimizer(groups, rate, spec)) is not None:
             return special
     cls = torch.optim.AdamW if spec.optimizer == "adamw" else torch.optim.Adam
-    return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without it the step makes whole copies
+    return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without `fused` the step copies whole states
 
 
 def forget_steps(optimizer: Any) -> None:
-    """Let Adam's bias correction start where other engines start it, in an optimizer of DeepSpeed's.
+    """Reset the step count of a DeepSpeed optimizer, so that Adam's bias correction starts as in other engines.
 
-    To make Adam's states, stage 0 takes a step on zero gradients (FP16_UnfusedOptimizer.initialize_optimizer_states).
-    It moves nothing, but it counts: the next steps would be shorter by 25, 20 and 16 %.
+    To create Adam's states, stage 0 takes a step on zero gradients (FP16_UnfusedOptimizer.initialize_optimizer_states).
+    It changes no weight, but it is counted: the next steps would be shorter by 25, 20 and 16 %.
     """
     for state in getattr(optimizer, "optimizer", optimizer).state.values():
         if isinstance(state.get("step"), torch.Tensor):
@@ -142,7 +142,7 @@ def forget_steps(optimizer: Any) -> None:
 
 
 def _parameter_groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict[str, Any]]:
-    """Matrices and the rest apart, as the Trainer does for weight decay. Under stage 3 the true shape is `ds_shape`."""
+    """Matrices and all others in two groups for weight decay, as in the Trainer. Stage 3 keeps shapes in `ds_shape`."""
     everything = list(parameters)
     matrices = [p for p in everything if len(getattr(p, "ds_shape", p.shape)) > 1]
     rest = [p for p in everything if len(getattr(p, "ds_shape", p.shape)) <= 1]

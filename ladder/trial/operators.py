@@ -1,8 +1,8 @@
 """Loads DeepSpeed's operators; as a program it builds one: `python -m ladder.trial.operators cpu_adam [PID]`.
 
-Operators compile on first use, and two ranks compiling the same one at once can fail; so each is built before trials.
-With the pid of its parent, the build and its compilers end as soon as that is gone.
-Exit status 0 means it is built and loads; otherwise the last line on stderr says why not.
+DeepSpeed compiles operators on first use, which can fail if two ranks do it at once; so each is built before trials.
+If PID is given, it is the parent's: the build and its compilers end as soon as the parent has ended.
+Exit status 0 means that the operator is built and can be loaded; otherwise the last line on stderr says why not.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import psutil
 
 from ladder.trial.descendants import adopt_orphans, end_descendants
 
-# Our names and the builders DeepSpeed has for them.
+# Our names of operators, and DeepSpeed's builders for them.
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder", "shm_comm": "ShareMemCommBuilder"}
 _LOOK_SECONDS = 1.0
-"""Between two looks at a lock. Chosen: short beside a build, which takes a minute or more."""
+"""Between two checks of a lock. Chosen: short compared with a build, which takes a minute or more."""
 _CLOSING_SECONDS = 0.2
-"""torch closes its lock a moment before it removes it: a lock is abandoned only if it stays so. Chosen: many times that
-moment."""
+"""How long a lock file must stay closed to count as abandoned: torch closes it a moment before it removes it. Chosen:
+many times that moment. Also the time between two checks of whether the parent still exists."""
 _END_SECONDS = 10.0
-"""For compilers to be gone after they were killed. Chosen: what the kernel cannot end by then must not keep us."""
+"""How long killed compilers may take to end. Chosen: a process that the kernel cannot end must not block us longer."""
 
 
 def load(name: str) -> None:
     """Compile operator `name` if need be, and load it into this process. Raises what the build raises.
 
-    torch guards a build with a file that outlives a killed process, and a build that finds one waits and then loads
-    what may never have been built. So only one of us at a time builds or loads an operator, and it does not begin
-    before torch's file is gone.
+    torch locks a build with a file that remains when the process is killed. A build that finds the file waits, and then
+    loads an operator that may never have been built. So only one process of ladder at a time builds or loads an
+    operator, and only after torch's file is gone.
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils.cpp_extension import _get_build_directory
@@ -52,10 +52,10 @@ def load(name: str) -> None:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """One process at a time for the operator built in `folder`, on all hosts and in all containers that share it.
+    """Hold the lock on the operator built in `folder`, among all hosts and containers that share the folder.
 
-    The kernel ends the turn of a process that dies. Where files cannot be locked we do without: torch's own lock is
-    left, and whether its holder lives can then be told on this host only.
+    The kernel releases the lock when the process ends. If the file system has no locks, only torch's own lock file
+    remains, and whether its owner is alive can be seen on this host only.
     """
     with ExitStack() as held:
         with suppress(OSError):
@@ -66,7 +66,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def _await_release(lock: Path) -> None:
-    """Wait for whoever holds torch's `lock` without having our turn; one that nobody here has open is removed."""
+    """Wait until torch's `lock`, held by a process outside ladder, is gone; remove it if no process has it open."""
     with suppress(FileNotFoundError):
         while lock.stat().st_uid == os.getuid():
             if _is_abandoned(lock):
@@ -84,7 +84,7 @@ def _is_abandoned(lock: Path) -> bool:
 
 
 def _is_open(wanted: os.stat_result) -> bool:
-    """Whether a process of this user has the file open, as the one that builds has."""
+    """Whether a process of this user has the file open, as a process that builds does."""
     for process in psutil.process_iter():
         for link in Path(f"/proc/{process.pid}/fd").glob("*") if _is_ours(process) else ():
             try:
@@ -111,7 +111,7 @@ def _end_with(parent: int) -> None:
 
 
 def _build(name: str) -> int:
-    """The exit status; the reason why not goes to stderr."""
+    """The exit status; the reason for a failure is written to stderr."""
     try:
         load(name)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the trial server imports before it forks ranks, and that CUDA is untouched by all of it."""
+"""What the trial server imports before it forks ranks, and the check that none of it initialises CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Imported lazily by the first trial otherwise, in every rank again.
+# Otherwise every rank of every trial would import these.
 _PRELOAD = (
     "deepspeed.ops.adam",
     "deepspeed.runtime.engine",
@@ -23,22 +23,22 @@ _PRELOAD = (
     "ladder.trial.backends.deepspeed",
     "ladder.trial.rank",
 )
-# Likewise, but an engine does without it: DeepSpeed looks there for one more optimizer that ZeRO supports, and its
-# decorators import all of torch's inductor, which took every engine 1 to 3 s.
+# Optional: DeepSpeed looks here for one more optimizer that ZeRO supports. The module's decorators import all of
+# torch's inductor, which takes every engine 1 to 3 s if it is not imported yet.
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
-# Some of the above imports what it finds installed, and bitsandbytes initialises CUDA then, as parts of torchao do.
-# Trials quantise nothing.
+# Some of the above import these if they are installed, and bitsandbytes and parts of torchao then initialise CUDA.
+# Trials do not quantise.
 _HIDDEN = ("bitsandbytes", "torchao")
 
 
 class UnknownModelError(Exception):
-    """The installed transformers makes nothing of the model's configuration."""
+    """The installed transformers cannot use the model's configuration."""
 
 
 def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -> None:
-    """Import all that a rank needs but the operators."""
+    """Import everything that a rank needs, except the operators."""
     for module in _HIDDEN:
-        sys.modules[module] = None  # type: ignore[assignment]  # how Python is told that there is none
+        sys.modules[module] = None  # type: ignore[assignment]  # importing it then raises ImportError
     _note_who_touches_cuda()
     for module in (*_PRELOAD, *also):
         importlib.import_module(module)
@@ -54,12 +54,12 @@ def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -
 
 
 def unhide(module: str) -> None:
-    """Let a rank import what no server may."""
+    """Let a rank import a module that is hidden from the server."""
     sys.modules.pop(module, None)
 
 
 def load_operators(names: Sequence[str]) -> None:
-    """The last of what is imported. Raises RuntimeError if any of it touched CUDA: a fork could not use it then."""
+    """Load the operators last. Raises RuntimeError if any import initialised CUDA: forked ranks could not use it."""
     from ladder.trial.operators import load
 
     for operator in names:
@@ -67,16 +67,17 @@ def load_operators(names: Sequence[str]) -> None:
     if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
         if _touched_by:
             raise RuntimeError(
-                f"{_touched_by[0]} touches CUDA, so ranks cannot; use an environment without it ({reason})"
+                f"{_touched_by[0]} initialises CUDA, so forked ranks cannot use it; use an environment without that "
+                f"package ({reason})"
             )
-        raise RuntimeError(f"CUDA cannot be used in a fork of this process: {reason}")
+        raise RuntimeError(f"CUDA cannot be used in a forked process: {reason}")
 
 
 _touched_by: list[str] = []
 
 
 def _note_who_touches_cuda() -> None:
-    """Lines of Python that have torch initialise CUDA from now on are kept in `_touched_by`."""
+    """From now on, record in `_touched_by` the lines of Python code that make torch initialise CUDA."""
     import torch
 
     initialize = torch.cuda._lazy_init
@@ -90,7 +91,7 @@ def _note_who_touches_cuda() -> None:
 
 
 def _caller_outside(folder: str) -> str:
-    """The innermost line on the stack that is neither here nor below `folder`: `/…/package/module.py:12`."""
+    """The innermost line on the stack that is neither in this file nor in `folder`: `/…/package/module.py:12`."""
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_stack()
@@ -100,7 +101,7 @@ def _caller_outside(folder: str) -> str:
 
 
 def _cuda_in_a_fork() -> str | None:
-    """Try what every rank will do: a fork that uses CUDA. None if it can, else the reason."""
+    """Fork and use CUDA, as every rank will do. None if that works, otherwise the reason."""
     import torch
 
     if torch.cuda.is_initialized():

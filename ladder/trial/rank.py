@@ -1,4 +1,4 @@
-"""One rank of one trial: process group, model, engine, then each candidate in turn; every ending is reported."""
+"""One rank of one trial: process group, model, engine, then one candidate after another. It reports how it ends."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ladder.trial.reporter import Reporter, now
 from ladder.trial.steps import Stepper
 from ladder.trial.techniques import techniques_of
 
-# The controller ends a silent trial long before; this only keeps torch from ending a slow one.
+# Long, so that torch does not end a slow trial; the controller ends a silent one much earlier.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(hours=2)
 _FIRST_ELEMENTS = 4 << 20
-"""Of the first collectives. Chosen: 16 MiB, a message large enough for NCCL to claim what it needs for ZeRO's
+"""Of the first collectives. Chosen: 16 MiB, large enough that NCCL allocates the buffers that it needs for ZeRO's
 buckets."""
 
 
 def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:
-    """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket that the rendezvous is served on."""
+    """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket on which it serves the rendezvous."""
     faulthandler.enable()  # a segmentation fault leaves its stack in the rank's log
     reporter = Reporter(Path(spec.folder) / f"rank{rank}.jsonl")
     gauge: Gauge | None = None
@@ -47,7 +47,7 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> in
         try:
             reporter.send(_failure(error, spec, reporter, free))
             traceback.print_exc()
-        except OSError:  # the disk of the run folder is full, and the log is there too
+        except OSError:  # the disk of the run folder is full, so the log cannot be written either
             return UNREPORTED
         return 1
     return 0
@@ -64,7 +64,7 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         MASTER_PORT=str(port),
     )
     if spec.device == "cuda":
-        # One GPU to a process: CUDA starts sooner if it need not look at the others, which NCCL finds all the same.
+        # CUDA starts sooner if a process sees only its own GPU; NCCL finds the others anyway.
         os.environ.update(CUDA_VISIBLE_DEVICES=spec.gpu_uuids[rank], LOCAL_RANK="0")
     backend, device = ("nccl", torch.device("cuda", 0)) if spec.device == "cuda" else ("gloo", None)
     clock = _Clock()
@@ -90,7 +90,7 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
 
 
 def _claim_buffers(spec: TrialSpec) -> None:
-    """One of each collective that ZeRO uses: the communicator claims its memory now, before the limit is set."""
+    """Run each collective that ZeRO uses once, so that NCCL allocates its buffers before the limit is set."""
     shard = torch.zeros(_FIRST_ELEMENTS // spec.world_size, device=spec.device)
     whole = torch.zeros(shard.numel() * spec.world_size, device=spec.device)
     dist.all_reduce(whole)
@@ -103,7 +103,7 @@ def _claim_buffers(spec: TrialSpec) -> None:
 
 
 class _Clock:
-    """Writes to the rank's log how long each part of joining took."""
+    """Writes to the rank's log how long each part of `_join` took."""
 
     def __init__(self) -> None:
         self._last = now()
@@ -121,7 +121,7 @@ def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     reporter.phase("engine")
     training = backend_of(spec).start(model, spec)
     stepper = Stepper(training, spec, reporter, vocab_size)
-    first_seconds = 0.0  # the same on all ranks, so all leave the same candidates out
+    first_seconds = 0.0  # the same on all ranks, so all skip the same candidates
     for index, candidate in enumerate(spec.candidates):
         if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
             break
@@ -143,9 +143,9 @@ def _measure(
     losses = stepper.warm_up(candidate, spec.steps.warmup)
     narrower = gauge.settle()
     if narrower:
-        gauge.reset()  # what was reserved under the wider limit does not count against the narrower one
+        gauge.reset()  # memory reserved under the old, higher limit must not count
     if stepper.agree(narrower) or (first and not stepper.is_hopeless(candidate)):
-        # To reserve it anew takes time that is not the candidate's; so does Adam's state, which the first step makes.
+        # One more untimed step: reserving memory again takes time, and so did creating Adam's states in the first one.
         losses += stepper.warm_up(candidate, 1)
     reporter.phase("measure")
     began = now()
@@ -194,12 +194,12 @@ def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, free: in
 
 
 def _writable(text: str) -> str:
-    """A message may hold half characters (undecodable file names), which no JSON line can."""
+    """A message may hold surrogates (from file names that cannot be decoded), which JSON cannot encode."""
     return text.encode(errors="replace").decode()
 
 
 def _quietly(read: Any) -> int | None:
-    """A dying CUDA context may refuse even to be asked; the report matters more than this figure."""
+    """After an error CUDA may refuse even this query; the report matters more than the figure."""
     try:
         return int(read())
     except Exception:

@@ -1,4 +1,4 @@
-"""A rank's own file: it appends JSON lines, one system call each, so that a killed rank leaves whole lines."""
+"""The file to which a rank appends JSON lines, one system call each, so that a killed rank leaves complete lines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ladder.events.protocol import Event, Phase, PhaseEvent, StepEvent
 
 
 def now() -> float:
-    """Seconds on the clock that all ranks of a host share."""
+    """Seconds on a clock that is the same for all processes of a host."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class Reporter:
-    """Appends events, and remembers what the rank is doing for the error that may come."""
+    """Appends events, and remembers what the rank is doing in case it fails."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -36,7 +36,7 @@ class Reporter:
 
     @contextmanager
     def during(self, moment: str) -> Iterator[None]:
-        """Names the moment inside a phase; it stays named when an error leaves the block."""
+        """Names a moment inside a phase. After an error in the block, `moment` keeps this name for the report."""
         before, self.moment = self.moment, moment
         yield
         self.moment = before

@@ -1,22 +1,22 @@
-"""The trial server: a process with torch, deepspeed and transformers imported, CUDA untouched, which forks the ranks.
+"""The trial server: imports torch, deepspeed and transformers without initialising CUDA, and forks the ranks.
 
-It reads from stdin and writes events to stdout, one JSON object a line. First it is told what to preload:
+It reads requests from stdin and writes events to stdout, one JSON object per line. The first lines say what to import:
 
     {"model_config": {…}, "task": "causal-lm"}
     {"operators": […]}
 
-with `preload`, if need be, the names of more modules to import. The operators may come when all else is imported: they
-are built meanwhile. Where they are known already they stand in the first line. Then come requests:
+The first may also have `preload`, the names of more modules, and `operators` if they are built already. Otherwise they
+are built while the server imports, and the second line follows. Then come requests:
 
     {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
                                                                 →  {"event": "exit", "rank": 0, "status": -9}
                                                                 →  {"event": "empty"}: no process is left
 
-The end of stdin means that the controller is gone: the server kills what it started and ends. It is a child subreaper,
-so that what a rank leaves behind becomes its child; ranks ask the kernel to be killed with it (PR_SET_PDEATHSIG).
-The reasons not to use multiprocessing's forkserver: it would hide the exit status of orphans, swallow a failed preload,
-and re-import the caller's main module in each rank.
+The end of stdin means that the controller has ended: the server kills what it started and ends. It is a child
+subreaper, so processes that a rank leaves behind become its children. Ranks ask the kernel to kill them when the server
+ends (PR_SET_PDEATHSIG). multiprocessing's forkserver is unsuitable: it hides the exit status of orphans, ignores a
+failed preload, and imports the caller's main module again in each rank.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _PR_SET_PDEATHSIG = 1
 """Defined in Linux's prctl.h."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _END_SECONDS = 3.0
-"""For ranks to be gone after they were killed. Chosen: less than the 5 s that the controller waits for the server."""
+"""How long killed ranks may take to end. Chosen: less than the 5 s that the controller waits for the server."""
 
 
 class Server:
-    """One trial at a time; knows its ranks by pid until it has reaped them."""
+    """Runs one trial at a time, and keeps the pids of its ranks until they are reaped."""
 
     def __init__(self, requests: int, events: int) -> None:
         self._requests, self._events = requests, events
@@ -59,7 +59,7 @@ class Server:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Answer requests until stdin ends; however it ends, no process that it started is left."""
+        """Handle requests until stdin ends. On return or error, no process that it started is left."""
         try:
             self._send(event="ready", threads=len(os.listdir("/proc/self/task")))
             while True:
@@ -90,7 +90,7 @@ class Server:
 
         spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
         self._busy = True
-        with socket.socket() as listener:  # bound here and served by rank 0: nobody can take the port in between
+        with socket.socket() as listener:  # bound here and served by rank 0, so that no other process can take the port
             listener.bind(("127.0.0.1", 0))
             listener.listen(spec.world_size)
             for rank in range(spec.world_size):
@@ -104,7 +104,7 @@ class Server:
         status = 1
         try:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._pid:  # the server died between the fork and the line above
+            if os.getppid() != self._pid:  # the server ended between the fork and the line above
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -123,7 +123,7 @@ class Server:
 
             status = run_rank(spec, rank, port, listen_fd)
         finally:
-            with suppress(OSError):  # their disk may be full
+            with suppress(OSError):  # the log's disk may be full
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)  # no destructors: they take seconds, and the kernel frees everything
@@ -148,11 +148,11 @@ class Server:
         try:
             os.write(self._events, json.dumps(event).encode() + b"\n")
         except BrokenPipeError:
-            return  # the controller is gone; the end of our stdin says so next
+            return  # the controller has ended, and stdin ends next
 
 
 def _volunteer() -> None:
-    """When the host runs out of memory the kernel shall end this rank, and nothing that is not ours."""
+    """If the host runs out of memory, the kernel should kill this rank and not somebody else's process."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
@@ -160,7 +160,7 @@ def _volunteer() -> None:
 
 
 def _is_hung_up(fd: int) -> bool:
-    """Whether nobody holds the other end of the pipe any more, whatever may still be in it."""
+    """Whether the other end of the pipe is closed, even if there is still data in the pipe."""
     poll = select.poll()
     poll.register(fd, 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))
@@ -175,26 +175,26 @@ def _drain(fd: int) -> None:
 
 
 def main() -> int:
-    """The server, whose requests come on stdin and whose events go to stdout."""
-    # While it imports, a server does not read its stdin: the kernel ends it with the controller.
+    """Run the server: requests come on stdin, events go to stdout."""
+    # While the server imports it does not read its stdin, so the kernel kills it when the controller ends.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, no child could be waited for
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # inherited as blocked, no end would be noticed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, children could not be waited for
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # it may be inherited as blocked
     requests, events = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not end up among the events
+    os.dup2(2, 1)  # a library's prints must not mix with the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     lines = os.fdopen(requests, "rb", closefd=False)  # reads ahead, but requests come only once we are ready
     line = lines.readline()
-    if _is_hung_up(requests):  # it died before the kernel knew that we want to die with it
+    if _is_hung_up(requests):  # the controller ended before PR_SET_PDEATHSIG took effect
         return 1
     job = json.loads(line)
     try:
         preload(job["model_config"], job["task"], job.get("preload", ()))
         if "operators" not in job:
             if not (line := lines.readline()):
-                os._exit(0)  # nobody wants trials any more
+                os._exit(0)  # the controller has ended
             job |= json.loads(line)
         load_operators(job["operators"])
     except Exception as error:
@@ -202,10 +202,10 @@ def main() -> int:
         reason = str(error) if of_model else f"{type(error).__name__}: {error}"
         os.write(events, json.dumps({"event": "unable", "of_model": of_model, "reason": reason}).encode() + b"\n")
         raise
-    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)  # from here on it ends in order, with its ranks before it
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)  # from here on the end of stdin ends the server, after its ranks
     Server(requests, events).serve()
     sys.stderr.flush()
-    os._exit(0)  # nothing is left to put in order, and the libraries' destructors take seconds
+    os._exit(0)  # nothing is left to clean up, and the libraries' destructors take seconds
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Timed optimizer steps of one candidate with the engine alive."""
+"""Runs and times optimizer steps of one candidate after another in the same engine."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from ladder.trial.techniques import techniques_of
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step: seconds of its micro-steps, of the slowest rank."""
+    """One optimizer step: seconds of its micro-steps on the slowest rank."""
 
     accumulate: float | None
-    """Median of those without the optimizer; None without accumulation."""
+    """Median of the micro-steps without the optimizer; None without accumulation."""
     boundary: float
+    """Of the micro-step with the optimizer."""
     seconds: float
-    """Of the whole step at the candidate's own accumulation, which may be longer than the trial's."""
+    """Of a whole step with the candidate's own accumulation, which may be more than the trial's."""
     losses: list[float]
     skipped: bool
-    """For overflow."""
+    """Because of an overflow."""
 
 
 @dataclass
 class Timings:
-    """The optimizer steps that were timed."""
+    """All timed optimizer steps of a candidate."""
 
     steps: list[Step] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Timings:
 
     @property
     def accumulate(self) -> list[float]:
-        """Seconds of a micro-step, by step; empty without accumulation."""
+        """Seconds of a micro-step without the optimizer, by step; empty without accumulation."""
         return [step.accumulate for step in self.steps if step.accumulate is not None]
 
     @property
@@ -52,13 +53,13 @@ class Timings:
 
 
 class Stepper:
-    """Drives the training through whole optimizer steps of `accumulation` micro-steps each."""
+    """Runs whole optimizer steps of `accumulation` micro-steps each."""
 
     def __init__(self, training: Training, spec: TrialSpec, reporter: Reporter, vocab_size: int) -> None:
         self._training, self._spec = training, spec
         self._reporter, self._vocab_size = reporter, vocab_size
         self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
-        # Seeded by rank and not by candidate: each candidate of each engine sees the same stream of tokens.
+        # Seeded by rank and not by candidate: every candidate of every engine sees the same tokens.
         same_data = spec.shares_sequences or spec.same_data
         self._seed = spec.seed * 1000 + (0 if same_data else dist.get_rank())
         self._techniques = techniques_of(spec)
@@ -68,7 +69,7 @@ class Stepper:
         self._began = time.perf_counter()
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
-        """Untimed optimizer steps; returns the losses of their micro-steps. One is enough for a hopeless candidate."""
+        """Run untimed optimizer steps, only one if the candidate is hopeless; returns the losses of the micro-steps."""
         losses = []
         for _ in range(num_steps):
             self._began = time.perf_counter()
@@ -79,18 +80,21 @@ class Stepper:
         return losses
 
     def is_hopeless(self, candidate: CandidateSpec) -> bool:
-        """Whether the last untimed step was so slow that no further one would help."""
+        """Whether the last untimed step was so slow that the candidate cannot win."""
         return candidate.loses(self._before.seconds, self._spec.steps.hopeless_margin)
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
-        """Optimizer steps until the policy is content. All ranks see the same times, so all stop together."""
+        """Time optimizer steps until the policy has enough. All ranks see the same times, so all stop together.
+
+        RuntimeError if too many steps are skipped because of overflow.
+        """
         timings, seconds = Timings(), list[float]()
         began = time.perf_counter()
         for _ in range(2 * policy.maximum):
             step = self._optimizer_step(candidate)
             timings.losses += step.losses
             if step.skipped:
-                timings.skipped += 1  # an overflow skips the optimizer: such a step measures nothing
+                timings.skipped += 1  # after an overflow the optimizer is skipped, so the time does not count
                 continue
             timings.steps.append(step)
             seconds.append(step.seconds)
@@ -99,12 +103,12 @@ class Stepper:
             if self.agree(enough):
                 return timings
         raise RuntimeError(
-            f"gradients overflowed, or were no numbers, in all but {len(timings.steps)} of {2 * policy.maximum} "
-            "optimizer steps, which were skipped"
+            f"gradients overflowed or were NaN in all but {len(timings.steps)} of {2 * policy.maximum} optimizer "
+            "steps, so these were skipped"
         )
 
     def evaluate(self, micro_batch: int) -> None:
-        """One evaluation pass at the candidate's micro-batch."""
+        """Run one evaluation pass with the candidate's micro-batch."""
         self._training.eval()
         with torch.no_grad(), self._reporter.during("evaluation"):
             batch = make_batch(self._spec, self._vocab_size, micro_batch, self._generator)
@@ -117,7 +121,7 @@ class Stepper:
         self._sync()
 
     def gather(self, save_folder: str | None) -> None:
-        """Gather the full 16-bit weights on rank 0's host as a save does; written to disk only under `save_folder`."""
+        """Gather the full 16-bit weights on rank 0's host as a save does; write them only if `save_folder` is given."""
         with self._reporter.during("gather"):
             self._training.gather(save_folder)
             self._sync()
@@ -165,7 +169,7 @@ class Stepper:
         return [float(second) for second in times]
 
     def agree(self, stop: bool) -> bool:
-        """Whether any rank says so: each one's clock and limit may differ by a hair from the others'."""
+        """Whether any rank says stop: their clocks and limits may differ slightly."""
         self._flag.fill_(float(stop))
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
         return bool(self._flag[0] > 0)

@@ -178,7 +178,7 @@ def test_who_touches_the_gpu_while_a_server_imports_is_named(
     environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
     job = trial_job | {"preload": ["curious"], "operators": []}
     server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
-    with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 touches CUDA, so ranks cannot"):
+    with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 initialises CUDA, so forked ranks cannot"):
         server.wait_ready()
     assert processes_with(RUN_MARKER, marker) == []
 

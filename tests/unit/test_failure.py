@@ -47,7 +47,7 @@ CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
     (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`"), "gpu_oom"),
     (RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":838'), "gpu_oom"),
-    (OverLimitError("context and libraries alone hold 1.00 GiB of 0.50 GiB"), "gpu_oom"),
+    (OverLimitError("the CUDA context and libraries alone use 1.00 GiB of 0.50 GiB"), "gpu_oom"),
     (RuntimeError(HOST_ALLOCATOR), "host_oom"),
     (MemoryError(), "host_oom"),
     (RuntimeError("could not create a primitive"), "host_oom"),

@@ -1,4 +1,4 @@
-"""The rank's halves of the backends, one file each."""
+"""The parts of the backends that run in the ranks, one file each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ladder.events.protocol import TrialSpec
 
 
 class Training(Protocol):
-    """A model under training, as its backend sees it."""
+    """A model in training, wrapped by its backend."""
 
     @property
     def skipped_steps(self) -> int:
-        """Optimizer steps that were left out because gradients overflowed."""
+        """Optimizer steps that were skipped because gradients overflowed."""
 
     def __call__(self, **batch: Any) -> Any:
         """The model's output."""
@@ -24,27 +24,27 @@ class Training(Protocol):
     def backward(self, loss: torch.Tensor) -> None: ...
 
     def step(self) -> None:
-        """Of the optimizer, where enough micro-steps were accumulated."""
+        """End a micro-step; the optimizer steps once enough of them were accumulated."""
 
     def eval(self) -> None: ...
 
     def train(self) -> None: ...
 
     def gather(self, save_folder: str | None) -> None:
-        """Gather the full 16-bit weights on rank 0's host as a save does; written to disk only under `save_folder`."""
+        """Gather the full 16-bit weights on rank 0's host as a save does; write them only if `save_folder` is given."""
 
 
 class RankBackend(Protocol):
-    """What a backend's module offers."""
+    """The interface of a backend's module."""
 
     def join(self, spec: TrialSpec) -> None:
-        """What has to be done once the process group stands, before memory is limited."""
+        """Called after the process group is initialised and before memory is limited."""
 
     def start(self, model: PreTrainedModel, spec: TrialSpec) -> Training:
-        """Put `model` under training."""
+        """Wrap `model` for training."""
 
 
 def backend_of(spec: TrialSpec) -> RankBackend:
-    """The half that `spec` names."""
+    """The backend that `spec` names."""
     found: RankBackend = importlib.import_module(spec.backend_module).BACKEND
     return found

@@ -40,7 +40,7 @@ class DeepSpeedTraining:
         if save_folder is not None:
             self._engine.save_16bit_model(save_folder)
         elif self._engine.zero_optimization_partition_weights():
-            # What save_16bit_model calls before it writes; there is no public way to stop short of the disk.
+            # save_16bit_model calls this before it writes; there is no public way to gather without writing.
             self._engine._zero3_consolidated_16bit_state_dict()
         else:
             self._engine.module_state_dict()

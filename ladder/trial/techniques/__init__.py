@@ -1,4 +1,4 @@
-"""The rank's halves of the techniques, one file each."""
+"""The parts of the techniques that run in the ranks, one file each."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from ladder.events.protocol import TrialSpec
 
 
 class RankTechnique:
-    """What a technique does in a rank; each default does nothing."""
+    """What a technique does in a rank. By default it does nothing."""
 
-    evaluation_arguments: dict[str, Any] = {}  # noqa: RUF012  # replaced by those who need it, never changed
-    """What the Trainer adds to the model's call where it wants the loss alone."""
+    evaluation_arguments: dict[str, Any] = {}  # noqa: RUF012  # subclasses replace it, nothing changes it
+    """Arguments that the Trainer adds to the model's call when it only needs the loss."""
 
     def prepare(self) -> None:
-        """Import what no server may: what touches CUDA, or takes memory that is no tensor's."""
+        """Import what the server must not import: modules that initialise CUDA or allocate memory outside tensors."""
 
     def change_model(self, model: PreTrainedModel) -> None:
-        """Change the model before DeepSpeed gets it. RuntimeError where that would have no effect."""
+        """Change the model before DeepSpeed gets it. RuntimeError if that would have no effect."""
 
     def process_groups(self, model: PreTrainedModel, spec: TrialSpec) -> Any:
-        """The groups of ranks for DeepSpeed; None for the usual ones."""
+        """The process groups for DeepSpeed; None for the default ones."""
         return None
 
     def make_optimizer(
         self, groups: list[dict[str, Any]], rate: float, spec: TrialSpec
     ) -> torch.optim.Optimizer | None:
-        """The optimizer in the place of the usual one; None to leave it."""
+        """The optimizer to use instead of the usual one; None to keep that."""
         return None
 
     def check_optimizer(self, optimizer: Any) -> None:
-        """RuntimeError where the optimizer that DeepSpeed made of it would silently do something else."""
+        """RuntimeError if the optimizer, as DeepSpeed wrapped it, would silently do something else."""
 
     def own_batch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What this rank trains on, of a batch that it drew."""
+        """The part of `batch` that this rank trains on."""
         return batch
 
     def whole_loss(self, loss: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss to go backward from, of that of `own_batch`."""
+        """The loss for the backward pass, computed from the loss of `own_batch`."""
         return loss
 
     def evaluation_batch(self, batch: dict[str, torch.Tensor], spec: TrialSpec) -> dict[str, torch.Tensor]:
-        """What this rank evaluates."""
+        """The part of `batch` that this rank evaluates."""
         return batch
 
 
 def techniques_of(spec: TrialSpec) -> list[RankTechnique]:
-    """The halves that `spec` names."""
+    """The techniques that `spec` names."""
     return [importlib.import_module(module).TECHNIQUE for module in spec.rank_modules]

@@ -1,4 +1,4 @@
-"""Adam's moments in 8 bits in a rank."""
+"""8-bit Adam in a rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Adam8Bit(RankTechnique):
         return made
 
     def check_optimizer(self, optimizer: Any) -> None:
-        """RuntimeError where bitsandbytes would leave most of what it is given as it is, and say so nowhere."""
+        """RuntimeError if a tensor is so long that bitsandbytes would silently leave most of it unchanged."""
         longest = max((tensor.numel() for group in optimizer.param_groups for tensor in group["params"]), default=0)
         if longest >= MOST_ELEMENTS:
             raise RuntimeError(
-                f"bitsandbytes cannot update {longest:,} elements at once, {MOST_ELEMENTS:,} are too many"
+                f"bitsandbytes cannot update a tensor of {longest:,} elements; it takes fewer than {MOST_ELEMENTS:,}"
             )
 
 

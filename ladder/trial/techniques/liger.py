@@ -11,8 +11,8 @@ class Liger(RankTechnique):
     evaluation_arguments = {"skip_logits": True}  # noqa: RUF012
 
     def change_model(self, model: PreTrainedModel) -> None:
-        """As the Trainer's `use_liger_kernel` does. RuntimeError where that would change nothing and say so nowhere."""
-        from transformers.integrations.liger import apply_liger_kernel  # imports Triton, which other ranks do without
+        """As the Trainer's `use_liger_kernel` does. RuntimeError if that would silently have no effect."""
+        from transformers.integrations.liger import apply_liger_kernel  # imports Triton, which other ranks do not need
 
         apply_liger_kernel(model, None)
         if "forward" not in vars(model):
