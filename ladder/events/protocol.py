@@ -108,6 +108,64 @@ class CandidateSpec(_Frozen):
         return self.first_within is not None and first_seconds > self.first_within
 
 
+ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
+"""What a user's script trains with: the Trainer of transformers, a loop of its own with accelerate or DeepSpeed."""
+
+
+class ScriptFacts(_Frozen):
+    """What a look at a user's script found, right before it would have begun to train."""
+
+    kind: ScriptKind
+    path: str
+    """Of the program's file."""
+    digest: str
+    """SHA-256 of that file."""
+    model_config_json: dict[str, Any]
+    model_class: str
+    num_parameters: int
+    num_trainable: int
+    micro_batch: int
+    """Of the script's own settings, as the accumulation, the dtype and all below."""
+    accumulation: int
+    dtype: Literal["bf16", "fp16", "fp32"]
+    optimizer: str
+    """As transformers names it, or the class of the script's own."""
+    gradient_clipping: float
+    longest: int
+    """Tokens of the longest sequence, as the model gets it."""
+    rows: int
+    """Sequences that the model gets of one sample: two where a pair is compared."""
+    mean_tokens: float
+    """Of a sample, without padding."""
+    num_samples: int | None
+    """None of a stream."""
+    num_looked_at: int
+    replays: bool = True
+    """Batches of any size can be made of its samples; otherwise it makes them in its own way."""
+    evaluates: bool = False
+    checkpoints: bool = False
+    """It saves so that it can resume."""
+    overrides: tuple[str, ...] = ()
+    """What it says itself and is decided by the trial, in words."""
+    modules: tuple[str, ...] = ()
+    """Packages that it imports."""
+    preparation_seconds: float = 0.0
+    """From its start to the beginning of training: imports, data set, weights."""
+
+
+class ScriptSpec(_Frozen):
+    """A user's script as the trial."""
+
+    command: tuple[str, ...]
+    """As it was typed."""
+    scratch: str
+    """The folder that takes what the script would write into its own."""
+    arguments: dict[str, Any] = {}
+    """TrainingArguments of the trial."""
+    facts: ScriptFacts | None = None
+    """None for the look, which finds them and ends."""
+
+
 class TrialSpec(_Frozen):
     """One trial: one engine, its candidates in ascending predicted memory."""
 
@@ -149,6 +207,8 @@ class TrialSpec(_Frozen):
     stop_at: float | None = None
     """No further candidate begins after this moment on CLOCK_MONOTONIC: the time budget is spent."""
     seed: int = 0
+    script: ScriptSpec | None = None
+    """What is trained instead of a model with random weights."""
 
 
 class PhaseEvent(_Frozen):
@@ -184,6 +244,10 @@ class MeasuredEvent(_Frozen):
     peak_host: int
     alloc_retries: int
     losses: list[float]
+    loader_seconds: float = 0.0
+    """Of an optimizer step: waiting for a script's own loader."""
+    padding: float = 0.0
+    """Share of the tokens that were padding, of a script's own batches."""
 
     def steps(self, accumulation: int) -> list[float]:
         """Seconds of each timed optimizer step, had it `accumulation` micro-steps."""
@@ -194,6 +258,22 @@ class MeasuredEvent(_Frozen):
         """Median seconds of an optimizer step of `accumulation` micro-steps."""
         micro = statistics.median(self.accumulate_seconds) if self.accumulate_seconds else 0.0
         return (accumulation - 1) * micro + statistics.median(self.boundary_seconds)
+
+
+class LookedEvent(_Frozen):
+    """What a look at a script found."""
+
+    kind: Literal["looked"] = "looked"
+    t: float
+    facts: ScriptFacts
+
+
+class HeldEvent(_Frozen):
+    """The rank has taken hold of the script's training: from here on it measures."""
+
+    kind: Literal["held"] = "held"
+    t: float
+    by: ScriptKind
 
 
 class FailedEvent(_Frozen):
@@ -218,7 +298,10 @@ class DoneEvent(_Frozen):
     t: float
 
 
-Event = Annotated[PhaseEvent | StepEvent | MeasuredEvent | FailedEvent | DoneEvent, Field(discriminator="kind")]
+Event = Annotated[
+    PhaseEvent | StepEvent | MeasuredEvent | LookedEvent | HeldEvent | FailedEvent | DoneEvent,
+    Field(discriminator="kind"),
+]
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 

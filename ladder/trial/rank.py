@@ -5,20 +5,23 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import os
+import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from ladder.events.protocol import UNREPORTED, CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.protocol import UNREPORTED, DoneEvent, FailedEvent, TrialSpec
 from ladder.trial.backends import backend_of
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
-from ladder.trial.model import build_model, set_checkpointing
+from ladder.trial.measuring import measure_all
+from ladder.trial.model import build_model
 from ladder.trial.reporter import Reporter, now
-from ladder.trial.steps import Stepper
+from ladder.trial.subject import RandomModel
 from ladder.trial.techniques import techniques_of
 
 # Long, so that torch does not end a slow trial; the controller ends a silent one much earlier.
@@ -31,26 +34,52 @@ buckets."""
 def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:
     """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket on which it serves the rendezvous."""
     faulthandler.enable()  # a segmentation fault leaves its stack in the rank's log
-    reporter = Reporter(Path(spec.folder) / f"rank{rank}.jsonl")
-    gauge: Gauge | None = None
+    ending = _Ending(spec, Reporter(Path(spec.folder) / f"rank{rank}.jsonl"))
     try:
-        reporter.phase("process_group")
-        gauge = make_gauge(spec.device, spec.gpu_uuids[rank] if spec.gpu_uuids else None)
+        ending.reporter.phase("process_group")
+        gauge = ending.gauge = make_gauge(spec.device, spec.gpu_uuids[rank] if spec.gpu_uuids else None)
         _join(spec, rank, port, listen_fd)
-        gauge.start(spec.memory_limit)
-        _measure_all(spec, reporter, gauge)
-        reporter.send(DoneEvent(t=now()))
+        if spec.script is None:
+            gauge.start(spec.memory_limit)
+            _train_model(spec, ending.reporter, gauge)
+        else:
+            from ladder.trial.script.running import train_script
+
+            train_script(spec, spec.script, ending.reporter, gauge, ending.leave)
     except BaseException as error:
-        free = _quietly(gauge.free) if gauge else None
-        if gauge:
-            gauge.lift()
+        return ending.report(error)
+    return ending.report()
+
+
+class _Ending:
+    """How a rank ends, which is reported whatever happens."""
+
+    def __init__(self, spec: TrialSpec, reporter: Reporter) -> None:
+        self._spec, self.reporter = spec, reporter
+        self.gauge: Gauge | None = None
+
+    def report(self, error: BaseException | None = None) -> int:
+        """Say that all is done, or what `error` means; returns the exit status."""
+        if error is None:
+            self.reporter.send(DoneEvent(t=now()))
+            return 0
+        free = _quietly(self.gauge.free) if self.gauge else None
+        if self.gauge:
+            self.gauge.lift()
         try:
-            reporter.send(_failure(error, spec, reporter, free))
-            traceback.print_exc()
+            self.reporter.send(_failure(error, self._spec, self.reporter, free))
+            traceback.print_exception(error)
         except OSError:  # the disk of the run folder is full, so the log cannot be written either
             return UNREPORTED
         return 1
-    return 0
+
+    def leave(self, error: BaseException | None = None) -> NoReturn:
+        """End the process here and now: no line of a user's script runs after it."""
+        status = self.report(error)
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
@@ -114,68 +143,13 @@ class _Clock:
         self._last = time_now
 
 
-def _measure_all(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
+def _train_model(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
+    """Measure the candidates on a model with random weights."""
     reporter.phase("model")
     model = build_model(spec)
-    vocab_size = model.config.vocab_size
     reporter.phase("engine")
     training = backend_of(spec).start(model, spec)
-    stepper = Stepper(training, spec, reporter, vocab_size)
-    first_seconds = 0.0  # the same on all ranks, so all skip the same candidates
-    for index, candidate in enumerate(spec.candidates):
-        if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
-            break
-        if candidate.is_left_out(first_seconds):
-            continue
-        reporter.candidate = candidate.key
-        set_checkpointing(model, candidate)
-        measured = _measure(spec, candidate, stepper, reporter, gauge, first=index == 0)
-        reporter.send(measured)
-        first_seconds = first_seconds or measured.step_seconds(candidate.accumulation)
-    reporter.phase("teardown")
-
-
-def _measure(
-    spec: TrialSpec, candidate: CandidateSpec, stepper: Stepper, reporter: Reporter, gauge: Gauge, *, first: bool
-) -> MeasuredEvent:
-    reporter.phase("warmup")
-    gauge.reset()
-    losses = stepper.warm_up(candidate, spec.steps.warmup)
-    narrower = gauge.settle()
-    if narrower:
-        gauge.reset()  # memory reserved under the old, higher limit must not count
-    if stepper.agree(narrower) or (first and not stepper.is_hopeless(candidate)):
-        # One more untimed step: reserving memory again takes time, and so did creating Adam's states in the first one.
-        losses += stepper.warm_up(candidate, 1)
-    reporter.phase("measure")
-    began = now()
-    timings = stepper.time(candidate, spec.steps)
-    ended = now()
-    if spec.proof:
-        _prove(spec, candidate, stepper, reporter)
-    reading = gauge.read()
-    return MeasuredEvent(
-        t=ended,
-        candidate=candidate.key,
-        began=began,
-        accumulate_seconds=timings.accumulate,
-        boundary_seconds=timings.boundary,
-        skipped_steps=timings.skipped,
-        peak_allocated=reading.allocated,
-        peak_reserved=reading.reserved,
-        peak_device=reading.device,
-        outside_torch=reading.outside_torch,
-        peak_host=reading.host,
-        alloc_retries=reading.alloc_retries,
-        losses=losses + timings.losses,
-    )
-
-
-def _prove(spec: TrialSpec, candidate: CandidateSpec, stepper: Stepper, reporter: Reporter) -> None:
-    reporter.phase("evaluation")
-    stepper.evaluate(candidate.micro_batch)
-    reporter.phase("gather")
-    stepper.gather(spec.save_folder)
+    measure_all(spec, RandomModel(model, training, spec, reporter), reporter, gauge)
 
 
 def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, free: int | None) -> FailedEvent:

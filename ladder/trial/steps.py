@@ -6,16 +6,13 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
-from ladder.trial.backends import Training
-from ladder.trial.model import make_batch
 from ladder.trial.reporter import Reporter
-from ladder.trial.techniques import techniques_of
+from ladder.trial.subject import Subject, synchronize
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,9 @@ class Step:
     losses: list[float]
     skipped: bool
     """Because of an overflow."""
+
+
+_NO_STEP = Step(None, math.inf, math.inf, [], skipped=False)
 
 
 @dataclass
@@ -55,26 +55,25 @@ class Timings:
 class Stepper:
     """Runs whole optimizer steps of `accumulation` micro-steps each."""
 
-    def __init__(self, training: Training, spec: TrialSpec, reporter: Reporter, vocab_size: int) -> None:
-        self._training, self._spec = training, spec
-        self._reporter, self._vocab_size = reporter, vocab_size
+    def __init__(self, subject: Subject, spec: TrialSpec, reporter: Reporter) -> None:
+        self._subject, self._spec, self._reporter = subject, spec, reporter
         self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
-        # Seeded by rank and not by candidate: every candidate of every engine sees the same tokens.
-        same_data = spec.shares_sequences or spec.same_data
-        self._seed = spec.seed * 1000 + (0 if same_data else dist.get_rank())
-        self._techniques = techniques_of(spec)
-        self._generator = torch.Generator().manual_seed(self._seed)
         self._flag = torch.zeros(1, device=spec.device)
-        self._before = Step(None, math.inf, math.inf, [], skipped=False)  # the last untimed step
+        self._before = _NO_STEP  # the last untimed step
         self._began = time.perf_counter()
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
-        """Run untimed optimizer steps, only one if the candidate is hopeless; returns the losses of the micro-steps."""
+        """Run untimed optimizer steps on the longest batches, only one if the candidate is hopeless.
+
+        Returns the losses of the micro-steps.
+        """
         losses = []
         for _ in range(num_steps):
             self._began = time.perf_counter()
-            self._before = self._optimizer_step(candidate)
-            losses += self._before.losses
+            step = self._optimizer_step(candidate, longest=True)
+            if self._subject.is_even:  # the time of the longest batches says little of the usual ones
+                self._before = step
+            losses += step.losses
             if self.is_hopeless(candidate):
                 break
         return losses
@@ -91,7 +90,7 @@ class Stepper:
         timings, seconds = Timings(), list[float]()
         began = time.perf_counter()
         for _ in range(2 * policy.maximum):
-            step = self._optimizer_step(candidate)
+            step = self._optimizer_step(candidate, longest=False)
             timings.losses += step.losses
             if step.skipped:
                 timings.skipped += 1  # after an overflow the optimizer is skipped, so the time does not count
@@ -107,61 +106,28 @@ class Stepper:
             "steps, so these were skipped"
         )
 
-    def evaluate(self, micro_batch: int) -> None:
-        """Run one evaluation pass with the candidate's micro-batch."""
-        self._training.eval()
-        with torch.no_grad(), self._reporter.during("evaluation"):
-            batch = make_batch(self._spec, self._vocab_size, micro_batch, self._generator)
-            arguments: dict[str, Any] = {}
-            for technique in self._techniques:
-                batch = technique.evaluation_batch(batch, self._spec)
-                arguments |= technique.evaluation_arguments
-            self._training(**batch, **arguments)
-        self._training.train()
-        self._sync()
-
-    def gather(self, save_folder: str | None) -> None:
-        """Gather the full 16-bit weights on rank 0's host as a save does; write them only if `save_folder` is given."""
-        with self._reporter.during("gather"):
-            self._training.gather(save_folder)
-            self._sync()
-
-    def _optimizer_step(self, candidate: CandidateSpec) -> Step:
-        skipped_before = self._training.skipped_steps
-        if self._spec.parity:
-            self._generator.manual_seed(self._seed)
+    def _optimizer_step(self, candidate: CandidateSpec, *, longest: bool) -> Step:
+        skipped_before = self._subject.skipped_steps
+        self._subject.begin_step()
         seconds, losses = [], []
-        for _ in range(self._accumulation):
-            elapsed, loss = self._micro_step(candidate)
+        for micro_step in range(1, self._accumulation + 1):
+            elapsed, loss = self._micro_step(candidate, is_boundary=micro_step == self._accumulation, longest=longest)
             seconds.append(elapsed)
             losses.append(loss)
         *before, boundary = self._slowest(seconds)
         accumulate = statistics.median(before) if before else None
         whole = candidate.step_seconds(accumulate, boundary)
-        return Step(accumulate, boundary, whole, losses, skipped=self._training.skipped_steps > skipped_before)
+        return Step(accumulate, boundary, whole, losses, skipped=self._subject.skipped_steps > skipped_before)
 
-    def _micro_step(self, candidate: CandidateSpec) -> tuple[float, float]:
-        batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
-        for technique in self._techniques:
-            batch = technique.own_batch(batch)
-        self._sync()
+    def _micro_step(self, candidate: CandidateSpec, *, is_boundary: bool, longest: bool) -> tuple[float, float]:
+        batch = self._subject.draw(candidate, longest=longest)
+        synchronize(self._spec.device)
         start = time.perf_counter()
-        with self._reporter.during("forward"):
-            loss = self._training(**batch).loss
-            for technique in self._techniques:
-                loss = technique.whole_loss(loss, batch)
-        with self._reporter.during("backward"):
-            self._training.backward(loss)
-        with self._reporter.during("step"):
-            self._training.step()
-            self._sync()
+        loss = self._subject.train_on(batch, is_boundary=is_boundary)
+        synchronize(self._spec.device)
         elapsed = time.perf_counter() - start
         self._reporter.step(elapsed)
-        return elapsed, float(loss.detach())
-
-    def _sync(self) -> None:
-        if self._spec.device == "cuda":
-            torch.cuda.synchronize()
+        return elapsed, float(loss)
 
     def _slowest(self, seconds: list[float]) -> list[float]:
         times = torch.tensor(seconds, device=self._spec.device)

@@ -107,29 +107,31 @@ def test_a_fit_with_hardly_any_memory_left_is_a_warning(bench: FaultyBench, tmp_
     assert thin
 
 
-class OverflowingEngine:
-    """As DeepSpeed's engine under fp16: the first optimizer steps overflow, are skipped, and are quicker for it."""
+class OverflowingSubject:
+    """As training under fp16: the first optimizer steps overflow, are skipped, and are quicker for it."""
 
     NUM_SKIPPED, SECONDS = 3, 0.02
+    is_even = True
 
     def __init__(self) -> None:
         self.skipped_steps = 0
 
-    def __call__(self, **batch: Any) -> Any:
-        import torch
+    def begin_step(self) -> None: ...
 
-        return type("Output", (), {"loss": torch.zeros(())})
+    def draw(self, *_: Any, **__: Any) -> None: ...
 
-    def backward(self, loss: Any) -> None: ...
-
-    def step(self) -> None:
+    def train_on(self, *_: Any, **__: Any) -> float:
         if self.skipped_steps < self.NUM_SKIPPED:
             self.skipped_steps += 1
         else:
-            time.sleep(self.SECONDS)
+            self.step()
+        return 0.0
+
+    def step(self) -> None:
+        time.sleep(self.SECONDS)
 
 
-def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy, *, untimed: int = 0) -> Any:
+def timed_by_a_stepper(subject: Any, folder: Path, policy: StepPolicy, *, untimed: int = 0) -> Any:
     import torch.distributed as dist
 
     from ladder.trial.reporter import Reporter
@@ -140,7 +142,7 @@ def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy, *, untimed
     candidate: CandidateSpec = spec.candidates[0]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
-        stepper = Stepper(engine, spec, Reporter(folder / "rank0.jsonl"), vocab_size=8192)
+        stepper = Stepper(subject, spec, Reporter(folder / "rank0.jsonl"))
         stepper.warm_up(candidate, untimed)
         return stepper.time(candidate, policy)
     finally:
@@ -148,16 +150,18 @@ def timed_by_a_stepper(engine: Any, folder: Path, policy: StepPolicy, *, untimed
 
 
 def test_steps_that_fp16_overflow_skips_are_not_counted(tmp_path: Path) -> None:
-    """The engine is a stand-in: DeepSpeed's fp16 needs a GPU."""
+    """The training is a stand-in: DeepSpeed's fp16 needs a GPU."""
     policy = StepPolicy(minimum=4, maximum=4, target_spread=0.0, seconds=60.0)
-    timings = timed_by_a_stepper(OverflowingEngine(), tmp_path, policy)
-    assert timings.skipped == OverflowingEngine.NUM_SKIPPED
+    timings = timed_by_a_stepper(OverflowingSubject(), tmp_path, policy)
+    assert timings.skipped == OverflowingSubject.NUM_SKIPPED
     assert len(timings.boundary) == 4
-    assert min(timings.boundary) >= OverflowingEngine.SECONDS
+    assert min(timings.boundary) >= OverflowingSubject.SECONDS
 
 
-class UnsteadyEngine(OverflowingEngine):
+class UnsteadySubject(OverflowingSubject):
     """One that takes the given seconds, step by step."""
+
+    NUM_SKIPPED = 0
 
     def __init__(self, *seconds: float) -> None:
         self.skipped_steps, self._seconds = 0, list(seconds)
@@ -168,14 +172,14 @@ class UnsteadyEngine(OverflowingEngine):
 
 def test_where_time_is_short_a_third_step_says_which_of_two_was_disturbed(tmp_path: Path) -> None:
     policy = StepPolicy(seconds=0.0, target_spread=0.0)
-    disturbed = timed_by_a_stepper(UnsteadyEngine(0.2, 0.6, 0.2), tmp_path, policy)
+    disturbed = timed_by_a_stepper(UnsteadySubject(0.2, 0.6, 0.2), tmp_path, policy)
     assert len(disturbed.boundary) == 3
-    assert len(timed_by_a_stepper(UnsteadyEngine(1.0, 1.0), tmp_path, policy).boundary) == 2
+    assert len(timed_by_a_stepper(UnsteadySubject(1.0, 1.0), tmp_path, policy).boundary) == 2
 
 
 def test_a_long_step_is_timed_once_where_the_untimed_one_before_it_agrees(tmp_path: Path) -> None:
     policy = StepPolicy(seconds=0.5, target_spread=0.0)
-    agreeing = timed_by_a_stepper(UnsteadyEngine(0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
+    agreeing = timed_by_a_stepper(UnsteadySubject(0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
     assert len(agreeing.boundary) == 1
-    disturbed = timed_by_a_stepper(UnsteadyEngine(0.5, 0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
+    disturbed = timed_by_a_stepper(UnsteadySubject(0.5, 0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
     assert len(disturbed.boundary) == 2

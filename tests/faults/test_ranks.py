@@ -45,7 +45,7 @@ def test_a_rank_that_dies_of_a_segmentation_fault_leaves_its_stack_in_its_log(
     assert "rank 1 was killed by SIGSEGV" in outcome_of(run).sentence
     log = (tmp_path / "0001" / "rank1.log").read_text()
     assert "Fatal Python error: Segmentation fault" in log
-    assert "in _measure_all" in log
+    assert "in measure_all" in log
 
 
 def test_a_rank_that_cannot_write_its_report_is_the_disk_s_fault(bench: FaultyBench, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from helpers import tiny_trial
 
 from ladder.events.protocol import CandidateSpec
 from ladder.trial.gauge import Reading
-from ladder.trial.rank import _measure
+from ladder.trial.measuring import _measure
 from ladder.trial.steps import Step, Timings
 
 
 class Played:
-    """Gauge, stepper and reporter in one: what was asked of them, in order."""
+    """Gauge, subject, stepper and reporter in one: what was asked of them, in order."""
 
     def __init__(self, narrows: bool, hopeless: bool) -> None:
         self.narrows, self.hopeless = narrows, hopeless
@@ -56,7 +56,7 @@ def test_what_a_narrower_limit_emptied_is_reserved_anew_before_anything_is_timed
 ) -> None:
     played: Any = Played(narrows, hopeless)
     spec = tiny_trial(tmp_path / "0001", 1)
-    event = _measure(spec, spec.candidates[0], played, played, played, first=first)
+    event = _measure(spec, spec.candidates[0], played, played, played, played, first=first)
     emptied = ["reset"] if narrows else []
     again = ["1 untimed"] if narrows or (first and not hopeless) else []
     assert played.asked == ["warmup", "reset", "1 untimed", *emptied, *again, "measure", "timed"]

@@ -1,0 +1,78 @@
+"""The candidates of a trial, one after another on one engine: untimed steps, timed steps, what was held."""
+
+from __future__ import annotations
+
+from ladder.events.protocol import CandidateSpec, MeasuredEvent, TrialSpec
+from ladder.trial.gauge import Gauge, Reading
+from ladder.trial.reporter import Reporter, now
+from ladder.trial.steps import Stepper, Timings
+from ladder.trial.subject import Subject
+
+
+def measure_all(spec: TrialSpec, subject: Subject, reporter: Reporter, gauge: Gauge) -> None:
+    """Report what each candidate takes; the one that fails raises what ended it."""
+    stepper = Stepper(subject, spec, reporter)
+    first_seconds = 0.0  # the same on all ranks, so all skip the same candidates
+    for index, candidate in enumerate(spec.candidates):
+        if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
+            break
+        if candidate.is_left_out(first_seconds):
+            continue
+        reporter.candidate = candidate.key
+        subject.use(candidate)
+        event = _measure(spec, candidate, subject, stepper, reporter, gauge, first=index == 0)
+        reporter.send(event)
+        first_seconds = first_seconds or event.step_seconds(candidate.accumulation)
+    reporter.phase("teardown")
+
+
+def _measure(
+    spec: TrialSpec,
+    candidate: CandidateSpec,
+    subject: Subject,
+    stepper: Stepper,
+    reporter: Reporter,
+    gauge: Gauge,
+    *,
+    first: bool,
+) -> MeasuredEvent:
+    reporter.phase("warmup")
+    gauge.reset()
+    losses = stepper.warm_up(candidate, spec.steps.warmup)
+    narrower = gauge.settle()
+    if narrower:
+        gauge.reset()  # memory reserved under the old, higher limit must not count
+    if stepper.agree(narrower) or (first and not stepper.is_hopeless(candidate)):
+        # One more untimed step: reserving memory again takes time, and so did creating Adam's states in the first one.
+        losses += stepper.warm_up(candidate, 1)
+    reporter.phase("measure")
+    began = now()
+    timings = stepper.time(candidate, spec.steps)
+    ended = now()
+    if spec.proof:
+        reporter.phase("evaluation")
+        subject.evaluate(candidate)
+        reporter.phase("gather")
+        subject.gather(spec.save_folder)
+    return measured(candidate, gauge.read(), timings, began=began, ended=ended, losses=losses + timings.losses)
+
+
+def measured(
+    candidate: CandidateSpec, reading: Reading, timings: Timings, *, began: float, ended: float, losses: list[float]
+) -> MeasuredEvent:
+    """What was measured of `candidate` from `began` to `ended`, on CLOCK_MONOTONIC."""
+    return MeasuredEvent(
+        t=ended,
+        candidate=candidate.key,
+        began=began,
+        accumulate_seconds=timings.accumulate,
+        boundary_seconds=timings.boundary,
+        skipped_steps=timings.skipped,
+        peak_allocated=reading.allocated,
+        peak_reserved=reading.reserved,
+        peak_device=reading.device,
+        outside_torch=reading.outside_torch,
+        peak_host=reading.host,
+        alloc_retries=reading.alloc_retries,
+        losses=losses,
+    )

@@ -1,0 +1,110 @@
+"""What every way of taking hold of a script's training has in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import deepspeed
+
+from ladder.events.protocol import HeldEvent, LookedEvent, ScriptFacts, ScriptKind, ScriptSpec, TrialSpec
+from ladder.trial.gauge import Gauge
+from ladder.trial.reporter import Reporter, now
+
+Leave = Callable[[BaseException | None], NoReturn]
+"""Ends the process with its report; no line of the script runs after it."""
+
+
+class NotTakenHoldOfError(RuntimeError):
+    """The script did not begin to train in a way that is known here."""
+
+
+@dataclass(frozen=True)
+class Grip:
+    """A rank that runs a script: what is asked of it, and how it ends."""
+
+    spec: TrialSpec
+    script: ScriptSpec
+    reporter: Reporter
+    gauge: Gauge
+    leave: Leave
+    began: float
+    """On CLOCK_MONOTONIC, when the script was started."""
+    path: str
+    """Of the script's file."""
+    digest: str
+    """SHA-256 of that file."""
+
+    @property
+    def is_look(self) -> bool:
+        return self.script.facts is None
+
+    def looked(self, find: Callable[[], ScriptFacts]) -> NoReturn:
+        """Report what `find` finds, and end."""
+        try:
+            known = {"path": self.path, "digest": self.digest, "preparation_seconds": now() - self.began}
+            facts = find().model_copy(update=known)
+            self.reporter.send(LookedEvent(t=now(), facts=facts))
+        except BaseException as error:
+            self.leave(error)
+        self.leave(None)
+
+    def held(self, by: ScriptKind, measure: Callable[[], Any]) -> NoReturn:
+        """Take the training over: `measure`, report, and end. The script sees no error, so it can swallow none."""
+        try:
+            self.reporter.send(HeldEvent(t=now(), by=by))
+            measure()
+        except BaseException as error:
+            self.leave(error)
+        self.leave(None)
+
+    def engine(self, make: Callable[[], Any]) -> Any:
+        """What `make` makes of the script's model; memory that runs out there is reported before the script sees it."""
+        self.reporter.phase("engine")
+        try:
+            return make()
+        except BaseException as error:
+            self.leave(error)
+
+
+def name_moments(grip: Grip) -> None:
+    """Let every engine say what it is doing, and report what goes wrong there before the script can swallow it."""
+    for name in ("forward", "backward", "step"):
+        setattr(deepspeed.DeepSpeedEngine, name, _during(getattr(deepspeed.DeepSpeedEngine, name), name, grip))
+
+
+def _during(method: Any, moment: str, grip: Grip) -> Any:
+    @functools.wraps(method)
+    def named(*arguments: Any, **options: Any) -> Any:
+        try:
+            with grip.reporter.during(moment):
+                return method(*arguments, **options)
+        except BaseException as error:
+            grip.reporter.moment = moment
+            grip.leave(error)
+
+    return named
+
+
+def class_in_words(model: Any) -> str:
+    """`LlamaForCausalLM`, of a model inside an adapter too."""
+    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+
+
+def count_parameters(model: Any) -> tuple[int, int]:
+    """All parameters and the trainable ones, in shards too."""
+    sizes = [(getattr(each, "ds_numel", each.numel()), each.requires_grad) for each in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """The model's configuration as its config.json would have it. NotTakenHoldOfError without one."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        raise NotTakenHoldOfError(
+            f"its model, a {type(model).__name__}, has no configuration of transformers, from which its size is read"
+        )
+    found: dict[str, Any] = config.to_dict()
+    return found

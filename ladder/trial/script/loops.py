@@ -1,0 +1,367 @@
+"""Taking hold of a training loop of the script's own, with accelerate or with DeepSpeed alone: through its data loader.
+
+The loop asks the loader for a batch when it has trained on the one before. So whoever gives the batches also knows when
+a micro-step begins and ends, and can give any batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import accelerate
+import deepspeed
+import torch
+from accelerate.utils import send_to_device
+from torch.utils.data import DataLoader
+
+from ladder.events.protocol import CandidateSpec, ScriptFacts, ScriptKind
+from ladder.trial.measuring import measure_all
+from ladder.trial.model import set_checkpointing
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, class_in_words, config_of, count_parameters
+from ladder.trial.script.real_steps import RealSteps
+from ladder.trial.script.samples import Samples, count_tokens, rebatched, shape_of
+
+Move = Callable[[Any], Any]
+"""Puts a batch where the script's own loader would have put it."""
+
+
+class Loop:
+    """The loop's training as its hooks see it: whether the micro-step is the last of its optimizer step, and its loss."""
+
+    def __init__(self, grip: Grip, kind: ScriptKind) -> None:
+        self.grip, self.kind = grip, kind
+        self.engine: Any = None
+        self.is_boundary = True
+        self.loss: torch.Tensor | float = 0.0
+        _note_losses(self)
+
+    def hold(self, loader: Any, move: Move) -> None:
+        """Let `loader` give the trial's batches to the loop that iterates over it."""
+        loop, own = self, type(loader)
+
+        class Held(own):  # type: ignore[misc, valid-type]
+            def __iter__(self) -> Iterator[Any]:
+                return loop._real(super()) if loop.grip.spec.proof else loop._measured(self, move)
+
+        Held.__name__ = own.__name__
+        loader.__class__ = Held
+
+    def _measured(self, loader: Any, move: Move) -> Iterator[Any]:
+        """Batches as the measuring asks for them, in a thread of its own: the loop keeps the main one."""
+        subject, grip = LoopSubject(self, Samples(loader), move), self.grip
+
+        def measure() -> None:
+            if grip.spec.device == "cuda":
+                torch.cuda.set_device(0)
+            grip.held(self.kind, lambda: measure_all(grip.spec, subject, grip.reporter, grip.gauge))
+
+        threading.Thread(target=measure, name="measuring", daemon=True).start()
+        return subject.batches()
+
+    def _real(self, loader: Any) -> Iterator[Any]:
+        """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
+        (candidate,) = self.grip.spec.candidates
+        set_checkpointing(self.engine.module, candidate)
+        steps = RealSteps(self.grip)
+        try:
+            while True:
+                own = iter(loader.__iter__())
+                while True:
+                    for micro_step in range(1, candidate.accumulation + 1):
+                        with steps.loading():
+                            batch = next(own, None)
+                        if batch is None:
+                            break
+                        self.is_boundary = micro_step == candidate.accumulation
+                        steps.note_tokens(*count_tokens(batch))
+                        yield batch
+                        steps.note_loss(torch.as_tensor(self.loss))
+                    if batch is None:
+                        break
+                    if steps.end_step():
+                        self.grip.held(self.kind, lambda: self._finish(steps))
+        except GeneratorExit:
+            self.grip.leave(_left_early())
+
+    def _finish(self, steps: RealSteps) -> None:
+        """A checkpoint of DeepSpeed's, and a resume from it."""
+        reporter, folder = self.grip.reporter, str(Path(self.grip.script.scratch) / "checkpoint")
+        reporter.phase("gather")
+        with reporter.during("gather"):
+            self.engine.save_checkpoint(folder)
+            self.engine.load_checkpoint(folder)
+        steps.report()
+
+
+class LoopSubject:
+    """Micro-steps of the script's own loop, on batches of its own samples."""
+
+    is_even = False
+
+    def __init__(self, loop: Loop, samples: Samples, move: Move) -> None:
+        self._loop, self._samples, self._move = loop, samples, move
+        self._to_loop: SimpleQueue[Any] = SimpleQueue()
+        self._from_loop: SimpleQueue[None] = SimpleQueue()
+
+    def batches(self) -> Iterator[Any]:
+        """For the loop: it trains on each before it asks for the next."""
+        try:
+            while True:
+                yield self._to_loop.get()
+                self._from_loop.put(None)
+        except GeneratorExit:
+            self._loop.grip.leave(_left_early())
+
+    @property
+    def skipped_steps(self) -> int:
+        return int(self._loop.engine.skipped_steps)
+
+    def use(self, candidate: CandidateSpec) -> None:
+        set_checkpointing(self._loop.engine.module, candidate)
+
+    def begin_step(self) -> None:
+        """The loop's own steps begin with nothing."""
+
+    def draw(self, candidate: CandidateSpec, *, longest: bool) -> Any:
+        make = self._samples.longest if longest else self._samples.usual
+        return self._move(make(candidate.micro_batch))
+
+    def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
+        self._loop.is_boundary = is_boundary
+        self._to_loop.put(batch)
+        self._from_loop.get()
+        return self._loop.loss
+
+    def evaluate(self, candidate: CandidateSpec) -> None:
+        """A proof trains on the loop's own batches."""
+
+    def gather(self, save_folder: str | None) -> None:
+        """As `evaluate`."""
+
+
+def _left_early() -> NotTakenHoldOfError:
+    return NotTakenHoldOfError("the script's loop ended before its steps were measured; let it train for longer")
+
+
+def _note_losses(loop: Loop) -> None:
+    backward = deepspeed.DeepSpeedEngine.backward
+
+    @functools.wraps(backward)
+    def noted(engine: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
+        loop.loss = loss.detach()
+        return backward(engine, loss, *arguments, **options)
+
+    deepspeed.DeepSpeedEngine.backward = noted
+
+
+def hold_accelerate(grip: Grip) -> None:
+    """From now on every Accelerator of this process prepares what the trial says."""
+    make, prepare, backward = (getattr(accelerate.Accelerator, name) for name in ("__init__", "prepare", "backward"))
+    loop = Loop(grip, "accelerate")
+
+    @functools.wraps(make)
+    def made(accelerator: Any, *arguments: Any, **options: Any) -> None:
+        if _is_of_the_trainer(options):
+            return make(accelerator, *arguments, **options)
+        accelerator._ladder_own = dict(options)
+        changes: dict[str, Any] = {"log_with": None, "fsdp_plugin": None, "project_dir": grip.script.scratch}
+        changes["cpu"] = grip.is_look or grip.spec.device == "cpu"
+        if grip.is_look:
+            changes |= {"mixed_precision": "no", "deepspeed_plugin": None}
+        else:
+            plugin = accelerate.DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(grip.spec.deepspeed)))
+            accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
+            changes |= {"mixed_precision": grip.spec.dtype, "deepspeed_plugin": plugin}
+            changes |= {"gradient_accumulation_steps": accumulation, "gradient_accumulation_plugin": None}
+        make(accelerator, *arguments, **{**options, **changes})
+
+    @functools.wraps(prepare)
+    def prepared(accelerator: Any, *things: Any, **options: Any) -> Any:
+        loaders = [each for each in things if isinstance(each, DataLoader)]
+        models = [each for each in things if isinstance(each, torch.nn.Module)]
+        if not (loaders and models and hasattr(accelerator, "_ladder_own")):
+            return prepare(accelerator, *things, **options)
+        if grip.is_look:
+            grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things, grip))
+        micro_batch = grip.spec.candidates[0].micro_batch
+        changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
+        ready = grip.engine(lambda: prepare(accelerator, *changed, **options))
+        loop.engine = ready[things.index(models[0])]
+        loop.hold(ready[things.index(loaders[0])], lambda batch: send_to_device(batch, accelerator.device))
+        return ready
+
+    @functools.wraps(backward)
+    def stepped(accelerator: Any, *arguments: Any, **options: Any) -> Any:
+        if loop.engine is not None:  # whether or not the loop asks accelerate when to step
+            accelerator.gradient_state._set_sync_gradients(loop.is_boundary)
+        return backward(accelerator, *arguments, **options)
+
+    accelerate.Accelerator.__init__ = made
+    accelerate.Accelerator.prepare = prepared
+    accelerate.Accelerator.backward = stepped
+    _write_nothing(accelerate.Accelerator, ("save_state", "save_model", "init_trackers", "log", "end_training"), loop)
+
+
+def _is_of_the_trainer(options: dict[str, Any]) -> bool:
+    """The Trainer makes its own, as its arguments say; they are held already."""
+    import inspect
+
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_back if frame and frame.f_back else None
+    return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("transformers.")
+
+
+def _write_nothing(owner: Any, names: tuple[str, ...], loop: Loop) -> None:
+    """A loop that saves as it goes saves nothing in a trial."""
+    for name in names:
+        own = getattr(owner, name)
+
+        def nothing(self: Any, *arguments: Any, own: Any = own, **options: Any) -> Any:
+            return None if loop.engine is not None else own(self, *arguments, **options)
+
+        setattr(owner, name, functools.wraps(own)(nothing))
+
+
+def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any, grip: Grip) -> ScriptFacts:
+    own = accelerator._ladder_own
+    optimizer = next((each for each in things if isinstance(each, torch.optim.Optimizer)), None)
+    precision = str(own.get("mixed_precision") or "no")
+    return _facts(
+        "accelerate",
+        model,
+        loader,
+        accumulation=accelerator.gradient_accumulation_steps,
+        dtype=precision if precision in ("bf16", "fp16") else "fp32",
+        optimizer=type(optimizer).__name__ if optimizer is not None else "",
+        overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),
+    )
+
+
+def _facts(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:
+    samples = Samples(loader)
+    rows, longest = shape_of(samples.longest(1))
+    total, trainable = count_parameters(model)
+    return ScriptFacts(
+        kind=kind,
+        path="",
+        digest="",
+        model_config_json=config_of(model),
+        model_class=class_in_words(model),
+        num_parameters=total,
+        num_trainable=trainable,
+        micro_batch=loader.batch_size or 1,
+        longest=longest,
+        rows=rows,
+        mean_tokens=samples.mean_tokens(),
+        num_samples=samples.total,
+        num_looked_at=len(samples.sizes),
+        **{"gradient_clipping": 0.0, **known},
+    )
+
+
+def hold_deepspeed(grip: Grip) -> None:
+    """From now on `deepspeed.initialize` makes the trial's engine, and the first loader after it gives its batches."""
+    initialize = deepspeed.initialize
+    loop = Loop(grip, "deepspeed")
+    made: list[DataLoader[Any]] = []
+    _note_loaders(made)
+
+    @functools.wraps(initialize)
+    def initialized(*arguments: Any, **options: Any) -> Any:
+        names = ("args", "model", "optimizer", "model_parameters", "training_data")
+        given = {**dict(zip(names, arguments, strict=False)), **options}
+        if _is_called_by_accelerate():
+            return initialize(*arguments, **options)
+        own = _own_config(given)
+        if grip.is_look:
+            grip.looked(lambda: _facts_of_deepspeed(given, own, _training_loader(made)))
+        loader = _training_loader(made)
+        more = {name: own[name] for name in ("optimizer", "scheduler") if name in own}
+        given |= {"config": {**json.loads(json.dumps(grip.spec.deepspeed)), **more}, "config_params": None}
+        if getattr(given.get("args"), "deepspeed_config", None):
+            given["args"].deepspeed_config = None
+        ready = grip.engine(lambda: initialize(**_with_cpu_adam(given)))
+        loop.engine = ready[0]
+        _rebatch(loader, grip.spec.candidates[0].micro_batch)
+        loop.hold(loader, lambda batch: batch)
+        return ready
+
+    deepspeed.initialize = initialized
+    _write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model",), loop)
+
+
+def _is_called_by_accelerate() -> bool:
+    import inspect
+
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_back if frame and frame.f_back else None
+    return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("accelerate.")
+
+
+def _note_loaders(made: list[DataLoader[Any]]) -> None:
+    make = DataLoader.__init__
+
+    @functools.wraps(make)
+    def noted(loader: DataLoader[Any], *arguments: Any, **options: Any) -> None:
+        make(loader, *arguments, **options)
+        made.append(loader)
+
+    DataLoader.__init__ = noted  # type: ignore[method-assign]
+
+
+def _training_loader(made: list[DataLoader[Any]]) -> DataLoader[Any]:
+    """The first that was made with a data set in random order, else the first."""
+    if not made:
+        raise NotTakenHoldOfError(
+            "no torch DataLoader was made before deepspeed.initialize() was called, so its data cannot be looked at"
+        )
+    shuffled = [each for each in made if not isinstance(each.sampler, torch.utils.data.SequentialSampler)]
+    return (shuffled or made)[0]
+
+
+def _rebatch(loader: DataLoader[Any], micro_batch: int) -> None:
+    """Change the micro-batch of a loader that the script has already."""
+    vars(loader).update(vars(rebatched(loader, micro_batch)))
+
+
+def _own_config(given: dict[str, Any]) -> dict[str, Any]:
+    args = given.get("args")
+    own = given.get("config") or given.get("config_params") or getattr(args, "deepspeed_config", None) or {}
+    if isinstance(own, str | Path):
+        own = json.loads(Path(own).read_text(encoding="utf-8"))
+    return dict(own)
+
+
+def _with_cpu_adam(given: dict[str, Any]) -> dict[str, Any]:
+    """With the optimizer's states on the host DeepSpeed takes its own Adam only: that of the script is mapped to it."""
+    from accelerate.utils import map_pytorch_optim_to_deepspeed
+
+    offloads = "offload_optimizer" in given["config"]["zero_optimization"]
+    if offloads and isinstance(given.get("optimizer"), torch.optim.Optimizer):
+        given = {**given, "optimizer": map_pytorch_optim_to_deepspeed(given["optimizer"])}
+    return given
+
+
+def _facts_of_deepspeed(given: dict[str, Any], own: dict[str, Any], loader: DataLoader[Any]) -> ScriptFacts:
+    def enabled(name: str) -> bool:
+        return bool(own.get(name, {}).get("enabled"))
+
+    optimizer = given.get("optimizer")
+    named = own.get("optimizer", {}).get("type", "")
+    facts = _facts(
+        "deepspeed",
+        given["model"],
+        loader,
+        accumulation=int(own.get("gradient_accumulation_steps") or 1),
+        dtype="bf16" if enabled("bf16") else "fp16" if enabled("fp16") else "fp32",
+        optimizer=type(optimizer).__name__ if optimizer is not None else named,
+        gradient_clipping=float(own.get("gradient_clipping") or 0.0),
+        overrides=("its DeepSpeed configuration",),
+    )
+    return facts

@@ -1,0 +1,110 @@
+"""Which Python program a command runs, and running it in this process."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ladder.errors import UsageError
+from ladder.text import shown
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python file or module, with its arguments."""
+
+    name: str
+    """A path, or what follows `-m`."""
+    is_module: bool
+    arguments: tuple[str, ...]
+
+    @property
+    def file(self) -> Path:
+        """Its source. UsageError for a module that is not installed."""
+        if not self.is_module:
+            return Path(self.name)
+        found = find_spec(self.name)
+        if found is not None and found.submodule_search_locations:  # `-m package` runs its __main__
+            found = find_spec(f"{self.name}.__main__")
+        if found is None or found.origin is None:
+            raise UsageError(f"There is no module {shown(self.name)} in this environment; install its package.")
+        return Path(found.origin)
+
+    def run(self) -> None:
+        """As `python NAME ARGUMENTS` would, in this process."""
+        sys.argv = [self.name, *self.arguments]
+        if self.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(self.name).resolve().parent))
+            runpy.run_path(self.name, run_name="__main__")
+
+
+def program_of(command: Sequence[str]) -> Program:
+    """The program that `command` runs, without the launcher before it: ladder starts the ranks itself.
+
+    UsageError for what is not Python.
+    """
+    words = list(command)
+    name = Path(words[0]).name if words else ""
+    if name in ("python", "python3") or (name.startswith("python3.") and name[8:].isdigit()):
+        words, name = words[1:], Path(words[1]).name if len(words) > 1 else ""
+    if name == "torchrun" or words[:2] == ["-m", "torch.distributed.run"]:
+        return _of_torchrun(words[2:] if words[0] == "-m" else words[1:])
+    if words[:2] == ["accelerate", "launch"] or (name == "accelerate" and words[1:2] == ["launch"]):
+        return _of_accelerate(words[2:])
+    if name == "deepspeed":
+        return _of_deepspeed(words[1:])
+    if name == "trl" and len(words) > 1 and find_spec(f"trl.scripts.{words[1]}"):  # which starts accelerate's launcher
+        return Program(f"trl.scripts.{words[1]}", True, tuple(words[2:]))
+    if words[:1] == ["-m"] and len(words) > 1:
+        return Program(words[1], True, tuple(words[2:]))
+    if not words:
+        raise UsageError("No script was named after --; give one, such as: ladder tune -- train.py --epochs 1.")
+    return Program(_python_file(words[0]), False, tuple(words[1:]))
+
+
+def _python_file(name: str) -> str:
+    if Path(name).suffix == ".py":
+        if not Path(name).is_file():
+            raise UsageError(f"There is no script {shown(name)} here; give its path.")
+        return name
+    found = shutil.which(name)
+    if found is None:
+        raise UsageError(f"{shown(name)} is neither a Python file nor an installed program; give the script's path.")
+    with open(found, "rb") as file:
+        first = file.readline(200)
+    if not first.startswith(b"#!") or b"python" not in first:
+        raise UsageError(
+            f"{shown(name)} is not a Python program, and only the Python process that trains can be tuned; "
+            "give the command that it runs."
+        )
+    return found
+
+
+def _of_accelerate(words: list[str]) -> Program:
+    from accelerate.commands.launch import launch_command_parser
+
+    known = launch_command_parser().parse_args(words)
+    return Program(known.training_script, known.module, tuple(known.training_script_args))
+
+
+def _of_torchrun(words: list[str]) -> Program:
+    from torch.distributed.run import get_args_parser
+
+    known = get_args_parser().parse_args(words)
+    return Program(known.training_script, known.module, tuple(known.training_script_args))
+
+
+def _of_deepspeed(words: list[str]) -> Program:
+    from deepspeed.launcher.runner import parse_args
+
+    known = parse_args(words)
+    return Program(known.user_script, known.module, tuple(known.user_args))

@@ -1,0 +1,57 @@
+"""Running a user's script in a rank, and what becomes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from transformers.integrations import HfDeepSpeedConfig
+
+from ladder.events.protocol import ScriptSpec, TrialSpec
+from ladder.trial.gauge import Gauge
+from ladder.trial.reporter import Reporter, now
+from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
+from ladder.trial.script.loops import hold_accelerate, hold_deepspeed
+from ladder.trial.script.program import program_of
+from ladder.trial.script.trainer import hold_trainer
+
+_LOOKED_FOR = "Trainer.train() of transformers, Accelerator.prepare() and deepspeed.initialize()"
+
+
+def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge: Gauge, leave: Leave) -> None:
+    """Run the script until its training is taken hold of, which ends the process.
+
+    Raises NotTakenHoldOfError if it ends before, UsageError for what cannot be run at all, and whatever the script
+    raises.
+    """
+    reporter.phase("model")
+    os.makedirs(script.scratch, exist_ok=True)
+    program = program_of(script.command)
+    file = program.file
+    grip = Grip(spec, script, reporter, gauge, leave, now(), str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+    for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
+        hold(grip)
+    if not grip.is_look:
+        name_moments(grip)
+        gauge.start(spec.memory_limit)
+    # Alive while the script runs: under stage 3 transformers builds every model in shards then.
+    is_sharded = not grip.is_look and spec.deepspeed["zero_optimization"]["stage"] == 3
+    keep_alive = HfDeepSpeedConfig(spec.deepspeed) if is_sharded else None
+    try:
+        program.run()
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise NotTakenHoldOfError(
+                f"the script ended with exit status {ended.code} before it trained; its last lines are in "
+                f"{Path(spec.folder) / 'rank0.log'}"
+            ) from ended
+    except EOFError as error:
+        raise NotTakenHoldOfError("the script asks for input, which a trial cannot give; answer it by an option") from error
+    del keep_alive
+    sys.stdout.flush()
+    raise NotTakenHoldOfError(
+        f"the script ended without training in a way that ladder knows: it looked for {_LOOKED_FOR} in the process "
+        "that it started"
+    )

@@ -1,0 +1,190 @@
+"""The samples behind a script's data loader: which are longest, which are usual, and batches made of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+_MOST = 20_000
+"""Samples that are looked at. Chosen: enough for the longest of a usual data set; a larger one is looked at in part."""
+_SECONDS = 10.0
+"""For looking at samples. Chosen: about one trial's time."""
+_GROUPS = 64
+"""Batches whose mean length stands for the data's. Chosen: the mean of so many strays by a few percent only."""
+
+
+class WholeBatchesError(RuntimeError):
+    """The loader's data set makes whole batches itself, so that no other micro-batch can be made."""
+
+
+class Samples:
+    """Up to 20,000 samples of a loader, in the order in which it would give them."""
+
+    def __init__(self, loader: Any) -> None:
+        dataset = loader.dataset
+        sampler = getattr(loader, "batch_sampler", None)
+        self._collate = loader.collate_fn
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            if loader.batch_size is None:
+                raise WholeBatchesError("its data set gives whole batches")
+            self.total: int | None = None
+            self._source: Any = _read(dataset)
+            order: Iterable[int] = range(len(self._source))
+        else:
+            if sampler is None:
+                raise WholeBatchesError("its data loader gives whole batches")
+            self.total, self._source = len(dataset), dataset
+            order = chain.from_iterable(sampler)
+        self.sizes: dict[int, int] = _sizes(self._source)
+        self._order = [index for index in islice(order, _MOST) if index in self.sizes]
+        if not self._order:
+            raise WholeBatchesError("its data set is empty")
+        self._by_size = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+
+    def longest(self, count: int) -> Any:
+        """The batch of the `count` longest samples."""
+        return self._batch(_cycled(self._by_size, count))
+
+    def usual(self, count: int) -> Any:
+        """A batch of `count` samples that is as long as they are on average."""
+        return self._batch(self._usual_group(count))
+
+    def _usual_group(self, count: int) -> list[int]:
+        groups = [self._order[start : start + count] for start in range(0, len(self._order) - count + 1, count)]
+        if not groups:
+            return _cycled(self._order, count)
+        if len(groups) > _GROUPS:
+            groups = random.Random(0).sample(groups, _GROUPS)
+        longest = [max(self.sizes[index] for index in group) for group in groups]
+        whole = [sum(self.sizes[index] for index in group) for group in groups]
+        usual_longest, usual_whole = statistics.fmean(longest), statistics.fmean(whole)
+        return min(
+            zip(groups, longest, whole, strict=True),
+            key=lambda each: abs(each[1] / usual_longest - 1) + abs(each[2] / usual_whole - 1),
+        )[0]
+
+    def _batch(self, indices: Sequence[int]) -> Any:
+        return self._collate([self._source[index] for index in indices])
+
+    def mean_tokens(self) -> float:
+        """Of a sample, without padding: of usual batches of one."""
+        sample = random.Random(0).sample(self._order, min(_GROUPS, len(self._order)))
+        tokens = [count_tokens(self._batch([index]))[0] for index in sample]
+        sizes = [self.sizes[index] for index in sample]
+        # What the model gets of a sample is in proportion to its size, which is known of many more.
+        return sum(tokens) / sum(sizes) * statistics.fmean(self.sizes[index] for index in self._order)
+
+
+def rebatched(loader: Any, micro_batch: int) -> Any:
+    """A loader as `loader` in all but the micro-batch. WholeBatchesError where its batches are not made by their size."""
+    if loader.batch_size is None:
+        raise WholeBatchesError("its data loader decides on its batches itself")
+    streams = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    return torch.utils.data.DataLoader(
+        loader.dataset,
+        batch_size=micro_batch,
+        sampler=None if streams else loader.sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        **(workers if loader.num_workers else {}),
+    )
+
+
+def count_tokens(batch: Any) -> tuple[int, int]:
+    """Tokens that the model gets of `batch`, without padding and with it."""
+    if not isinstance(batch, Mapping):
+        shapes = [each.shape for each in batch if isinstance(each, torch.Tensor)] if _is_sequence(batch) else []
+        whole = max((shape.numel() for shape in shapes), default=1)
+        return whole, whole
+    masks = [value for name, value in batch.items() if name.endswith("attention_mask") and torch.is_tensor(value)]
+    ids = [value for name, value in batch.items() if name.endswith("input_ids") and torch.is_tensor(value)]
+    whole = sum(each.numel() for each in (ids or masks))
+    if masks and sum(each.numel() for each in masks) == whole:
+        return int(sum(int((each != 0).sum()) for each in masks)), whole
+    return whole, whole
+
+
+def shape_of(batch: Any) -> tuple[int, int]:
+    """Sequences in `batch`, and tokens of the longest."""
+    tensors = [value for name, value in batch.items() if name.endswith("input_ids")] if isinstance(batch, Mapping) else []
+    two = [each for each in tensors if torch.is_tensor(each) and each.dim() == 2]
+    if not two:
+        raise WholeBatchesError("its batches have no input_ids of two dimensions")
+    return sum(each.shape[0] for each in two), max(each.shape[1] for each in two)
+
+
+def _read(dataset: Iterable[Any]) -> list[Any]:
+    began, items = time.monotonic(), []
+    for item in islice(dataset, _MOST):
+        items.append(item)
+        if time.monotonic() - began > _SECONDS:
+            break
+    return items
+
+
+def _sizes(source: Any) -> dict[int, int]:
+    """By index: how much there is of a sample, in numbers or letters; it orders samples by length."""
+    lengths = _arrow_lengths(source)
+    if lengths is not None:
+        return dict(enumerate(lengths))
+    number = min(len(source), _MOST)
+    indices = range(number) if number == len(source) else sorted(random.Random(0).sample(range(len(source)), number))
+    began, sizes = time.monotonic(), {}
+    for index in indices:
+        sizes[index] = _size(source[index])
+        if time.monotonic() - began > _SECONDS:
+            break
+    return sizes
+
+
+def _arrow_lengths(source: Any) -> list[int] | None:
+    """Of all samples of a `datasets.Dataset` whose columns are lists of numbers, at once; else None."""
+    try:
+        from datasets import Dataset
+        from datasets.features import List
+    except ImportError:
+        return None
+    if not isinstance(source, Dataset):
+        return None
+    lists = [name for name, feature in source.features.items() if isinstance(feature, List)]
+    if not lists or getattr(source, "_format_type", None) == "custom":
+        return None
+    import pyarrow.compute as pc
+
+    table = source.with_format("arrow")[:]
+    columns = [pc.fill_null(pc.list_value_length(table[name]), 0).to_pylist() for name in lists]
+    return [max(sum(each), 1) for each in zip(*columns, strict=True)]
+
+
+def _size(value: Any) -> int:
+    if torch.is_tensor(value) or hasattr(value, "shape"):
+        size = 1
+        for length in value.shape:
+            size *= int(length)
+        return size
+    if isinstance(value, Mapping):
+        return max(1, sum(_size(each) for each in value.values()))
+    if isinstance(value, str):
+        return len(value)
+    if _is_sequence(value):
+        return sum(_size(each) if isinstance(each, Mapping | list | tuple) else 1 for each in value)
+    return 0
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sized) and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _cycled(indices: Sequence[int], count: int) -> list[int]:
+    return [indices[position % len(indices)] for position in range(count)]

@@ -1,0 +1,111 @@
+"""What a trial trains, one micro-step at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from ladder.events.protocol import CandidateSpec, TrialSpec
+from ladder.trial.backends import Training
+from ladder.trial.model import make_batch, set_checkpointing
+from ladder.trial.reporter import Reporter
+from ladder.trial.techniques import techniques_of
+
+
+class Subject(Protocol):
+    """A model with random weights on random tokens, or a user's own script."""
+
+    is_even: bool
+    """All batches of one size take the same time."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps that were left out because gradients overflowed."""
+
+    def use(self, candidate: CandidateSpec) -> None:
+        """Get ready for the micro-steps of `candidate`."""
+
+    def begin_step(self) -> None:
+        """The next micro-step is the first of an optimizer step."""
+
+    def draw(self, candidate: CandidateSpec, *, longest: bool) -> Any:
+        """A batch for `train_on`: the longest that the data have, or a usual one."""
+
+    def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
+        """Forward, backward and, where `is_boundary`, the optimizer's step; returns the loss."""
+
+    def evaluate(self, candidate: CandidateSpec) -> None:
+        """One evaluation pass at the candidate's micro-batch."""
+
+    def gather(self, save_folder: str | None) -> None:
+        """Gather the full 16-bit weights on rank 0's host as a save does; written to disk only under `save_folder`."""
+
+
+def synchronize(device: str) -> None:
+    """Wait until `device` has done all that it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+class RandomModel:
+    """A model with random weights, trained on random tokens of full length."""
+
+    is_even = True
+
+    def __init__(self, model: PreTrainedModel, training: Training, spec: TrialSpec, reporter: Reporter) -> None:
+        self._model, self._training, self._spec, self._reporter = model, training, spec, reporter
+        self._vocab_size: int = model.config.vocab_size
+        # Seeded by rank and not by candidate: every candidate of every engine sees the same tokens.
+        same_data = spec.shares_sequences or spec.same_data
+        self._seed = spec.seed * 1000 + (0 if same_data else dist.get_rank())
+        self._techniques = techniques_of(spec)
+        self._generator = torch.Generator().manual_seed(self._seed)
+
+    @property
+    def skipped_steps(self) -> int:
+        return self._training.skipped_steps
+
+    def use(self, candidate: CandidateSpec) -> None:
+        set_checkpointing(self._model, candidate)
+
+    def begin_step(self) -> None:
+        if self._spec.parity:
+            self._generator.manual_seed(self._seed)
+
+    def draw(self, candidate: CandidateSpec, *, longest: bool) -> dict[str, torch.Tensor]:
+        batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
+        for technique in self._techniques:
+            batch = technique.own_batch(batch)
+        return batch
+
+    def train_on(self, batch: dict[str, torch.Tensor], *, is_boundary: bool) -> torch.Tensor:
+        with self._reporter.during("forward"):
+            loss: torch.Tensor = self._training(**batch).loss
+            for technique in self._techniques:
+                loss = technique.whole_loss(loss, batch)
+        with self._reporter.during("backward"):
+            self._training.backward(loss)
+        with self._reporter.during("step"):
+            self._training.step()  # which counts micro-steps itself
+            synchronize(self._spec.device)
+        return loss.detach()
+
+    def evaluate(self, candidate: CandidateSpec) -> None:
+        self._training.eval()
+        with torch.no_grad(), self._reporter.during("evaluation"):
+            batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
+            arguments: dict[str, Any] = {}
+            for technique in self._techniques:
+                batch = technique.evaluation_batch(batch, self._spec)
+                arguments |= technique.evaluation_arguments
+            self._training(**batch, **arguments)
+        self._training.train()
+        synchronize(self._spec.device)
+
+    def gather(self, save_folder: str | None) -> None:
+        with self._reporter.during("gather"):
+            self._training.gather(save_folder)
+            synchronize(self._spec.device)
