@@ -1,1 +1,1 @@
-"""A tune: from what the user asks for to a proven answer."""
+"""One tune: from the user's options to a proven answer."""

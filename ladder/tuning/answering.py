@@ -1,4 +1,4 @@
-"""The answer of a tune: for the emitted files, from the proof of the winner, or why there is none."""
+"""The answer of a tune, made from the proof of the winner for the emitted files; or the error if there is none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer_of(
     versions: dict[str, str],
     run_dir: Path,
 ) -> Answer:
-    """What the emitted files say, from the proof's record."""
+    """The answer for the emitted files, from the proof's record."""
     candidate, measurement = space.by_key[record.candidate_key], record.measurement
     assert measurement is not None
     assert record.tokens_per_second is not None
@@ -57,42 +57,46 @@ def answer_of(
 
 
 def said_to_be_simulated(answer: Answer, name: str, num_nodes: int) -> Answer:
-    """`answer` with the `name` of the paper machine; the files must not be taken for measurements."""
+    """`answer` with warnings that it is simulated on the machine `name`, so that nobody takes it for measured."""
     warnings = [f"simulated on the paper machine {name}: no trial was run, so nothing here is measured or proven"]
     if num_nodes > 1:
-        warnings.append(f"it takes {num_nodes} nodes, and what would launch it here and in exports is for one")
+        warnings.append(f"it needs {num_nodes} nodes, but the launch script and the exports are for one")
     return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(*warnings, *answer.warnings))
 
 
 def require_answer(result: TuneResult) -> Record:
-    """The winner's proof; raises `why_none` where there is none."""
+    """The winner's proof; raises `why_none` if there is none."""
     if result.answer is None:
         raise why_none(result)
     return result.answer
 
 
 def why_none(result: TuneResult) -> LadderError:
-    """NothingFitsError says what came closest and what would fit, UsageError that time ran out or no rung can work."""
+    """The error for a tune without an answer.
+
+    UsageError if the time ran out or no rung can work here, ModelNotAccessibleError if the model cannot be built, and
+    otherwise NothingFitsError, which says what would fit.
+    """
     if not result.space.engines:
         reasons = "; ".join(f"{rung.name}: {reason}" for rung, reason in result.unsupported.items())
-        return UsageError(f"No rung that was asked for can work here: {reasons}.")
+        return UsageError(f"None of the rungs to try can work here: {reasons}.")
     on_cpu = result.space.device == "cpu"
     limit = f"{format_bytes(result.space.memory_limit)} per {'CPU rank' if on_cpu else 'GPU'}"
     if result.out_of_time:
         return UsageError(
             f"Nothing that fits in {limit} was found and proven: {result.stopped}. "
-            "Start the same command again with a larger --time-budget; it goes on where it was."
+            "Start the same command again with a larger --time-budget; it continues where it stopped."
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
-    last = f" The last one: {failures[-1].outcome.sentence}." if failures else ""
+    last = f" The last failure: {failures[-1].outcome.sentence}." if failures else ""
     if failures and all(record.outcome.moment == "model" and record.outcome.kind == "crash" for record in failures):
         return ModelNotAccessibleError(
             f"The installed transformers cannot build this model: {failures[-1].outcome.sentence}; "
-            "mend its configuration, or upgrade transformers."
+            "correct its config.json, or upgrade transformers."
         )
     failed = f"Nothing fits in {limit}: {counted(len(failures), 'candidate')} failed.{last}"
     if failures and not any(record.outcome.kind in MEMORY_OUTCOMES for record in failures):
-        return NothingFitsError(f"{failed} None ran out of memory; the ranks' logs in the run folder say more.")
-    otherwise = "Give them more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
+        return NothingFitsError(f"{failed} None ran out of memory; see the ranks' logs in the run folder.")
+    otherwise = "Allow more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
     found = remedies(result.space, result.records, [rung.name for rung in result.unsupported])
     return NothingFitsError(f"{failed} {found.sentence(on_cpu=on_cpu) or otherwise}")

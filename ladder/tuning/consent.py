@@ -1,4 +1,4 @@
-"""Which techniques a tune tries: those that were asked for or allowed, and those whose libraries are installed."""
+"""Which techniques a tune tries: those that the user asked for or allowed, and those whose libraries are installed."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class Consent:
     """What the user said about techniques."""
 
     switches: Mapping[str, bool | None] = field(default_factory=dict)
-    """By the switch's name; None, or no entry: whatever is installed."""
+    """By the switch's name. None or no entry: try it if its libraries are installed."""
     allow: Collection[str] = ()
     documented: bool = False
-    """Nothing that lies beyond the documented ladder."""
+    """Try nothing beyond the documented ladder."""
 
     def wants(self, technique: Technique) -> bool | None:
-        """True where it was asked for, False where it was declined, None where nobody said."""
+        """True if the user asked for it, False if they declined it, None if they said nothing."""
         if not technique.consent.switch:
             return technique.name in self.allow
         return False if self.documented else self.switches.get(technique.consent.switch)
 
     @property
     def options(self) -> list[str]:
-        """The options that ask for something beyond the documented ladder."""
+        """The options given that ask for something beyond the documented ladder."""
         switched = [f"--{name}" for name, value in self.switches.items() if value]
         return switched + [f"--allow {name}" for name in self.allow]
 
 
 def require_known(allow: Collection[str]) -> None:
-    """UsageError for a name that no technique has."""
+    """UsageError for a name that is no technique's."""
     names = [technique.name for technique in allowable()]
     for name in allow:
         if name not in names:
-            raise UsageError(f"--allow {shown(name)} is unknown; there is {', '.join(names)}.")
+            raise UsageError(f"--allow {shown(name)} is unknown; choose from {', '.join(names)}.")
 
 
 def techniques_tried(consent: Consent, workload: Workload, device: str, *, on_paper: bool) -> list[Technique]:
-    """In the registry's order. UsageError or EnvironmentFaultError for one that was asked for and cannot be had."""
+    """In the registry's order. UsageError or EnvironmentFaultError if one that was asked for cannot be used."""
     tried = []
     for technique in TECHNIQUES.values():
         wanted = consent.wants(technique)
@@ -62,7 +62,7 @@ def techniques_tried(consent: Consent, workload: Workload, device: str, *, on_pa
 
 
 def require_effect(techniques: Sequence[Technique], problem: Problem, rungs: Sequence[Rung]) -> None:
-    """UsageError for an allowed technique that no engine of these rungs could have here."""
+    """UsageError for an allowed technique that cannot be used with any of these rungs here."""
     for technique in techniques:
         if technique.consent.switch or any(technique.suits(problem, rung) for rung in rungs):
             continue
@@ -71,7 +71,7 @@ def require_effect(techniques: Sequence[Technique], problem: Problem, rungs: Seq
 
 
 def require_usable(technique: Technique, workload: Workload, device: str, *, on_paper: bool = False) -> None:
-    """UsageError where it cannot train `workload` on `device`, EnvironmentFaultError where a library lacks."""
+    """UsageError if it cannot train `workload` on `device`, EnvironmentFaultError if a library is missing."""
     if refusal := technique.refusal(workload, device):
         raise UsageError(refusal)
     if not on_paper and (missing := _missing(technique)):
@@ -79,7 +79,7 @@ def require_usable(technique: Technique, workload: Workload, device: str, *, on_
 
 
 def advice(consent: Consent, workload: Workload, device: str) -> list[str]:
-    """Sentences on what a tune does that was not asked for, or could do."""
+    """Sentences on techniques that a tune tries unasked, or could try."""
     sentences = (
         technique.advice(workload, installed=not _missing(technique))
         for technique in TECHNIQUES.values()
@@ -89,19 +89,19 @@ def advice(consent: Consent, workload: Workload, device: str) -> list[str]:
 
 
 def ways_of_checkpointing(transformers: str, *, documented: bool = False) -> tuple[str, ...]:
-    """Names of those that this version of transformers knows, in trials and in the user's training."""
+    """Names of the ways of checkpointing that this version of transformers knows."""
     if documented:
         return ()
     return tuple(name for name, way in WAYS_OF_CHECKPOINTING.items() if is_since(transformers, way.since))
 
 
 def libraries_of(engine: Engine) -> list[str]:
-    """Those that `engine` runs on. No history depends on them: what ran without them is as good as before."""
+    """The libraries that `engine` needs. They are not in a history's fingerprint: other engines run without them."""
     return [library.distribution for technique in engine.techniques for library in technique.libraries]
 
 
 def is_since(version: str, since: str) -> bool:
-    """Whether `version` is `since` or later; False for none, or for one that somebody built and named."""
+    """Whether `version` is `since` or later; False if it is empty or not a standard version number."""
     try:
         return Version(version) >= Version(since)
     except InvalidVersion:
@@ -109,13 +109,13 @@ def is_since(version: str, since: str) -> bool:
 
 
 def _missing(technique: Technique) -> str:
-    """A sentence on the library that is not here; empty where all are."""
+    """A sentence about a missing library; empty if all are installed."""
     for library in technique.libraries:
         if importlib.util.find_spec(library.module) is None and not library.since:
             return f"{library.distribution} is not installed; `pip install {library.distribution}`."
         if library.since and not is_since(found := _version(library.distribution), library.since):
             option = technique.consent.option(technique.name)
-            return f"{option} needs {library.distribution} {library.since} or later, and here is {found or 'none'}."
+            return f"{option} needs {library.distribution} {library.since} or later; {found or 'none'} is installed."
     return ""
 
 

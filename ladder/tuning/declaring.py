@@ -1,9 +1,9 @@
-"""How an option is declared: once, as an annotated field of a frozen dataclass.
+"""Options are declared once, as annotated fields of a frozen dataclass.
 
     steps: Annotated[int | None, Option("Time this many optimizer steps.", kind=whole(1))] = None
 
-The command line, the checks of what Python callers write, `ladder.yaml` and its schema, and the reference page follow
-from that. A field that is a mapping takes switches that other modules contribute:
+The command line, the checks of Python arguments, `ladder.yaml` and its schema, and the reference page are all made from
+that. A field that is a mapping takes switches that other modules contribute:
 
     techniques: Annotated[Mapping[str, bool], Switches(registered)] = field(default_factory=dict)
 """
@@ -22,36 +22,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Option:
-    """What is declared of an option beside its type and its default."""
+    """What is declared about an option besides its type and its default."""
 
     help: str
     panel: str | None = None
-    """Under which heading it stands in a help."""
+    """Its heading in the help."""
     kind: Kind | None = None
-    """What values it takes, where the type alone does not say."""
+    """Which values it takes, if the type alone does not say."""
     flag: str | None = None
-    """What it is called on the command line, where that is not the field's name."""
+    """Its name on the command line, if that differs from the field's name."""
     short: str | None = None
-    """One letter for it, such as `-q`."""
+    """A one-letter name, such as `-q`."""
     metavar: str | None = None
-    """What stands for its value in a help, where that is not its kind's."""
+    """The placeholder for its value in the help, if not that of its kind."""
     unset: str | None = None
-    """What happens where it is left out, in a few words, if the default does not say it."""
+    """In a few words, what happens if it is left out, if the default does not say it."""
     is_argument: bool = False
-    """It is typed without a name."""
+    """It is a positional argument."""
     names: Callable[[], Iterable[str]] | None = None
-    """Values that a shell can complete; there may be others. Called only then."""
+    """Values that a shell can complete; others may be allowed. Called only for completion."""
 
 
 class Contributed(Protocol):
-    """A switch that another module contributes: on, off, or left to ladder where nobody says.
+    """A switch that another module contributes: on, off, or, if not given, decided by ladder.
 
-    It may have an `unset` too, as an Option has.
+    It may have an `unset`, like an Option.
     """
 
     @property
     def name(self) -> str:
-        """As it is typed, without dashes at its front."""
+        """As on the command line, without the leading dashes."""
 
     @property
     def help(self) -> str:
@@ -59,14 +59,14 @@ class Contributed(Protocol):
 
     @property
     def panel(self) -> str:
-        """Under which heading it stands in a help."""
+        """Its heading in the help."""
 
 
 @dataclass(frozen=True)
 class Switches:
-    """Marks a field whose value is a mapping from the names of contributed switches to what was said of them.
+    """Marks a field whose value maps the names of contributed switches to their values.
 
-    `listed` is a function with a name: a lambda in an annotation finds nothing of its module.
+    `listed` must be a named function: a lambda in an annotation cannot see the names of its module.
     """
 
     listed: Callable[[], Iterable[Contributed]]
@@ -74,10 +74,10 @@ class Switches:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One option as all its readers see it."""
+    """One declared option."""
 
     name: str
-    """What Python callers call it."""
+    """Its name in Python."""
     option: Option
     kind: Kind
     default: Any
@@ -85,25 +85,25 @@ class Declared:
     several: bool = False
     """It takes several values, in a tuple."""
     field: str
-    """Where its value lands."""
+    """The field that holds its value."""
     key: str | None = None
-    """And under which key, where that is a mapping."""
+    """Its key in that field, if the field is a mapping."""
 
     @property
     def flag(self) -> str:
-        """What sentences and the command line call it."""
+        """Its name on the command line and in messages."""
         if self.option.is_argument:
             return self.name.upper()
         return self.option.flag or "--" + self.name.replace("_", "-")
 
     @property
     def may_be_none(self) -> bool:
-        """None stands for a default of our own."""
+        """None means that ladder chooses a default."""
         return self.default is None and not self.is_required
 
 
 def declared(options: type) -> dict[str, Declared]:
-    """The options that a dataclass declares, by the names that Python callers use."""
+    """The options that a dataclass declares, by their names in Python."""
     hints = get_type_hints(options, include_extras=True)
     found: list[Declared] = []
     for field in fields(options):
@@ -117,7 +117,7 @@ def declared(options: type) -> dict[str, Declared]:
 
 
 def gathered(options: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass with `values` by option; what is not among them has its default."""
+    """The dataclass made from `values` by option; other options have their defaults."""
     known, given = declared(options), dict[str, Any]()
     for name, value in values.items():
         each = known[name]
@@ -129,7 +129,7 @@ def gathered(options: type[T], values: Mapping[str, Any]) -> T:
 
 
 def spread(options: Any) -> dict[str, Any]:
-    """The reverse: the values by option."""
+    """The reverse of `gathered`: the values by option."""
     return {
         name: getattr(options, each.field) if each.key is None else getattr(options, each.field).get(each.key)
         for name, each in declared(type(options)).items()
@@ -137,18 +137,18 @@ def spread(options: Any) -> dict[str, Any]:
 
 
 def checked_values(options: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by option, as Python callers write them, in their own types.
+    """`values` by option, as Python callers write them, converted to the options' own types.
 
-    A size may be a text with its unit, a path a text, and one thing may stand for a sequence of one. None is for
-    options with a default of our own. UsageError, in one sentence, for what cannot be: the search and the files would
-    meet it after hours of trials.
+    A size may be a string with its unit, a path a string, and a single value may stand for a sequence of one. None is
+    allowed for options whose default ladder chooses. UsageError, in one sentence, for an invalid value: otherwise it
+    would cause an error after hours of trials.
     """
     known = declared(options)
     return {name: _checked(known[name], value) for name, value in values.items()}
 
 
 def checked(options: T) -> T:
-    """`options` with every value as its type says. UsageError, in one sentence, for one that cannot be."""
+    """`options` with every value converted to its type. UsageError, in one sentence, for an invalid one."""
     return gathered(type(options), checked_values(type(options), spread(options)))
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin: the first signal ends what runs in good order, the second ends it at once."""
+"""Ctrl-C and other signals: the first one ends a tune in an orderly way, the second one ends it at once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ladder.errors import LadderError
 from ladder.machine.lease import InterruptedWaitError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NOTICE = b"\nladder: ending the trial; what was measured is kept (once more: at once).\n"
-_STOPPED = "stopped; what was measured is kept, and the same call goes on from there"
+_NOTICE = b"\nladder: ending the trial; what was measured is kept (press again to end at once).\n"
+_STOPPED = "stopped; what was measured is kept, and the same call continues from there"
 
 
 class InterruptedVerificationError(LadderError):
-    """The user ended a verification; nothing is known."""
+    """The user ended a verification, so it has no result."""
 
     exit_code = 130
 
 
 class Interruption:
-    """Which signal asked for the end; None so far. What a second one does is `at_once`'s to say."""
+    """The signal that asked for the end, or None. A second signal calls `at_once`."""
 
     def __init__(self, at_once: Callable[[int], NoReturn]) -> None:
         self.signal: int | None = None
@@ -37,7 +37,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """The shell's convention: 128 + the signal's number."""
+        """128 + the signal's number, as in a shell."""
         return 128 + (self.signal or 0)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -47,14 +47,14 @@ class Interruption:
         if number == signal.SIGHUP:
             _leave_terminal()
         with suppress(OSError):
-            os.write(2, _NOTICE)  # not `print`: the signal may have come in the middle of one
+            os.write(2, _NOTICE)  # not `print`: the signal may have interrupted one
 
 
 def _leave_terminal() -> None:
-    """The terminal is going or gone, and writing to it would fail; files and pipes still get their lines."""
+    """Stop writing to the terminal, which is closed or closing; output to files and pipes continues."""
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     for fd in (1, 2):
-        with suppress(OSError):  # a closed one
+        with suppress(OSError):  # it may be closed
             if stat.S_ISCHR(os.fstat(fd).st_mode):
                 os.dup2(nowhere, fd)
     os.close(nowhere)
@@ -62,17 +62,17 @@ def _leave_terminal() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """For a command: within the block, signals are noted and not raised. Only the main thread may enter."""
+    """For a command: within the block, signals are recorded and raise nothing. For the main thread only."""
     with _heeding(_SIGNALS, Interruption(_end_process)) as interruption:
         yield interruption
 
 
 @contextmanager
 def interruptible_call() -> Iterator[Interruption]:
-    """For a function: the process, which may be a notebook's, outlives it.
+    """For a function call, after which the process continues (a notebook, for example).
 
-    Ctrl-C ends what runs in good order, and is raised as KeyboardInterrupt after the block; a second one is raised
-    wherever the block is. Only the main thread can handle signals: on any other, nothing interrupts the block.
+    Ctrl-C ends the tune in an orderly way and is raised as KeyboardInterrupt after the block. A second Ctrl-C is raised
+    at once. Only the main thread can handle signals, so on another thread nothing interrupts the block.
     """
     is_main = threading.current_thread() is threading.main_thread()
     with _heeding((signal.SIGINT,) if is_main else (), Interruption(_raise_interrupt)) as interruption:
@@ -86,7 +86,7 @@ def interruptible_call() -> Iterator[Interruption]:
 
 @contextmanager
 def _heeding(signals: Sequence[signal.Signals], interruption: Interruption) -> Iterator[Interruption]:
-    """A signal that was ignored before stays ignored: that is how `nohup` outlives its terminal."""
+    """Handle `signals` in the block. One that was ignored before stays ignored, for `nohup`."""
     heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interruption._receive) for number in heeded}
     try:
@@ -97,7 +97,7 @@ def _heeding(signals: Sequence[signal.Signals], interruption: Interruption) -> I
 
 
 def _end_process(number: int) -> NoReturn:
-    """The trial server sees the end of its stdin and kills the ranks; what is in the history stays."""
+    """End this process at once. The trial server then sees the end of its stdin and kills the ranks."""
     os._exit(128 + number)
 
 

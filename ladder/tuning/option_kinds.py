@@ -1,4 +1,4 @@
-"""What values an option can take: how Python callers write them, how they are typed, and what they become."""
+"""Which values an option takes: how they are written in Python and on the command line, and what they become."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ladder.text import shown
 from ladder.units import MIB, parse_bytes
 
 _UNBOUNDED = 1e30
-"""Chosen: no figure that is asked for comes near it, and an int that no float can hold is beyond it, too."""
+"""The limit for numbers. Chosen: no sensible value is near it, and no int below it is too large for a float."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -24,13 +24,13 @@ class Kind:
     """One kind of values."""
 
     read: Callable[[Any], Any]
-    """A value of a Python caller in its own type; ValueError, with what is wanted, for one that cannot be."""
+    """Converts a value from Python to its own type; ValueError says what is wanted instead of an invalid one."""
     typed: Any
-    """As which type the command line takes a typed value."""
+    """The type of the value on the command line."""
     parse: Callable[[str], Any] | None = None
-    """A typed text in its own type, where no type says it: a size or a duration with its unit. Raises ValueError."""
+    """Converts a text from the command line if its type cannot: a size or a duration with a unit. Raises ValueError."""
     metavar: str | None = None
-    """What stands for the value in a help."""
+    """The placeholder for the value in the help."""
     least: float | None = None
     most: float | None = None
 
@@ -49,7 +49,7 @@ def whole(least: int, most: int | None = None) -> Kind:
 
 
 def number(least: float = 0.0, most: float | None = None, *, metavar: str = "X") -> Kind:
-    """Numbers within bounds; none may be infinite or NaN, which JSON has no words for."""
+    """Finite numbers within bounds: JSON has neither infinity nor NaN."""
     wanted = f"a number of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
     limit = math.inf if most is None else most
     read = _number(wanted, lambda value: least <= value <= limit)
@@ -57,7 +57,7 @@ def number(least: float = 0.0, most: float | None = None, *, metavar: str = "X")
 
 
 def above_zero(what: str = "number", *, metavar: str = "X") -> Kind:
-    """Numbers above zero; sentences call one a `what`."""
+    """Numbers above zero; messages call one a `what`."""
     return Kind(read=_number(f"a {what} above 0", lambda value: value > 0), typed=float, metavar=metavar)
 
 
@@ -66,21 +66,21 @@ def one_of(names: Collection[str]) -> Kind:
 
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in names:
-            raise ValueError(f"{_seen(value)} is unknown; there are {', '.join(names)}")
+            raise ValueError(f"{_seen(value)} is unknown; choose from {', '.join(names)}")
         return value
 
     return Kind(read=read, typed=Literal[tuple(names)], metavar="|".join(names))
 
 
 def kind_of(annotation: Any) -> Kind:
-    """The kind that a field's type says by itself: a text, a path, a switch or one of a few names.
+    """The kind that follows from a field's type: a text, a path, a switch or one of a few names.
 
-    TypeError for a number, whose bounds no type says.
+    TypeError for a number, since its type does not give its bounds.
     """
     if get_origin(annotation) is Literal:
         return one_of(get_args(annotation))
     if annotation not in _KINDS:
-        raise TypeError(f"{annotation} does not say what values an option takes; declare its kind.")
+        raise TypeError(f"{annotation} does not say which values an option takes; declare its kind.")
     return _KINDS[annotation]
 
 
@@ -93,7 +93,7 @@ def value_type(annotation: Any) -> tuple[Any, bool]:
 
 
 def duration(text: str) -> float:
-    """Seconds of `90s`, `15m` or `2h`. A bare number could be minutes or seconds, and is refused."""
+    """Seconds of `90s`, `15m` or `2h`. ValueError for a number without a unit: it could be minutes or seconds."""
     try:
         seconds = float(text[:-1]) * _SECONDS[text[-1:]]
     except (ValueError, KeyError):
@@ -104,7 +104,7 @@ def duration(text: str) -> float:
 
 
 def text_of(value: Any, wanted: str = "a text") -> str:
-    """A text, or a path as one."""
+    """A text, or a path converted to a text."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise _unfit(value, wanted)
@@ -128,12 +128,12 @@ def _switch(value: Any) -> bool:
 
 
 def _size(value: Any) -> int:
-    """A number is bytes; less than a MiB of them is a size without its unit."""
+    """A number is in bytes. One below a MiB is refused: its unit was probably forgotten."""
     return parse_bytes(value) if isinstance(value, str) else int(whole(MIB).read(value))
 
 
 def _duration(value: Any) -> float:
-    """A number is seconds."""
+    """A number is in seconds."""
     seconds = duration(value) if isinstance(value, str) else value
     return float(above_zero("number of seconds").read(seconds))
 
@@ -143,11 +143,11 @@ def _path(value: Any) -> Path:
 
 
 def _unfit(value: Any, wanted: str) -> ValueError:
-    return ValueError(f"{_seen(value)} will not do; give {wanted}")
+    return ValueError(f"{_seen(value)} is not valid; give {wanted}")
 
 
 def _seen(value: Any) -> str:
-    """`value` as Python writes it, short enough for a sentence."""
+    """`repr(value)`, cut to fit into a sentence."""
     return shown(repr(value))[:60]
 
 

@@ -1,6 +1,6 @@
-"""What the user asked of a tune, a plan or a verification, declared once; and whether it can be asked.
+"""The options of a tune, a plan and a verification, and the checks of options that contradict each other.
 
-None means our default. Sizes are in bytes, times in seconds.
+None means that ladder chooses. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ladder.workload.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
-"""The keys of `search.policy.STRATEGIES`, which would take a help as long to import as all the rest."""
+"""The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
 TrackerName = Literal["trackio", "wandb", "mlflow"]
 OutputFormat = Literal["text", "json"]
 
@@ -34,7 +34,7 @@ _KNOB_TRIALS = 12
 
 @dataclass(frozen=True)
 class _Switch:
-    """The option of a technique that is tried where its libraries are installed."""
+    """The switch of a technique that is tried if its libraries are installed."""
 
     name: str
     help: str
@@ -56,7 +56,7 @@ def _is_engine(name: str) -> bool:
 
 
 def check_rungs(names: Sequence[str], option: str = "--rung", *, or_engines: bool = False) -> tuple[str, ...]:
-    """UsageError for a name, given with `option`, that is no rung's (`or_engines`: nor an engine's)."""
+    """UsageError if a name given with `option` is not a rung's (with `or_engines`: and not an engine's)."""
     for name in names:
         if name not in RUNGS_BY_NAME and not (or_engines and _is_engine(name)):
             raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
@@ -72,7 +72,7 @@ def rung_names() -> list[str]:
 
 
 def _model_names() -> list[str]:
-    from ladder.workload.source import bundled_models  # here and below: needed by a shell's completion alone
+    from ladder.workload.source import bundled_models  # imported here and below because only shell completion needs it
 
     return list(bundled_models())
 
@@ -125,7 +125,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(WorkloadOptions):
-    """What the user asked of a tune."""
+    """The options of a tune."""
 
     gradient_clipping: Annotated[
         float, Option("The largest gradient norm; 0 means no clipping.", WORKLOAD, number(0, metavar="NORM"))
@@ -197,7 +197,7 @@ class TuneOptions(WorkloadOptions):
 
     documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
     switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
-    """Those of techniques; what is not among them is left to ladder."""
+    """The switches of techniques; ladder decides about those that are missing."""
     allow: Annotated[
         tuple[str, ...],
         Option(
@@ -220,7 +220,7 @@ class TuneOptions(WorkloadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(WorkloadOptions):
-    """What the user asked of a plan."""
+    """The options of a plan."""
 
     gpus: Annotated[
         int | None, Option("How many GPUs.", MACHINE, whole(1, _MOST_GPUS), unset="as many as --machine has")
@@ -234,12 +234,12 @@ class PlanOptions(WorkloadOptions):
         Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE", names=_machine_names),
     ] = None
     switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
-    """As `TuneOptions.switches`; what is not among them is left out."""
+    """As `TuneOptions.switches`; techniques that are missing are not tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """What the user asked of a verification."""
+    """The options of a verification."""
 
     steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
     minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
@@ -254,7 +254,7 @@ class VerifyOptions:
 
 
 def require_text(options: TuneOptions) -> None:
-    """Paths go into JSON files, which hold text: bytes that are none are refused before anything is written."""
+    """UsageError for a path that is not valid UTF-8: paths are written to JSON files."""
     for value in (options.model, options.run_dir, options.output, options.nvme_path, options.save_weights):
         try:
             str(value).encode()
@@ -263,33 +263,35 @@ def require_text(options: TuneOptions) -> None:
 
 
 def num_knob_trials(options: TuneOptions) -> int:
-    """How many settings of the winner's knobs are tried."""
+    """How many settings of the winner's knobs to try."""
     if options.knobs is not None:
         return options.knobs
     return _KNOB_TRIALS if options.time_budget is not None else 0
 
 
 def require_effect(options: TuneOptions) -> None:
-    """Nothing is silently ignored: what only one strategy obeys is refused with another."""
-    from ladder.search.policy import ALONG_THE_LADDER  # here: a help takes twice as long with it
+    """UsageError for options that would have no effect with the others: nothing is silently ignored."""
+    from ladder.search.policy import ALONG_THE_LADDER  # imported here because it would double the time for `--help`
 
-    if options.audit and options.strategy != "auto":
-        raise UsageError(f"--audit has no effect with --strategy {options.strategy}, which prunes nothing by belief.")
-    if options.tolerance != TuneOptions.tolerance and options.strategy != "auto":
-        raise UsageError(
-            f"--tolerance has no effect with --strategy {options.strategy}, which leaves nothing untried by belief; "
-            "leave it out, or use --strategy auto."
-        )
+    for name, is_given in (
+        ("--audit", options.audit > 0),
+        ("--tolerance", options.tolerance != TuneOptions.tolerance),
+    ):
+        if is_given and options.strategy != "auto":
+            raise UsageError(
+                f"{name} has no effect with --strategy {options.strategy}, which rules out no candidate by prediction; "
+                "leave it out, or use --strategy auto."
+            )
     require_known(options.allow)
     beyond = consent_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
     if options.strategy in ALONG_THE_LADDER and beyond:
         raise UsageError(
-            f"--strategy {options.strategy} follows the documented ladder, and {beyond[0]} lies beyond it; "
+            f"--strategy {options.strategy} follows the documented ladder, and {beyond[0]} is not part of it; "
             "leave it out, or use --strategy auto."
         )
     if options.documented and beyond:
-        raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give one of them.")
+        raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give only one of them.")
 
 
 def consent_in(options: TuneOptions) -> Consent:

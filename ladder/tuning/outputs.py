@@ -1,4 +1,4 @@
-"""Where a tune will write, looked at before any trial: hours of them must not end at a file that cannot be written."""
+"""Checks before any trial that a tune can write its files, so that hours of trials are not lost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ladder.units import MIB
 from ladder.workload.workload import ModelShape
 
 _DEFAULTS = Path("ladder.yaml")
-"""What the command line reads its defaults from, in the folder where it is started."""
+"""The file in the current folder from which the command line reads defaults."""
 _ANSWER_BYTES = MIB
-"""Chosen: many times what any best_config.json has."""
+"""How much of a file is read to see whether it is an answer. Chosen: many times the size of any best_config.json."""
 
 
 def read_files(options: TuneOptions, model: ModelShape) -> list[Path]:
-    """The user's own files that a tune is started from."""
+    """The user's own files that a tune reads."""
     files = [_DEFAULTS]
     if model.source in ("file", "folder"):
         files.append(Path(options.model) / ("config.json" if model.source == "folder" else ""))
@@ -34,8 +34,8 @@ def read_files(options: TuneOptions, model: ModelShape) -> list[Path]:
 
 
 def require_writable(output: Path, read: Sequence[Path]) -> None:
-    """UsageError or EnvironmentFaultError where the answer and its companions cannot be written as `output`, or would
-    replace one of `read` or a file that is no answer.
+    """UsageError or EnvironmentFaultError if the answer and its companions cannot be written to `output`, or would
+    replace one of the files in `read` or a file that is not an answer.
     """
     option = f"--output {shown(output)}"
     try:
@@ -48,21 +48,21 @@ def require_writable(output: Path, read: Sequence[Path]) -> None:
         if output.exists() and not os.access(output, os.W_OK):
             raise EnvironmentFaultError(f"{option} exists and is read-only; choose another name.")
         if output.exists() and not _is_answer_or_empty(output):
-            raise UsageError(f"{option} exists and is no answer that ladder wrote; choose another name or remove it.")
-    except OSError as error:  # a folder on the way that may not be entered, or links that lead in a circle
+            raise UsageError(f"{option} exists and was not written by ladder; choose another name or remove it.")
+    except OSError as error:  # a parent folder that may not be entered, or a loop of symbolic links
         raise _no_place(option, f" ({error.strerror})") from None
 
 
 def _require_place(path: Path, name: str, read: Sequence[Path]) -> None:
-    """A file can be written as `path`, and none of `read` is lost by it; messages call it `name`."""
+    """Check that a file can be written to `path` without replacing one of `read`; messages call it `name`."""
     if path.is_dir():
         raise _no_place(name)
     if not is_replaceable(path):
         raise UsageError(
-            f"{name} is no regular file, or is where ladder's own output goes, and neither can be replaced by a file; "
+            f"{name} is not a regular file, or is where ladder's own output goes, so it cannot be replaced; "
             "choose another name such as best_config.json."
         )
-    target = Path(os.path.realpath(path))  # a link stays: where it leads, the file is written
+    target = Path(os.path.realpath(path))  # a symbolic link is kept, and its target is written
     for file in read:
         if os.path.realpath(file) == str(target):
             raise UsageError(f"{name} would replace {shown(file)}, which ladder reads; choose another name.")
@@ -72,12 +72,12 @@ def _require_place(path: Path, name: str, read: Sequence[Path]) -> None:
 
 def _no_place(name: str, reason: str = "") -> EnvironmentFaultError:
     return EnvironmentFaultError(
-        f"{name} cannot be written{reason}; choose a file in a folder that exists and is yours."
+        f"{name} cannot be written{reason}; choose a file in an existing folder that you can write to."
     )
 
 
 def _is_answer_or_empty(file: Path) -> bool:
-    """Whether an answer may replace it; one of an earlier tune may, even if it was edited."""
+    """Whether `file` may be replaced: it is empty, or the answer of an earlier tune, even if edited since."""
     with file.open("rb") as stream:
         data = stream.read(_ANSWER_BYTES)
     if not data:
@@ -90,12 +90,13 @@ def _is_answer_or_empty(file: Path) -> bool:
 
 
 def require_folder(save_weights: Path) -> None:
-    """Made if need be. A proof whose weights cannot be saved would be taken for one that failed."""
+    """Create the folder if need be. EnvironmentFaultError if it cannot be written: the proof would fail otherwise."""
     try:
         save_weights.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=save_weights):
             pass
     except OSError as error:
         raise EnvironmentFaultError(
-            f"--save-weights {shown(save_weights)} cannot be written ({error.strerror}); choose a folder that is yours."
+            f"--save-weights {shown(save_weights)} cannot be written ({error.strerror}); choose a folder that you can "
+            "write to."
         ) from None

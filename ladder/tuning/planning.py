@@ -1,4 +1,4 @@
-"""What to expect of a model on some GPUs, before anything is measured."""
+"""`ladder plan`: predicts memory and speed of each rung without a measurement."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 1 << 60
 _CORES_OF_A_GPU = 16
-"""Chosen: what a rented GPU usually comes with; the prior of CPU Adam."""
+"""Assumed if no machine is named; the predicted speed of CPU Adam depends on it. Chosen: usual for a rented GPU."""
 
 
 def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
-    """What is expected of each rung, and of which space; sizes in bytes. `note` is told of what was not asked for.
+    """What is expected of each rung, and the space; sizes in bytes. `note` gets a sentence for each unusual default.
 
-    UsageError where too little is given.
+    UsageError if too few options are given.
     """
     simulated = _machine(options.machine, options.gpus, options.gpu_memory)
     world_size = options.gpus or (simulated.num_gpus if simulated else 1)
@@ -76,7 +76,7 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
 
 
 def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
-    """The machine that was asked for; where none was named, GPUs of which nothing but the memory is known."""
+    """The machine that was named; if none was, GPUs of which only the memory is known."""
     if simulated is not None:
         return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
     return Machine(
@@ -89,7 +89,7 @@ def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_si
 
 
 def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
-    """What a tune on `machine` would search, given an --nvme-path where it has a drive."""
+    """What a tune on `machine` would search, with an --nvme-path if it has a drive."""
     return make_space(
         problem_of(workload, machine),
         [rung for rung in RUNGS if has_nvme or "nvme" not in rung.devices],
@@ -100,7 +100,7 @@ def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique]
 
 
 def expected_winner(made: Plan) -> RungPlan | None:
-    """The fastest rung that is predicted to fit; of rungs that only may fit where no other does. None if none may."""
+    """The fastest rung that is predicted to fit, or else the fastest that may fit. None if no rung may fit."""
     for fits in ("yes", "perhaps"):
         if fitting := [row for row in made.rungs if row.fits == fits]:
             return max(fitting, key=lambda row: row.outlook.speed.tokens_per_second)
@@ -108,7 +108,7 @@ def expected_winner(made: Plan) -> RungPlan | None:
 
 
 def rung_row(row: RungPlan) -> dict[str, Any]:
-    """A rung of the plan as plain values: GiB and tokens/s."""
+    """A rung of the plan as values for JSON: GiB and tokens/s."""
     memory, candidate = row.outlook.memory, row.outlook.candidate
     return {
         "rung": candidate.engine.name,
@@ -126,7 +126,7 @@ def rung_row(row: RungPlan) -> dict[str, Any]:
 
 
 def as_json(made: Plan, space: Space) -> dict[str, Any]:
-    """The plan as plain values: GiB, seconds, tokens/s."""
+    """The plan as values for JSON: GiB, seconds, tokens/s."""
     winner = expected_winner(made)
     return {
         "model": space.workload.model.name,

@@ -1,4 +1,4 @@
-"""In which precision a model is trained where nobody says: bf16, or fp16 on GPUs that have no bf16."""
+"""The default precision: bf16, or fp16 on GPUs without bf16."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 
 _FIRST_WITH_BF16 = 8
 """Major compute capability: Ampere, 2020 (defined by its data sheet)."""
-# Names of GPUs before it, for machines on paper and where the driver does not tell the capability.
+# Names of older GPUs, for machines on paper and for drivers that do not report the capability.
 _WITHOUT_BF16 = re.compile(
     r"\b(V100\w*|T4|P100|P40|P4|M40|M60|K40\w*|K80|GTX|TITAN|RTX 20[678]0|Quadro (GP|GV|RTX|P|M)\w*)\b"
 )
 
 
 def dtype_of(asked: Dtype | None, gpu_name: str | None, note: Callable[[str], None], major: int | None = None) -> Dtype:
-    """What was `asked` for, else the best that the GPU has; `note` is told where that is not the usual one.
+    """The precision that was `asked` for, otherwise the best that the GPU has; `note` gets a sentence if it is fp16.
 
-    `gpu_name` is None for the CPU and for GPUs that nobody named. `major` is the GPU's compute capability, where it is
-    known. UsageError where bf16 is asked for and the GPU has none.
+    `gpu_name` is None for the CPU and for unknown GPUs. `major` is the GPU's major compute capability, if known.
+    UsageError if bf16 is asked for and the GPU does not have it.
     """
     if gpu_name is None or asked == "fp16" or _has_bf16(gpu_name, major):
         return asked or "bf16"
     if asked == "bf16":
         raise UsageError(f"--dtype bf16: {gpu_name} has no bf16; use --dtype fp16.")
-    note(f"{gpu_name} has no bf16, so the precision is fp16 (--dtype).")
+    note(f"{gpu_name} has no bf16, so training is in fp16 (--dtype).")
     return "fp16"
 
 
 def major_capability(machine: Machine) -> int | None:
-    """The lowest major compute capability of the machine's GPUs; None where no driver tells it."""
+    """The lowest major compute capability of the machine's GPUs; None if the driver does not report it."""
     import pynvml
 
     try:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in machine.gpus]
         return min((int(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]) for handle in handles), default=None)
-    except pynvml.NVMLError:  # also on paper, where NVML was never asked
+    except pynvml.NVMLError:  # also for machines on paper, as NVML is not initialised then
         return None
 
 

@@ -1,4 +1,4 @@
-"""Before the first trial: the operators are built, what cannot work is known, the ranks' environment is settled."""
+"""Before the first trial: builds operators, finds the rungs that cannot work, and sets the ranks' environment."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def with_operators(
     tell: Subscriber,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[Machine, list[str]]:
-    """The machine with the reasons for what it does not support, and the operators that are built and load."""
+    """The machine with the reasons for rungs that it does not support, and the operators that are built and load."""
     unsupported = obstacles(rungs, machine, workload)
     needed = {rung: operators_of(rung, workload.optimizer) for rung in rungs if rung.name not in unsupported}
     names = sorted({name for operators in needed.values() for name in operators})
     # DeepSpeed's CPU backend loads this one in every rank as it starts.
     always = ["shm_comm"] if machine.device == "cpu" else []
     if names or always:
-        tell(Note(f"Building DeepSpeed operators if need be: {', '.join(always + names)}."))
+        tell(Note(f"Building DeepSpeed operators unless they are built already: {', '.join(always + names)}."))
     built = build_operators(always + names, environment, cancelled)
     for name in always:
         if (reason := built[name]) is not None and not cancelled():
@@ -43,13 +43,15 @@ def with_operators(
             )
     for rung, operators in needed.items():
         for name in operators:
-            if (reason := built[name]) is not None and not cancelled():  # which says nothing of the operator
+            if (
+                reason := built[name]
+            ) is not None and not cancelled():  # a cancelled build says nothing about the operator
                 unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
     return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
 
 
 def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> dict[str, str]:
-    """By rung name: why it cannot work on this machine, as far as that is known before operators are built."""
+    """By rung name: why it cannot work on this machine, as far as is known before operators are built."""
     return {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
 
 
@@ -61,15 +63,15 @@ def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
 
 
 def rank_environment(machine: Machine) -> dict[str, str]:
-    """What the trial server and its ranks see beyond the user's own environment. Trials need no network, no token."""
+    """Changes to the user's environment for the trial server and its ranks. Trials need no network and no token."""
     environment = {
         **blanked_secrets(os.environ),
         "DS_ACCELERATOR": machine.device,
         "OMP_NUM_THREADS": str(machine.host_threads),
         "HF_HUB_OFFLINE": "1",
-        "USE_HUB_KERNELS": "NO",  # transformers would fetch kernels from the Hub by itself
-        "OPENBLAS_NUM_THREADS": "1",  # numpy's pool would be threads in a process that forks
-        # Asks NVML and not CUDA whether there are GPUs: a process that has asked CUDA cannot be forked.
+        "USE_HUB_KERNELS": "NO",  # otherwise transformers downloads kernels from the Hub
+        "OPENBLAS_NUM_THREADS": "1",  # numpy would start threads in a process that forks
+        # Torch then asks NVML instead of CUDA whether there are GPUs: after CUDA is initialised, forks cannot use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     environment |= MALLOC_OF_A_CPU_RANK if machine.device == "cpu" else machine.allocator

@@ -1,4 +1,4 @@
-"""What a tune searches: the workload, the micro-batches, the space, and what its history is good for."""
+"""What a tune searches: the workload, the micro-batches and the space; and the fingerprint of its history."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ladder.machine.described import Machine
 
 _DEFAULT_BATCH = 128
-"""Sequences of an optimizer step. Chosen: a usual batch for fine-tuning, and a power of two divides over most
-machines."""
+"""Sequences per optimizer step. Chosen: usual for fine-tuning, and a power of two is divisible by most numbers of
+GPUs."""
 _PROBE_LAYERS = 4
-"""Measured: with four of 32 layers an engine's speed is in doubt by 7 to 12 % instead of 17 to 40 %
+"""Layers of a probe. Measured: with four of 32, the uncertainty of an engine's speed falls from 17 to 40 % to 7 to 12 %
 (benchmarks/results/search)."""
 _DEEP = 12
-"""Layers from which on a model is probed. Chosen: a model with fewer starts nearly as fast as a probe of it."""
+"""Models with at least this many layers are probed. Chosen: one with fewer starts nearly as fast as its probe."""
 
 
 def workload_of(
@@ -38,9 +38,9 @@ def workload_of(
     global_batch_size: int | None,
     **settings: Any,
 ) -> Workload:
-    """What is trained, with our defaults where None is asked for, and the workload's other `settings`.
+    """The workload, with defaults for arguments that are None, and its other `settings`.
 
-    UsageError for sequences longer than the model takes. `note` is told of a default that is not the usual one.
+    UsageError for sequences longer than the model takes. `note` gets a sentence if a default is not the usual one.
     """
     seq_len = seq_len or default_seq_len(model)
     if model.max_positions is not None and seq_len > model.max_positions:
@@ -50,8 +50,8 @@ def workload_of(
     usual = -(-_DEFAULT_BATCH // world_size) * world_size
     if global_batch_size is None and usual != _DEFAULT_BATCH:
         note(
-            f"The global batch is {usual} sequences, as {_DEFAULT_BATCH} do not divide over {world_size} ranks "
-            "(--global-batch-size)."
+            f"The global batch is {usual} sequences, because {_DEFAULT_BATCH} cannot be divided evenly over "
+            f"{world_size} ranks (--global-batch-size)."
         )
     return Workload(
         model=model,
@@ -63,17 +63,18 @@ def workload_of(
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    """The micro-batches to try: divisors of the sequences a rank has per step, or the `wanted` ones among them.
+    """The micro-batches to try: divisors of the sequences that a rank has per step, or the `wanted` ones among them.
 
-    Raises UsageError when the global batch does not divide over the ranks, or by a wanted micro-batch.
+    UsageError if the number of ranks does not divide the global batch, or a wanted micro-batch does not divide a
+    rank's share.
     """
     batch = workload.global_batch_size
     if batch % world_size:
         below, above = batch // world_size * world_size, -(-batch // world_size) * world_size
         near = f"{above}" if not below else f"{below} or {above}"
         raise UsageError(
-            f"A global batch of {batch} sequences does not divide over {world_size} ranks; "
-            f"use --global-batch-size {near}, or other --gpus."
+            f"A global batch of {batch} sequences cannot be divided evenly over {world_size} ranks; "
+            f"use --global-batch-size {near}, or change --gpus."
         )
     possible = divisors(batch // world_size)
     for micro_batch in wanted or ():
@@ -86,7 +87,7 @@ def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] 
 
 
 def problem_of(workload: Workload, machine: Machine) -> Problem:
-    """What is trained and what on, as the search sees it."""
+    """The problem for the search: what is trained, and on which machine."""
     return Problem(
         workload=workload,
         world_size=machine.world_size,
@@ -110,9 +111,9 @@ def make_space(
     tolerance: float = 0.02,
     audit: float = 0.0,
 ) -> Space:
-    """The candidates of `rungs`, which this machine supports, with and without each of `techniques`.
+    """The candidates of `rungs`, with and without each of `techniques`. The machine must support all of `rungs`.
 
-    `checkpointing` names the ways of it that are tried beside all layers and none.
+    `checkpointing` names the ways of checkpointing to try besides all layers and none.
     """
     space = Space(
         **{field.name: getattr(problem, field.name) for field in fields(Problem)},
@@ -130,7 +131,7 @@ def make_space(
 
 
 def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -> list[Engine]:
-    """The plain engine of `rung`, and with one technique of each slot, in every combination."""
+    """The plain engine of `rung`, and every combination of it with at most one technique per slot."""
     everywhere = [each for each in techniques if each.suits(problem, rung) and each.is_tried_everywhere]
     engines = [Engine(rung)]
     for slot in reversed(SLOTS):
@@ -140,7 +141,7 @@ def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -
 
 
 def split_supported(rungs: Sequence[Rung], machine: Machine) -> tuple[list[Rung], dict[Rung, str]]:
-    """Those of `rungs` that `machine` supports, in the documented order, and the others with the reason."""
+    """The `rungs` that `machine` supports, in the documented order, and the others with the reason."""
     unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
     return [rung for rung in RUNGS if rung in rungs and rung not in unsupported], unsupported
 
@@ -148,9 +149,9 @@ def split_supported(rungs: Sequence[Rung], machine: Machine) -> tuple[list[Rung]
 def run_fingerprint(
     workload: Workload, machine: Machine, versions: dict[str, str], simulated: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """What a history is good for: a digest, and the facts in it for the message when they differ.
+    """The fingerprint of a history: a digest, and the facts in it for the message if they differ.
 
-    `simulated` are the laws of a machine on paper; a history made there is never mistaken for a real machine's.
+    `simulated` is the description of a machine on paper, so that its history is never used for a real machine.
     """
     facts = {
         "model": workload.model.name,

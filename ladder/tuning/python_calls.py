@@ -1,4 +1,4 @@
-"""Declared options as Python callers see them: in a function's signature, in its stub, and in sentences of errors."""
+"""Declared options for Python callers: in the signature of a function, in its stub, and in messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MENTION = re.compile(
 
 
 def with_options(options: type) -> Callable[[F], F]:
-    """Shows the declared options of the dataclass in the signature of a function that takes them as `**options`."""
+    """Adds the options that the dataclass declares to the signature of a function that takes them as `**options`."""
 
     def shown(function: F) -> F:
         given = inspect.signature(function)
@@ -41,7 +41,8 @@ def with_options(options: type) -> Callable[[F], F]:
 
 
 def stub(options: type, name: str, base: str = "TypedDict", *, contributed: bool = False) -> str:
-    """The options as the source of a TypedDict, for type checkers and editors; of the fields, or the `contributed`."""
+    """The source of a TypedDict of the options, for type checkers and editors: of the fields, or of the `contributed`
+    ones."""
     lines = [f"class {name}({base}, total=False):"]
     for each in declared(options).values():
         if _is_model(each) or (each.key is not None) != contributed:
@@ -51,7 +52,7 @@ def stub(options: type, name: str, base: str = "TypedDict", *, contributed: bool
 
 
 def taken(each: Declared) -> Any:
-    """The type of what a Python caller may give for the option."""
+    """The type of the option's values in Python."""
     kind: Any = each.kind.typed
     if each.kind is SIZE or each.kind is DURATION or kind is Path:
         kind = kind | str
@@ -62,7 +63,7 @@ def taken(each: Declared) -> Any:
 
 @contextmanager
 def python_words(options: type) -> Iterator[None]:
-    """Errors from within name options as Python callers write them."""
+    """Errors raised in the block name options as they are written in Python."""
     try:
         yield
     except LadderError as error:
@@ -71,7 +72,7 @@ def python_words(options: type) -> Iterator[None]:
 
 
 def in_python_words(sentence: str, options: type) -> str:
-    """`sentence` with `time_budget=…` for `--time-budget`; commands in backticks stay as they are typed."""
+    """`sentence` with `time_budget=…` instead of `--time-budget`; commands in backticks are not changed."""
     by_flag = {each.flag: each for each in declared(options).values()}
     parts = _COMMAND.split(sentence)
     return "".join(part if index % 2 else _translated(part, by_flag) for index, part in enumerate(parts))
@@ -94,7 +95,7 @@ def _translated(text: str, by_flag: Mapping[str, Declared]) -> str:
 
 
 def _as_python(each: Declared, value: str) -> str:
-    """The value as Python writes it; empty for a word that is the next one of the sentence."""
+    """The value in Python's syntax; empty if `value` is just the next word of the sentence."""
     kind = each.kind
     if get_origin(kind.typed) is Literal:
         return f'"{value}"' if value in get_args(kind.typed) else ""
@@ -115,7 +116,7 @@ def _is_model(each: Declared) -> bool:
 
 
 def _in_source(annotation: Any) -> str:
-    """An annotation as source code, with the names that the stub imports."""
+    """An annotation as source code, using the names that the stub imports."""
     text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
     text = re.sub(r"\b(?:typing|collections\.abc|pathlib)\.(?:_local\.)?", "", text).replace("'", '"')
     return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)

@@ -1,6 +1,6 @@
-"""Before the first trial: is the model so far from fitting that no trial is worth its time?
+"""Before the first trial: refuses a model that is so far from fitting that no trial is worth its time.
 
-A model that is predicted not to fit is tried all the same as long as the prediction may be wrong.
+If the prediction may be wrong, a model is tried even if it is predicted not to fit.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ladder.units import format_bytes
 FAR = {"cuda": 1.5, "cpu": 2.0}
 """A candidate is far from fitting if its predicted peak is more than this many times the limit.
 
-Chosen: on the recorded sweeps of GPUs no prediction made before the first trial was off by more than 15 %, so 1.5
-leaves room for three times the worst error. On a CPU the memory model trusts itself less than half as much.
+Chosen: in the recorded sweeps on GPUs no prediction made before the first trial was off by more than 15 %, so 1.5
+allows three times the worst error. On a CPU the memory model is less than half as certain.
 """
 _PAPER_MACHINE = "a100-80"
 
 
 def require_within_reach(space: Space, unsupported: Collection[str], *, asked_for_cpu: bool) -> None:
-    """NothingFitsError if every candidate of `space` is far from fitting by prediction, with what would fit.
+    """NothingFitsError, with what would fit, if every candidate of `space` is predicted to be far from fitting.
 
-    `unsupported` names the rungs that are missing from the space. `asked_for_cpu`: the user chose CPU ranks; otherwise
-    ranks run on the CPU because no GPU is visible.
+    `unsupported` names the rungs that are missing from the space. `asked_for_cpu` says that the user chose CPU ranks;
+    otherwise ranks run on the CPU because no GPU is visible.
     """
     belief = believe(space, ())
     if not space.candidates or any(not _is_far(candidate, belief) for candidate in space.candidates):
@@ -39,13 +39,13 @@ def require_within_reach(space: Space, unsupported: Collection[str], *, asked_fo
     needed, limit = space.predicted_peak(frugal), space.memory_limit
     times = FAR[space.device]
     predicted = f"even {frugal.key} is predicted to need {format_bytes(needed)}"
-    if needed <= times * limit:  # so that the host is too small for it
+    if needed <= times * limit:  # then it is the host that is too small
         host = format_bytes(belief.outlook(frugal).host)
         predicted = f"{frugal.key} is predicted to need {host} of host memory, of {format_bytes(space.host_memory)}"
     of_each = "CPU rank" if space.device == "cpu" else "GPU"
     raise NothingFitsError(
         f"{_why_cpu(space, asked_for_cpu)}Nothing is predicted to fit in {format_bytes(limit)} per {of_each}: "
-        f"{predicted}, and no candidate is within {times:g} times its limit, so no trial was started. "
+        f"{predicted}. No candidate is within {times:g} times its limit, so no trial was started. "
         f"{_what_would(space, unsupported, asked_for_cpu)}"
     )
 
@@ -54,7 +54,7 @@ def _is_far(candidate: Candidate, belief: Belief) -> bool:
     space = belief.space
     if space.predicted_peak(candidate) > FAR[space.device] * space.memory_limit:
         return True
-    return host_bytes(candidate, belief) > most_host_bytes(space)  # the tune would refuse it without a trial
+    return host_bytes(candidate, belief) > most_host_bytes(space)  # the tune would skip it without a trial
 
 
 def _why_cpu(space: Space, asked_for_cpu: bool) -> str:

@@ -1,7 +1,7 @@
-"""Candidates that do not fit although no measurement says so.
+"""Candidates that count as not fitting although no measurement says so.
 
-Some are refused before they are tried, because the host would run out of memory: there the kernel kills whom it likes.
-Others were lucky: they fit while they were measured, and not in their proof.
+Some are skipped because the host would run out of memory, and the kernel may then kill any process. Others fitted when
+they were measured, but not in their proof.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ladder.units import format_bytes
 
 
 def less_disproved(records: Sequence[Record]) -> list[Record]:
-    """`records` as a strategy may build on them: a proof that failed stands in for the measurement it disproves."""
+    """`records` for a strategy: a failed proof replaces the measurement that it disproves."""
     failed = disproved(records)
     return [
         replace(failed.get(record.candidate_key, record), purpose=record.purpose)
@@ -28,9 +28,9 @@ def less_disproved(records: Sequence[Record]) -> list[Record]:
 
 
 def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records: Sequence[Record]) -> list[Record]:
-    """A `host_oom` record, in the name of `trial`, for each of `candidates` believed to need more host memory than
-    there is. The belief is calibrated by `records`; what is within its error is tried, as ranks are the first processes
-    that a kernel without memory kills."""
+    """A `host_oom` record under the name `trial` for each of `candidates` that is predicted to need more host memory
+    than there is. The prediction is calibrated by `records`. Candidates within its error are tried: if host memory
+    runs out, the kernel kills ranks first."""
     belief = believe(space, records)
     most = most_host_bytes(space)
     needs = {candidate: host_bytes(candidate, belief) for candidate in candidates}
@@ -38,15 +38,15 @@ def refusals(candidates: Sequence[Candidate], trial: str, space: Space, records:
 
 
 def host_bytes(candidate: Candidate, belief: Belief) -> int:
-    """Host memory of all ranks together. Ranks on the CPU device hold everything there, up to their limit."""
+    """Predicted host memory of all ranks together. CPU ranks have everything in host memory, up to their limit."""
     outlook, space = belief.outlook(candidate), belief.space
     return space.on_host(outlook.host, min(outlook.memory.peak, space.memory_limit))
 
 
 def _refusal(candidate: Candidate, needed: int, trial: str, space: Space) -> Record:
     sentence = (
-        f"refused before it was tried: the ranks would need {format_bytes(needed)} of host memory, and "
-        f"{format_bytes(space.host_memory)} is what they may use (--host-memory)"
+        f"refused without a trial: the ranks would need {format_bytes(needed)} of host memory, and they may use "
+        f"{format_bytes(space.host_memory)} (--host-memory)"
     )
     outcome = Outcome(
         kind="host_oom", moment=REFUSED, sentence=sentence, bytes_asked=needed, bytes_free=space.host_memory

@@ -1,4 +1,4 @@
-"""One whole tune from its options: workload and machine, operators, launcher, search, proof, files."""
+"""Runs one whole tune: workload and machine, operators, launcher, search, proof, files."""
 
 from __future__ import annotations
 
@@ -50,34 +50,34 @@ from ladder.units import format_bytes, parameters_in_words, parse_bytes
 from ladder.workload.source import resolve_model, smoke_defaults
 from ladder.workload.workload import Workload
 
-# The disk's, not ours; any other OSError in a tune is a bug.
+# Errors of the disk; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOutput:
-    """What a tune leaves behind: its result, the answer if one is proven, and the files written."""
+    """What a tune returns: its result, the answer if one is proven, and the files written."""
 
     result: TuneResult
     answer: Answer | None
     files: list[Path]
     run_dir: Path
     trial_seconds: dict[str, dict[str, float]]
-    """Where each trial's time went, by trial and phase."""
+    """Seconds by trial and phase."""
     simulated: str | None = None
-    """The machine on paper that stood in for a real one."""
+    """The name of the machine on paper; None for a real one."""
 
     @property
     def ledger(self) -> list[Entry]:
-        """Every candidate of the tune, with what became of it."""
+        """Every candidate of the tune, with its outcome or why it was not tried."""
         result = self.result
         return ledger(result.space, result.records, result.unsupported, on_paper=self.simulated is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A tune that can begin: everything that was asked for is known to be possible here."""
+    """A tune that is ready to begin: its options are checked."""
 
     options: TuneOptions
     workload: Workload
@@ -93,7 +93,7 @@ class _Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class _Searched:
-    """What the search leaves, when no trial runs any more."""
+    """What the search returns after its last trial."""
 
     result: TuneResult
     trial_seconds: dict[str, dict[str, float]]
@@ -116,14 +116,14 @@ def run_tune(
 
 
 def space_of(options: TuneOptions, leases: Leases, tell: Subscriber = ignore) -> Space:
-    """What a tune would search, without running a trial. Raises as `run_tune` does before its first one."""
+    """The space that a tune would search, without running a trial. Raises what `run_tune` raises before a trial."""
     prepared = _prepare(options, venue_of(options, leases, tell, lambda: False), tell)
     space, _ = _space(prepared, prepared.machine)
     return space
 
 
 def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
-    """Look at everything that could end the tune later: hours of trials must not end at it."""
+    """Check everything that could make the tune fail later, so that hours of trials are not lost."""
     workload, machine = workload_and_machine(options, venue, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     techniques, rungs = venue.techniques(consent_in(options), workload, machine), _rungs(options)
@@ -148,10 +148,10 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
 
 
 def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
-    """Run trials until the search is over and its winner is proven."""
+    """Run trials until the search has ended and its winner is proven."""
     options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
     on_paper = venue.paper_name is not None
-    if not on_paper:  # there a trial costs nothing, and the machine may know better
+    if not on_paper:  # a simulated trial costs nothing, so the prediction need not decide
         _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
@@ -175,13 +175,13 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
             save_folder=options.save_weights,
             clock=place.clock,
             knob_trials=num_knob_trials(options),
-            parity=not on_paper,  # there no loss falls
+            parity=not on_paper,  # simulated trials have no losses
         ).tune(STRATEGIES[options.strategy])
         return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
 
 
 def _require_within_reach(prepared: _Prepared) -> None:
-    """NothingFitsError if all is far from fitting. An exhaustive search tries it anyway, as does one with a history."""
+    """NothingFitsError if nothing comes near fitting. Not for an exhaustive search or one that has a history."""
     options, machine = prepared.options, prepared.machine
     if options.strategy == "exhaustive" or (prepared.run_dir / "journal.log").exists():
         return
@@ -191,7 +191,7 @@ def _require_within_reach(prepared: _Prepared) -> None:
 
 
 def _space(prepared: _Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
-    """What is searched on `machine`, and the rungs that cannot work there."""
+    """The space to search on `machine`, and the rungs that cannot work there."""
     options, (supported, unsupported) = prepared.options, split_supported(prepared.rungs, machine)
     space = make_space(
         problem_of(prepared.workload, machine),
@@ -237,7 +237,7 @@ def _deliver(prepared: _Prepared, searched: _Searched, venue: Venue, tell: Subsc
 
 
 def _rungs(options: TuneOptions) -> list[Rung]:
-    """Those that were asked for."""
+    """The rungs to try."""
     if options.rungs:
         return [rung for rung in RUNGS if rung.name in options.rungs]
     return [rung for rung in RUNGS if rung.documented or not options.documented]
@@ -245,17 +245,17 @@ def _rungs(options: TuneOptions) -> list[Rung]:
 
 @contextmanager
 def _disk_faults(history: History) -> Iterator[None]:
-    """A full or broken disk under the run folder is the environment's fault, whichever file it met."""
+    """Turn errors of a full or broken disk in the block into EnvironmentFaultError, whichever file they concern."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_ERRORS and history.folder.is_dir():  # unless somebody removed it
+        if error.errno not in _DISK_ERRORS and history.folder.is_dir():  # a removed run folder counts too
             raise
         raise history.unwritable(error) from error
 
 
 def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
-    """What is to be trained, and what on; the GPUs are leased from here on."""
+    """What is trained, and on which machine; its GPUs are leased from here on."""
     model = resolve_model(options.model, task=options.task)
     if model.note:
         tell(Note(model.note))
@@ -263,8 +263,8 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
     if options.gpu_memory is None and "gpu_memory" in smoke:
         machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
-        held = f"each CPU rank is held to {smoke['gpu_memory']} (--gpu-memory)"
-        tell(Note(f"{shown(model.name)} is the smoke model: {held}."))
+        held = f"each CPU rank is limited to {smoke['gpu_memory']} (--gpu-memory)"
+        tell(Note(f"{shown(model.name)} is a tiny model for a smoke test: {held}."))
     workload = workload_of(
         model,
         machine.world_size,
@@ -292,7 +292,7 @@ def _introduction(workload: Workload, machine: Machine) -> str:
 
 
 def package_versions(others: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of what decides a measurement, of `others` too, without importing any of it."""
+    """Versions of the packages that affect measurements, and of `others`, without importing them."""
     versions = {"ladder": __version__, "python": platform.python_version()}
     for name in (*_PACKAGES, *others):
         try:

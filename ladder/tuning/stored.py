@@ -1,4 +1,4 @@
-"""A tune read back from its run folder, with the result it had, or has so far."""
+"""Reads a tune's result back from its run folder; a tune that still runs has the result so far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ladder.tuning.tuner import TuneResult
 
 
 def stored_output(folder: Path) -> TuneOutput:
-    """What the tune in `folder` has found. UsageError where there is none, EnvironmentFaultError for a damaged one."""
+    """What the tune in `folder` has found. UsageError if there is none, EnvironmentFaultError if it is damaged."""
     stored = read_run(folder)
     found = answer(stored.records)
     result = TuneResult(
@@ -45,7 +45,7 @@ def stored_output(folder: Path) -> TuneOutput:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a tune holds the lock of this run folder."""
+    """Whether a running tune holds the lock of this run folder."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -71,7 +71,7 @@ def _answer(found: Record, stored: StoredRun, folder: Path) -> Answer:
 
 
 def _machine(space: Space, allocator: dict[str, str]) -> Machine:
-    """What the answer says of the machine it was measured on."""
+    """The machine on which the answer was measured."""
     on_gpus = space.device == "cuda"
     gpu = Gpu("", space.gpu_name or "", space.memory_limit)
     return Machine(

@@ -1,4 +1,4 @@
-"""What a tune left when it was killed: its processes and its swap files. Nothing without its marker is touched."""
+"""Removes what a killed tune left: its processes and swap files. Nothing without the tune's marker is touched."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ladder.launch.trial_server import kill_marked
 
 
 def run_marker(run_folder: Path) -> str:
-    """What every process and swap file of a run is known by: the same whenever the run is started again.
+    """The marker of a run's processes and swap files; it is the same each time the run is started.
 
-    Of the folder itself and not of its name alone: containers that see each other's processes have folders of one name.
+    It depends on the inode and not on the path alone: containers that see each other's processes may use equal paths.
     """
     identity = f"{run_folder.stat().st_ino}:".encode() + os.fsencode(run_folder.resolve())
     return "ladder-" + hashlib.sha256(identity).hexdigest()[:16]
 
 
 class Sweep:
-    """For one run folder, which remembers every NVMe path that its tunes used."""
+    """Cleans up for one run folder, in which it remembers every NVMe path that its tunes used."""
 
     def __init__(self, marker: str, run_folder: Path) -> None:
         self._marker, self._list = marker, run_folder / "nvme_paths.json"
@@ -34,7 +34,7 @@ class Sweep:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def remember(self, nvme_path: Path) -> None:
-        """Sweep `nvme_path` too, from now on and in every later tune of the run folder."""
+        """Clean up in `nvme_path` too, from now on and in every later tune of the run folder."""
         paths = self._paths()
         if nvme_path not in paths:
             self._list.write_text(json.dumps([str(path) for path in (*paths, nvme_path)]), encoding="utf-8")
@@ -42,6 +42,6 @@ class Sweep:
     def _paths(self) -> list[Path]:
         try:
             paths = json.loads(self._list.read_bytes())
-        except (OSError, ValueError):  # none used so far, or killed while it wrote the first
+        except (OSError, ValueError):  # there is none, or ladder was killed while writing the first
             return []
         return [Path(path) for path in paths if isinstance(path, str)] if isinstance(paths, list) else []

@@ -1,7 +1,7 @@
-"""A tune's candidates and its answer in an experiment tracker: trackio, Weights & Biases or MLflow.
+"""Logs a tune's candidates and its answer to an experiment tracker: trackio, Weights & Biases or MLflow.
 
-Each is an extra and is configured as its own documentation says, by its own environment variables (WANDB_MODE=offline,
-MLFLOW_TRACKING_URI, …): ladder passes figures on, and neither asks for nor writes a credential.
+Each is an optional dependency and is configured by its own environment variables (WANDB_MODE=offline,
+MLFLOW_TRACKING_URI, …), as its documentation says. ladder neither asks for nor writes credentials.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TrialEnds,
 from ladder.units import gib
 
 HowItEnded = Literal["succeeded", "failed", "interrupted"]
-"""Of a tune: one that was interrupted may be gone on with, and says nothing of what fits."""
+"""How a tune ended. An interrupted one can be continued, so its result is not final."""
 _PACKAGES = {"mlflow": "mlflow-skinny sqlparse"}
-"""Where they are not called like the tracker."""
+"""Packages to install, if their name is not the tracker's."""
 _PROJECT = "ladder"
 
 
 class Tracker(Protocol):
-    """A run that is open in a tracker. `figures` are texts, numbers and booleans by name, without None."""
+    """An open run in a tracker. `figures` are texts, numbers and booleans by name, without None."""
 
     def candidate(self, name: str, figures: Mapping[str, Any]) -> None: ...
     def answer(self, figures: Mapping[str, Any]) -> None: ...
@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 
 class Tracking:
-    """Passes on to a tracker what a tune tells. A tracker that fails ends no tune."""
+    """Passes the events of a tune on to a tracker. If the tracker fails, the tune continues."""
 
     def __init__(self, tracker: Tracker | None, name: str) -> None:
         self._tracker = tracker
@@ -52,26 +52,26 @@ class Tracking:
         self._space: Space | None = None
 
     def beside(self, others: Subscriber) -> Subscriber:
-        """Passes events on to `others` and to the tracker; `others` hear of the tracker's troubles too."""
+        """A subscriber that passes events on to `others` and to the tracker. `others` also get the tracker's errors."""
         self._others = others
         return each_of(others, self)
 
     def __call__(self, event: TuneEvent) -> None:
-        """Take the next event of the tune."""
+        """Handle the next event of the tune."""
         match event:
             case SearchBegins(space=space, records=records):
                 self._space = space
-                self._log(records, None)  # an earlier start measured them; this run is to be whole
+                self._log(records, None)  # measured by an earlier start; the tracker's run shall be complete
             case TrialEnds(run=run, records=records):
                 self._log(records, sum(trial_seconds(run).values()))
-            case TuneEnds(interrupted=True):  # it has no last word
+            case TuneEnds(interrupted=True):  # it has no final answer
                 self._interrupted = True
             case TuneEnds(answer=answer):
                 figures = _figures_of(answer)
                 self._safely(lambda tracker: tracker.answer(figures))
 
     def close(self, ending: HowItEnded) -> None:
-        """What only looks like a success is closed as what it is: a tune that was interrupted ends in good order."""
+        """Close the tracker's run. An interrupted tune returns normally, so `ending` is then corrected here."""
         real: HowItEnded = "interrupted" if self._interrupted else ending
         self._safely(lambda tracker: tracker.close(real))
 
@@ -81,7 +81,7 @@ class Tracking:
             self._safely(partial(_log_candidate, figures))
 
     def _figures(self, record: Record, seconds: float | None) -> dict[str, Any]:
-        """Named as the columns of trials.csv."""
+        """The figures of a record, named like the columns of trials.csv."""
         candidate = self._space.by_key[record.candidate_key] if self._space is not None else None
         seen = record.measurement
         return {
@@ -102,23 +102,23 @@ class Tracking:
         }
 
     def _safely(self, tell: Callable[[Tracker], None]) -> None:
-        """A tracker that cannot be reached any more is left alone: hours of trials must not end at it."""
+        """Call the tracker. After its first error it is not called again, so that hours of trials are not lost."""
         if self._tracker is None:
             return
         try:
-            with redirect_stdout(sys.stderr):  # stdout is the answer's
+            with redirect_stdout(sys.stderr):  # stdout is for the answer only
                 tell(self._tracker)
         except Exception as error:
             self._tracker = None
-            self._others(Note(f"Warning: nothing more is logged to {self._name}: {shown(error)[:200]}"))
+            self._others(Note(f"Warning: logging to {self._name} failed and stops: {shown(error)[:200]}"))
 
 
 @contextmanager
 def tracking(name: str | None, asked: TuneOptions) -> Iterator[Tracking]:
-    """A run of the tracker `name`, with what was asked as its configuration; without a name nothing is logged.
+    """Open a run of the tracker `name` with the options `asked` as its configuration; without a name, log nothing.
 
-    UsageError where the package is missing, EnvironmentFaultError where no run can be opened. To be entered before the
-    live view is: a tracker may have a question.
+    UsageError if the package is missing, EnvironmentFaultError if no run can be opened. Enter it before the live view
+    starts: a tracker may ask a question on the terminal.
     """
     tracker = _open(name, asked) if name is not None else None
     opened = Tracking(tracker, name or "")
@@ -135,7 +135,7 @@ def tracking(name: str | None, asked: TuneOptions) -> Iterator[Tracking]:
 
 def _open(name: str, asked: TuneOptions) -> Tracker:
     if name not in get_args(TrackerName):
-        raise UsageError(f"There is no tracker {shown(name)}; there are {', '.join(get_args(TrackerName))}.")
+        raise UsageError(f"The tracker {shown(name)} is unknown; choose from {', '.join(get_args(TrackerName))}.")
     try:
         library: Any = importlib.import_module(name)
     except ImportError as error:
@@ -157,7 +157,7 @@ def _open(name: str, asked: TuneOptions) -> Tracker:
 
 
 def _figures_of(answer: Answer | None) -> dict[str, Any]:
-    """The last word of a tune."""
+    """The figures of the tune's answer."""
     if answer is None:
         return {"answer": "none"}
     return {
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Trackio:
-    """A step a candidate, in the local database that `trackio show` opens."""
+    """Logs one step per candidate to the local database that `trackio show` opens."""
 
     def __init__(self, library: Any, model: str, config: Mapping[str, Any]) -> None:
         quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
@@ -197,15 +197,15 @@ class _Trackio:
         self._run.log(dict(figures))
 
     def close(self, ending: HowItEnded) -> None:
-        self._trackio.finish()  # the run's own would be called again at exit, and speak on stdout
+        self._trackio.finish()  # the run's own `finish` would be called again at exit and print to stdout
 
 
 class _Wandb:
-    """A step a candidate; the answer is the run's summary."""
+    """Logs one step per candidate; the answer is the run's summary."""
 
     def __init__(self, library: Any, model: str, config: Mapping[str, Any]) -> None:
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        settings = library.Settings(console="off", x_disable_stats=True)  # the terminal is the live view's
+        settings = library.Settings(console="off", x_disable_stats=True)  # the live view uses the terminal
         self._run = library.init(project=project, config=dict(config), settings=settings, reinit="create_new")
 
     def candidate(self, name: str, figures: Mapping[str, Any]) -> None:
@@ -219,7 +219,7 @@ class _Wandb:
 
 
 class _Mlflow:
-    """A run for the tune, and in it a run a candidate: what MLflow compares is runs."""
+    """Logs one run for the tune with a child run per candidate, because MLflow compares runs."""
 
     def __init__(self, library: Any, model: str, config: Mapping[str, Any]) -> None:
         self._client, self._entities = library.MlflowClient(), library.entities
@@ -245,7 +245,7 @@ class _Mlflow:
         return str(self._client.create_run(self._experiment, run_name=name, tags=tags).info.run_id)
 
     def _put(self, run: str, figures: Mapping[str, Any]) -> None:
-        """What was measured are metrics, which MLflow stamps itself; all else are parameters, in one message."""
+        """Log measured figures as metrics, and all others as parameters in one request."""
         measured = {name: value for name, value in figures.items() if isinstance(value, float)}
         for name, value in measured.items():
             self._client.log_metric(run, name, value)

@@ -1,4 +1,4 @@
-"""What is asked of the ranks of one trial: its specification, and how long each of its phases may last."""
+"""The specification of one trial for its ranks, and how long each of its phases may last."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from ladder.machine.nvme import step_patience
 from ladder.workload.workload import Workload
 
 PROOF_STEPS, PROOF_SECONDS = 3, 30.0
-"""A proof is timed for so many optimizer steps at least, and for so long unless its speed is known before. Chosen:
-three steps have a median that one disturbed step does not move; half a minute is what a user waits for a final
-figure."""
+"""A proof is timed for at least this many optimizer steps, and for this long unless its speed is certain sooner.
+Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
 
 
 def engine_config(
@@ -26,7 +25,7 @@ def engine_config(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration for a trial of `candidates`, all of one engine, which swaps to `swap_folder`.
 
-    It accumulates twice at most: accumulating and boundary micro-steps are timed apart, and more would tell nothing.
+    It accumulates at most twice: micro-steps with and without the optimizer are timed separately, so more add nothing.
     """
     engine = candidates[0].engine
     return backend_of(engine.rung).configuration(
@@ -42,7 +41,7 @@ def engine_config(
 def candidate_spec(
     candidate: Candidate, beat_step_seconds: float | None = None, first_within: float | None = None
 ) -> CandidateSpec:
-    """`candidate` as a rank sees it; the seconds as in CandidateSpec."""
+    """`candidate` for the ranks; the seconds are explained in CandidateSpec."""
     return CandidateSpec(
         key=candidate.key,
         checkpoint_every=candidate.checkpoint_every,
@@ -69,7 +68,7 @@ def trial_spec(
     stop_at: float | None = None,
     save_folder: str | None = None,
 ) -> TrialSpec:
-    """A trial of `engine`, configured by `deepspeed`, on all ranks of `machine`; keywords as in TrialSpec."""
+    """A trial of `engine` with the configuration `deepspeed` on all ranks of `machine`; keywords as in TrialSpec."""
     return TrialSpec(
         trial=name,
         folder=str(folder),
@@ -97,12 +96,12 @@ def trial_spec(
 
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:
-    """Generous: they tell a dead rank from a slow one, no more. Offloaded states take time to lay out."""
+    """Long deadlines that only distinguish a hung rank from a slow one. Offloaded states take time to allocate."""
     on_disk = "nvme" in engine.rung.devices
     slow = (60.0 if on_disk else 15.0) * workload.model.num_parameters / 1e9
     usual = Deadlines(model=120 + slow, engine=180 + slow, first_step=240 + slow)
     if not on_disk:
         return usual
-    # Micro-steps that only accumulate leave the drive alone: how long they took says nothing of those that do not.
+    # Micro-steps without the optimizer do not use the drive, so their times say nothing about the others.
     patience = step_patience(workload)
     return replace(usual, first_step=patience, step=patience, total=max(usual.total, 12 * patience))

@@ -1,4 +1,4 @@
-"""The trials of one tune: what the ranks are asked for, and what the history keeps of their reports."""
+"""Runs the trials of one tune, and writes their results into the history."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from ladder.tuning.tune_events import Subscriber, TrialBegins, TrialEnds, hearin
 from ladder.workload.workload import Workload
 
 _MAX_FALSE_STARTS = 3
-"""Trials in a row that may fail before they reach their engine. Chosen: one may be chance, and a third like it shows
-that the machine is at fault."""
+"""After this many trials in a row that fail before they reach their engine, the tune ends. Chosen: one may be chance,
+but the third shows that the machine is at fault."""
 _PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
 
 
@@ -48,11 +48,11 @@ class Trials:
     tell: Subscriber
     cancelled: Callable[[], bool]
     steps: StepPolicy
-    """How long a candidate is timed, except in a proof or where its trial asks for precision."""
+    """How long a candidate is timed, except in a proof or a precise trial."""
     stop_at: float | None
-    """When the time budget ends, on the launcher's clock; proofs take no notice of it."""
+    """When the time budget ends, on the launcher's clock; it does not apply to proofs."""
     swap_prefix: str
-    """How the names of the folders on the NVMe drive begin."""
+    """The prefix of folder names on the NVMe drive."""
     save_folder: Path | None
     """Where a proof saves the weights."""
     _first_trial: str = field(init=False)
@@ -63,22 +63,22 @@ class Trials:
 
     @property
     def records(self) -> list[Record]:
-        """What the history says about this tune's space."""
+        """The records of the history that belong to this tune's space."""
         return relevant(self.space, self.history.records, self._first_trial)
 
     def add(self, records: Sequence[Record], seconds: dict[str, float]) -> None:
-        """Write the records of one trial into the history, with where its time went."""
+        """Write the records of one trial into the history, with its seconds by phase."""
         candidates = {record.candidate_key: self.space.by_key[record.candidate_key] for record in records}
         self.history.add(records, candidates, seconds)
 
     def run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> bool:
-        """Whether it came to an end of its own. EnvironmentFaultError where the machine is in no state for another."""
+        """Run a trial; True if it ended by itself. EnvironmentFaultError if the machine cannot run another one."""
         spec = self._spec(wanted, proving)
         run = self._launched(spec, wanted)
         records = self._completed(judge(run, self.workload, wanted.candidates), proving, warnings)
         why = false_start(run, records)
         if why or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
-            # What was measured stands; the candidate that was cut off has no outcome of its own.
+            # Keep what was measured; the candidate that was interrupted has no outcome.
             records = [record for record in records if record.outcome.kind == "fits"]
         unsaved = _unsaved(spec, records)
         if unsaved:
@@ -92,7 +92,7 @@ class Trials:
         return not why and run.stop is None
 
     def losses(self, candidate: Candidate, same_data: bool) -> list[float]:
-        """Of a shallow model. EnvironmentFaultError if again and again it could not be started."""
+        """The losses of `candidate` on a shallow model. EnvironmentFaultError if it repeatedly fails to start."""
         while True:
             run, why = self._shallow_trial(candidate, same_data)
             self._count_false_starts(why)
@@ -100,7 +100,7 @@ class Trials:
                 return losses_of(run)
 
     def _shallow_trial(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str]:
-        """The trial, and why it was a false start if it was. What it measures is no record: the model is another."""
+        """The trial, and why it was a false start if it was one. It leaves no records, as the model is another."""
         wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
         spec = parity_trial(self._spec(wanted, False), self.workload.model, same_data=same_data)
         run = self._launched(spec, wanted)
@@ -114,7 +114,7 @@ class Trials:
         return self.launcher.run(spec, trial_deadlines(self.workload, wanted.engine), hearing(self.tell))
 
     def _completed(self, records: Sequence[Record], proving: bool, warnings: tuple[str, ...]) -> list[Record]:
-        """`records` with what the tune has to say about them."""
+        """`records` with warnings and facts that only the tune knows."""
         trials = measured(self.records) if proving else {}
         complete = []
         for record in records:
@@ -134,7 +134,7 @@ class Trials:
         return complete
 
     def _count_false_starts(self, why: str) -> None:
-        """A trial that never got as far as its engine is tried again; again and again, that is no candidate's fault."""
+        """Count trials that failed before they reached their engine. EnvironmentFaultError after too many in a row."""
         self._false_starts = self._false_starts + 1 if why else 0
         if self._false_starts == _MAX_FALSE_STARTS:
             raise EnvironmentFaultError(
@@ -163,7 +163,7 @@ class Trials:
         )
 
     def _seconds_to_beat(self) -> float | None:
-        """What an optimizer step of the fastest so far takes."""
+        """The time of an optimizer step of the fastest candidate so far."""
         best = fastest(self.records)
         if best is None or not best.tokens_per_second:
             return None
@@ -171,13 +171,13 @@ class Trials:
 
 
 def _unsaved(spec: TrialSpec, records: Sequence[Record]) -> str:
-    """Why a proof could not save its weights, where that is the fault of the folder they were to be saved in."""
+    """Why a proof could not save its weights, if the folder for them is the cause; otherwise empty."""
     ends = [record.outcome for record in records] if spec.save_folder else []
     crashed = (each for each in ends if each.kind == "disk_full" or (each.kind == "crash" and each.moment == "gather"))
     return next((each.sentence for each in crashed), "")
 
 
 def _require_environment(run: TrialRun) -> None:
-    """EnvironmentFaultError if the trial left the machine in no state for another one."""
+    """EnvironmentFaultError if the machine cannot run another trial after this one."""
     if run.stop is not None and run.stop.kind == "environment":
         raise EnvironmentFaultError(run.stop.sentence)

@@ -1,7 +1,7 @@
-"""What a tune tells those who watch it: one stream of typed events, in the order in which things happen.
+"""The typed events of a tune, in the order in which things happen.
 
-A subscriber is called with each event on the thread that runs the tune, which waits for it: it should return at once.
-It must not change what an event holds.
+A subscriber is called with each event on the thread that runs the tune, which waits for it, so it should return at
+once. It must not change an event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("ladder")
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence for the person who waits: a warning, or a default that is not the usual one."""
+    """A sentence for the user: a warning, or a default that is not the usual one."""
 
     text: str
 
@@ -38,9 +38,9 @@ class SearchBegins:
     unsupported: Mapping[Rung, str]
     """The rungs that cannot work on this machine, each with the reason."""
     records: Sequence[Record]
-    """What an earlier start of the same tune has measured."""
+    """What an earlier start of the same tune measured."""
     on_paper: bool = False
-    """Trials are simulated: their seconds are not the seconds that somebody waits."""
+    """Trials are simulated: their seconds are not real time."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TrialBegins:
 
 @dataclass(frozen=True)
 class RankReported:
-    """A rank of the running trial has reported something: a phase, a step, a measurement, a failure, its end."""
+    """A rank of the running trial has reported a phase, a step, a measurement, a failure or its end."""
 
     rank: int
     event: Event
@@ -62,24 +62,24 @@ class RankReported:
 
 @dataclass(frozen=True)
 class TrialEnds:
-    """A trial is over, and nothing of it runs any more."""
+    """A trial has ended, and so have all its processes."""
 
     run: TrialRun
-    """What was seen of it."""
+    """What was observed."""
     records: Sequence[Record]
-    """What it says of its candidates, which is in the history by now; empty if it says nothing."""
+    """Its results, one per candidate, which are in the history already; may be empty."""
 
 
 @dataclass(frozen=True)
 class TuneEnds:
-    """The tune is over, and its files are written. A tune that ends with an error sends no such event."""
+    """The tune has ended, and its files are written. A tune that ends with an error sends no such event."""
 
     answer: Answer | None
     """The proven answer; None if nothing is proven."""
     stopped: str
     """Why the search ended."""
     interrupted: bool
-    """The user ended it, and the same command goes on from there: it says nothing of what fits."""
+    """The user ended it. The result is not final: the same command continues from there."""
 
 
 TuneEvent = Note | SearchBegins | TrialBegins | RankReported | TrialEnds | TuneEnds
@@ -87,11 +87,11 @@ Subscriber = Callable[[TuneEvent], None]
 
 
 def ignore(event: TuneEvent) -> None:
-    """The subscriber of a tune that nobody watches."""
+    """A subscriber that does nothing."""
 
 
 def each_of(*subscribers: Subscriber) -> Subscriber:
-    """One subscriber that passes every event on to all of `subscribers`, in their order."""
+    """One subscriber that passes every event on to all `subscribers`, in their order."""
 
     def tell(event: TuneEvent) -> None:
         for subscriber in subscribers:
@@ -101,20 +101,20 @@ def each_of(*subscribers: Subscriber) -> Subscriber:
 
 
 def noting(tell: Subscriber) -> Callable[[str], None]:
-    """What tells sentences to `tell`, for those who have nothing else to say."""
+    """A function that sends a sentence to `tell` as a Note."""
     return lambda text: tell(Note(text))
 
 
 def hearing(tell: Subscriber) -> Callable[[int, Event], None]:
-    """What a launcher calls with the ranks' reports so that `tell` hears them."""
+    """A launcher's listener that sends the ranks' events to `tell`."""
     return lambda rank, event: tell(RankReported(rank, event))
 
 
 def harmless(callback: Subscriber) -> Subscriber:
-    """`callback`, which is somebody else's code: hours of trials must not end at a mistake in it.
+    """The user's `callback`, wrapped so that an exception in it does not end the tune.
 
     Its first exception is logged with its traceback by the logger "ladder", which writes to stderr unless the program
-    says otherwise. From then on it is called no more.
+    configures it. After that, it is not called again.
     """
     failed = False
 
@@ -127,6 +127,6 @@ def harmless(callback: Subscriber) -> Subscriber:
         except Exception:
             failed = True
             name = getattr(callback, "__qualname__", type(callback).__qualname__)
-            _LOG.exception("The callback %s failed and is called no more; the tune goes on.", name)
+            _LOG.exception("The callback %s failed and will not be called again; the tune continues.", name)
 
     return tell

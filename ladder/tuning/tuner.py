@@ -1,4 +1,4 @@
-"""The loop: policy → launch → verdict → history, until the policy says stop; then the proof of fit."""
+"""The main loop: policy → launch → verdict → history, until the policy says stop; then the proof."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ladder.workload.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
-    """What a tune leaves: the space, everything measured, and how it ended."""
+    """The result of a tune: the space, everything measured, and how it ended."""
 
     space: Space
     unsupported: dict[Rung, str]
@@ -43,12 +43,12 @@ class TuneResult:
     cancelled: bool
     seconds: float
     out_of_time: bool = False
-    """The time budget is spent, so that candidates may be left that were worth a trial."""
+    """The time budget is spent, so candidates that were worth a trial may be left."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Tuner:
-    """Drives one tune. What it finds out is in the history, so that another start goes on from there."""
+    """Runs one tune. Its results are in the history, so another start continues from there."""
 
     workload: Workload
     machine: Machine
@@ -66,16 +66,16 @@ class Tuner:
     swap_prefix: str = "ladder-swap"
     save_folder: Path | None = None
     clock: Callable[[], float] = time.monotonic
-    """What the time budget is counted on, in seconds: the launcher's own where time is simulated."""
+    """The clock for the time budget, in seconds; the launcher's own if time is simulated."""
     knob_trials: int = 0
-    """Settings of the winner's DeepSpeed knobs that are tried, as far as the time budget allows."""
+    """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows."""
     parity: bool = False
-    """Whether the losses of what is to be proven are compared with the plain rung's first."""
+    """Whether to compare a candidate's losses with the plain engine's before its proof."""
     _trials: Trials = field(init=False)
     _began: float = field(init=False)
     _has_saved: bool = field(init=False, default=False)
     _plain_losses: dict[tuple[str, bool], list[float]] = field(init=False, default_factory=dict)
-    """The plain rung's, by its key and whether its ranks shared their data."""
+    """Losses of plain engines, by the candidate's key and whether all ranks had the same data."""
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -94,7 +94,7 @@ class Tuner:
         )
 
     def tune(self, strategy: Strategy) -> TuneResult:
-        """Search, then prove; what fails its proof does not fit, so that the search goes on with that."""
+        """Search, then prove. A candidate that fails its proof does not fit, and the search continues."""
         stopped = self._search(strategy)
         self._turn_knobs()
         while self._prove():
@@ -139,17 +139,17 @@ class Tuner:
         return self.time_budget is not None and self.clock() - self._began > self.time_budget
 
     def _warn_of_small_budget(self, first: Measure) -> None:
-        """A trial that has begun measures its first candidate whatever the budget; the user should know beforehand."""
+        """Warn the user, since a trial measures its first candidate even if that exceeds the budget."""
         needed = expected_seconds([believe(self.space, ()).outlook(first.candidates[0])])
         if self.time_budget is not None and needed > self.time_budget:
             warning = (
                 f"Warning: the time budget of {self.time_budget:g} s is less than one trial is expected to take "
-                f"({needed:.0f} s): the first candidate is measured all the same, and proven if it fits."
+                f"({needed:.0f} s). The first candidate is measured anyway, and proven if it fits."
             )
             self.tell(Note(warning))
 
     def _prove(self) -> bool:
-        """Prove the fastest, and those that its own proof made look faster; True as soon as one fails its proof."""
+        """Prove the fastest candidate, and others if its proof made them look faster; True once one fails its proof."""
         while not self.cancelled():
             decision = self._next_proof()
             if isinstance(decision, Stop):
@@ -160,7 +160,7 @@ class Tuner:
         return False
 
     def _next_proof(self) -> Prove | Stop:
-        """What to prove; once more the answer of an earlier start if this one is to save weights and has saved none."""
+        """What to prove next. The answer of an earlier start is proven again if its weights are still to be saved."""
         decision, found = proof(self.space, self._trials.records), answer(self._trials.records)
         if isinstance(decision, Prove) or found is None or self.save_folder is None or self._has_saved:
             return decision
@@ -170,12 +170,12 @@ class Tuner:
         refused = self._refuse(decision.candidates)
         candidates = tuple(candidate for candidate in decision.candidates if candidate.key not in refused)
         if candidates:
-            # What was decided about the first candidate says nothing about another one in its place.
+            # `first_within` was decided for this first candidate and not for another one in its place.
             within = decision.first_within if candidates[0] == decision.candidates[0] else {}
             self._trials.run(replace(decision, candidates=candidates, first_within=within), proving=False)
 
     def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
-        """Record those that the host has no memory for, as a trial of their own that starts no process."""
+        """Record the candidates that need more host memory than there is, as a trial without processes."""
         name, _ = self.history.next_trial()
         records = refusals(candidates, name, self.space, self._trials.records)
         if records:
@@ -190,7 +190,7 @@ class Tuner:
         if parity.agrees is False:
             outcome = Outcome(kind="crash", moment=PARITY, sentence=parity.sentence)
             name, _ = self.history.next_trial()
-            # The same is true of the micro-batches that were measured beside it.
+            # The same applies to the other micro-batches that were measured.
             fits = [record.candidate_key for record in ranking(self._trials.records)]
             alike = [key for key in fits if same_steps(self.space.by_key[key], candidate)]
             records = [Record(candidate_key=key, trial=name, purpose="proof", outcome=outcome) for key in alike]

@@ -1,4 +1,4 @@
-"""Where a tune's trials run, this host or a machine that exists on paper only, and all that is different there."""
+"""Where a tune's trials run: on this host or on a simulated machine; and everything that differs between the two."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVenue:
-    """What the tuner needs of the place where its trials run, as long as it is open."""
+    """An open venue, with what the tuner needs for trials."""
 
     machine: Machine
-    """With the reasons for what it does not support."""
+    """With the reasons for rungs that it does not support."""
     launcher: Launcher
     clock: Callable[[], float] = time.monotonic
     """Seconds, as the launcher counts them."""
@@ -49,34 +49,34 @@ class Venue(Protocol):
 
     @property
     def paper_name(self) -> str | None:
-        """The name of the machine on paper; None where trials are real."""
+        """The name of the machine on paper; None if trials are real."""
 
     @property
     def laws(self) -> Mapping[str, Any] | None:
-        """Those of a machine on paper, whose history is never mistaken for a real machine's."""
+        """The description of the machine on paper, so that its history is never used for a real one."""
 
     def machine(self) -> Machine:
-        """The machine, held to what the user allows."""
+        """The machine, limited to what the user allows."""
 
     def introduce(self) -> None:
-        """Say what a reader of the figures has to know of the place."""
+        """Tell the user what they need to know about figures from here."""
 
     def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
-        """Those that are tried here; a LadderError where one that was asked for cannot be."""
+        """The techniques to try here. LadderError if one that was asked for cannot be used."""
 
     def opened(
         self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path
     ) -> AbstractContextManager[OpenVenue]:
-        """The place, ready for trials; nothing of them is left when it closes."""
+        """Make the venue ready for trials; nothing of them is left when it closes."""
 
     def signed(self, answer: Answer, machine: Machine) -> Answer:
-        """`answer` as the files are to have it: they say where its figures come from."""
+        """`answer` for the files, which say where its figures come from."""
 
 
 def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Venue:
     """The machine of `--launcher simulated --machine`, or this host.
 
-    UsageError where one is given without the other, or where an option cannot take effect on paper.
+    UsageError if one is given without the other, or if an option has no effect on a simulated machine.
     """
     if options.launcher == "simulated":
         return OnPaper(_paper_machine(options), options, tell, cancelled)
@@ -95,7 +95,7 @@ class ThisHost:
         self._options, self._leases, self._tell, self._cancelled = options, leases, tell, cancelled
 
     def machine(self) -> Machine:
-        """What is found here; its GPUs are leased from here on."""
+        """The machine as detected; its GPUs are leased from here on."""
         options = self._options
         nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
         nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
@@ -109,10 +109,10 @@ class ThisHost:
         return replace(machine, nvme_write_speed=nvme_write_speed)
 
     def introduce(self) -> None:
-        """Nothing: figures are measured."""
+        """Nothing to say: the figures are measured."""
 
     def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
-        """As asked, and unasked where their libraries are installed, which is said."""
+        """Those that were asked for, and those whose libraries are installed; the user is told of the latter."""
         tried = techniques_tried(consent, workload, machine.device, on_paper=False)
         for sentence in advice(consent, workload, machine.device):
             self._tell(Note(sentence))
@@ -120,13 +120,13 @@ class ThisHost:
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
-        """What an earlier tune of the run left is swept away before, and after it all."""
+        """Before and after the trials, what a tune of this run may have left is removed."""
         marker = run_marker(run_dir)
         sweep = Sweep(marker, run_dir)
         if machine.nvme_path is not None:
             sweep.remember(machine.nvme_path)
         sweep()
-        environment = {**rank_environment(machine), RUN_MARKER: marker}  # for what builds operators, too
+        environment = {**rank_environment(machine), RUN_MARKER: marker}  # operator builds get the marker too
         launcher = LocalLauncher(
             marker=marker,
             job={"model_config": dict(workload.model.config), "task": workload.task},
@@ -145,12 +145,12 @@ class ThisHost:
             sweep()
 
     def signed(self, answer: Answer, machine: Machine) -> Answer:
-        """As it is: its figures were measured here."""
+        """Unchanged: its figures were measured here."""
         return answer
 
 
 class OnPaper:
-    """A machine on paper: no process, no waiting, and no library is needed."""
+    """A simulated machine: no processes, no waiting, and no libraries needed."""
 
     def __init__(
         self, simulated: SimulatedMachine, options: TuneOptions, tell: Subscriber, cancelled: Callable[[], bool]
@@ -159,54 +159,52 @@ class OnPaper:
 
     @property
     def paper_name(self) -> str:
-        """As its file has it."""
+        """The name in its file."""
         return self._simulated.name
 
     @property
     def laws(self) -> Mapping[str, Any]:
-        """All that its file says."""
+        """Everything in its file."""
         return self._simulated.model_dump()
 
     def machine(self) -> Machine:
-        """As on a real machine, NVMe rungs take an --nvme-path."""
+        """As on a real machine, NVMe rungs need an --nvme-path."""
         options = self._options
         machine = self._simulated.machine(options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
         without = {rung.name: "no --nvme-path was given" for rung in RUNGS if "nvme" in rung.devices}
         return replace(machine, nvme_path=options.nvme_path, unsupported={} if options.nvme_path else without)
 
     def introduce(self) -> None:
-        """That nothing is measured."""
+        """Say that nothing is measured."""
         self._tell(
-            Note(
-                f"Simulated: no trial is run; all figures are of the machine {self.paper_name}, which exists on paper."
-            )
+            Note(f"Simulated: no trial is run; all figures are of the machine {self.paper_name}, which is not real.")
         )
 
     def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
-        """Only as asked."""
+        """Only those that were asked for."""
         return techniques_tried(consent, workload, machine.device, on_paper=True)
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
-        """`machine` is the one on paper as the tune sees it."""
+        """`machine` is the simulated machine, limited to what the user allows."""
         launcher = SimulatedLauncher(self._simulated, cancelled=self._cancelled)
         with closing(launcher):
             yield OpenVenue(machine=machine, launcher=launcher, clock=launcher.now)
 
     def signed(self, answer: Answer, machine: Machine) -> Answer:
-        """Said to be simulated."""
+        """With warnings that it is simulated."""
         return said_to_be_simulated(answer, self.paper_name, machine.num_nodes)
 
 
 def _paper_machine(options: TuneOptions) -> SimulatedMachine:
-    """UsageError where none is named, or where an option cannot take effect on paper."""
+    """UsageError if no machine is named, or if an option has no effect on a simulated one."""
     if options.machine is None:
         raise UsageError("--launcher simulated needs a --machine, such as a100-80 or a machine file.")
     for name, value in (("--cold", options.cold), ("--wait", options.wait), ("--save-weights", options.save_weights)):
         if value:
-            raise UsageError(f"{name} has no effect with --launcher simulated, which runs nothing; leave it out.")
+            raise UsageError(f"{name} has no effect with --launcher simulated, which runs no trials; leave it out.")
     if options.gpus == 0:
-        raise UsageError("--gpus 0 asks for CPU ranks, and simulated machines have GPUs; leave one of them out.")
+        raise UsageError("--gpus 0 asks for CPU ranks, and simulated machines have GPUs; leave out --gpus 0.")
     simulated = read_machine(options.machine)
     if options.nvme_path is not None and not simulated.nvme_space:
         raise UsageError(f"--nvme-path: the machine {simulated.name} has no NVMe drive (nvme_space); leave it out.")

@@ -1,4 +1,4 @@
-"""Does a best_config.json still hold on this machine? Its proof of fit once more, beside what the file promises."""
+"""`ladder verify`: runs the proof of a best_config.json again, and compares it with what the file promises."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
-"""Chosen: a week, which no verification of a few steps takes."""
+"""The time limit if a number of steps is given. Chosen: a week, which no verification takes."""
 _TRIAL = "0001"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the file promises and what was seen. Bytes of the fullest GPU, tokens/s of all."""
+    """What the file promises and what was measured. Bytes are of the fullest GPU, tokens/s of all GPUs."""
 
     path: Path
     candidate_key: str
@@ -58,7 +58,7 @@ class Verification:
 
     @property
     def slower(self) -> float | None:
-        """The part of the promised speed that is missing; negative where it is faster, None where it does not fit."""
+        """How much slower it is, as a fraction of the promise; negative if it is faster, None if it does not fit."""
         speed = self.record.tokens_per_second
         return None if speed is None else 1 - speed / self.promised_tokens_per_second
 
@@ -67,7 +67,7 @@ class Verification:
         return self.slower is not None and self.slower <= self.tolerance
 
     def sentence(self) -> str:
-        """Speed and memory, seen beside promised; or how it ended."""
+        """Measured and promised speed and memory; or how the proof failed."""
         seen, speed = self.record.measurement, self.record.tokens_per_second
         if seen is None or speed is None:
             return self.record.outcome.sentence
@@ -96,11 +96,11 @@ def run_verification(
     tell: Subscriber = ignore,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Verification:
-    """Train as `path` says, in fresh processes, with an evaluation pass and the gathering of weights.
+    """Train with the configuration in `path` in fresh processes, run an evaluation pass and gather the weights.
 
-    As many optimizer steps as were `asked` for, or as the minutes have room for; by default enough to know the speed.
-    Raises UsageError for a file that is not as ladder wrote it, whose figures were never measured, or that needs other
-    GPUs than there are, and for a length or a tolerance that cannot be.
+    `asked` gives the number of optimizer steps or the minutes; by default, as many steps as a proof has.
+    UsageError for invalid options, and for a file that was edited, that is simulated, or that needs another number of
+    ranks than there are here.
     """
     asked = _sensible(asked)
     document = _measured_document(path)
@@ -110,9 +110,11 @@ def run_verification(
         host = ThisHost(options, leases, tell, cancelled)
         workload, machine = workload_and_machine(options, host, tell)
         if machine.world_size != promise["world_size"]:
-            raise UsageError(f"{str(path)!r} is for {promise['world_size']} ranks, and here are {machine.world_size}.")
+            raise UsageError(
+                f"{str(path)!r} is for {promise['world_size']} ranks, but this machine has {machine.world_size}."
+            )
         if machine.gpu_name != promise["gpu"]:
-            tell(Note(f"Warning: it was measured on {promise['gpu']}, and here is {machine.gpu_name}."))
+            tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
         for technique in candidate.engine.techniques:
@@ -123,7 +125,7 @@ def run_verification(
         rungs = [candidate.engine.rung]
         with _alone_in(run_dir, path), host.opened(machine, workload, rungs, run_dir) as venue:
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
-                raise NothingFitsError(f"{rungs[0].name} cannot work on this machine any more: {reason}.")
+                raise NothingFitsError(f"{rungs[0].name} no longer works on this machine: {reason}.")
             spec = _spec(document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked))
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     return Verification(
@@ -139,7 +141,7 @@ def run_verification(
 
 
 def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Machine:
-    """`machine` with the allocator and the threads of a rank that the file's environment says."""
+    """`machine` with the allocator settings and the threads per rank from the file's environment."""
     threads = int(environment["OMP_NUM_THREADS"])
     return replace(machine, allocator=allocator_in(environment), num_cores=threads * machine.world_size)
 
@@ -147,7 +149,7 @@ def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Mach
 def _measured_document(path: Path) -> dict[str, Any]:
     document = load_best_config(path)
     if document[SECTION]["proof"].get("simulated"):
-        # Even a match would say nothing: beside figures of a machine on paper, "slower" blames the wrong one.
+        # Simulated figures were never measured, so comparing with them would say nothing about this machine.
         raise UsageError(
             f"{str(path)!r} is a simulated answer: its figures were never measured, so there is nothing to verify; "
             "run `ladder tune` on the machine itself."
@@ -157,15 +159,15 @@ def _measured_document(path: Path) -> dict[str, Any]:
 
 def _sensible(asked: VerifyOptions) -> VerifyOptions:
     if asked.steps is not None and asked.minutes is not None:
-        raise UsageError("steps and minutes both say how long to train; give one of them.")
+        raise UsageError("steps and minutes both say how long to train; give only one of them.")
     return checked(asked)
 
 
 @contextmanager
 def _alone_in(run_dir: Path, path: Path) -> Iterator[None]:
-    """Hold `run_dir` until the end: what runs there is then an earlier verification's leftover, to be swept away.
+    """Lock `run_dir`. While it is locked, processes of this run must be left over from an earlier verification.
 
-    EnvironmentFaultError while another verification of `path` holds it, or where folders cannot be locked.
+    EnvironmentFaultError if another verification of `path` holds the lock, or if the file system has no locks.
     """
     with ExitStack() as held:
         try:
@@ -178,16 +180,17 @@ def _alone_in(run_dir: Path, path: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise EnvironmentFaultError(
-                f"The folder {str(run_dir)!r} cannot be locked ({error.strerror}); start it where a local disk is."
+                f"The folder {str(run_dir)!r} cannot be locked ({error.strerror}); start the command in a folder on a "
+                "local disk."
             ) from None
-        with suppress(OSError):  # a full disk is told elsewhere; the lock holds without a name on it
+        with suppress(OSError):  # a full disk is reported elsewhere, and the lock works without the pid in it
             lock.truncate(0)
             lock.write(str(os.getpid()).encode())
         yield
 
 
 def _model(promised: Mapping[str, Any]) -> str:
-    """Where it was found, whatever folder this is; by the name that was typed if it is not there any more."""
+    """The model's folder at the time of the tune; if that no longer exists, the name that the user gave."""
     folder = promised["folder"]
     return folder if folder is not None and Path(folder).is_dir() else original_text(promised["name"])
 
@@ -195,7 +198,7 @@ def _model(promised: Mapping[str, Any]) -> str:
 def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOptions:
     workload, on_cpu = promise["workload"], promise["device"] == "cpu"
     limit = promise["memory_per_gpu"]["limit_bytes"]
-    # A limit that is the whole card's is none: another driver may leave a little less of it.
+    # A limit equal to the whole GPU is no limit: another driver may leave a little less memory.
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
     return TuneOptions(
@@ -228,7 +231,7 @@ def _spec(
     swap_prefix: str,
     steps: StepPolicy,
 ) -> TrialSpec:
-    """The file's own DeepSpeed configuration, whatever this version of ladder would write today."""
+    """A trial with the file's own DeepSpeed configuration, even if this version of ladder would write another one."""
     config = {key: value for key, value in document.items() if key != SECTION}
     config["zero_optimization"] = {**config["zero_optimization"]}
     for name in ("offload_optimizer", "offload_param"):
@@ -236,7 +239,7 @@ def _spec(
         if "nvme_path" in section and machine.nvme_path is not None:
             swap = machine.nvme_path / f"{swap_prefix}-{_TRIAL}"
             config["zero_optimization"][name] = {**section, "nvme_path": str(swap)}
-    accumulation = min(2, candidate.accumulation)  # timed apart, as in the tune
+    accumulation = min(2, candidate.accumulation)  # with and without the optimizer, timed separately as in the tune
     config["gradient_accumulation_steps"] = accumulation
     if "train_batch_size" in config:
         config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
@@ -268,10 +271,10 @@ def _prove(
     if run.stop is not None and run.stop.kind == "cancelled":
         raise InterruptedVerificationError("The verification was interrupted.")
     if run.stop is not None and run.stop.kind == "environment":
-        raise EnvironmentFaultError(f"The verification could not be ended: {run.stop.sentence}; start it again.")
+        raise EnvironmentFaultError(f"The verification could not finish: {run.stop.sentence}; start it again.")
     if why := false_start(run, records):
-        raise EnvironmentFaultError(f"The verification said nothing: {why}; start it again.")
-    # A proof whose teardown alone failed, or that died between measuring and saving, has a second record.
+        raise EnvironmentFaultError(f"The verification has no result: {why}; start it again.")
+    # A proof that failed after measuring, in teardown or while saving, has a second record.
     failed = [record for record in records if record.outcome.kind != "fits"]
     return (failed or records)[0], sum(trial_seconds(run).values())
 

@@ -157,7 +157,7 @@ def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_
         assert record.outcome.kind == "host_oom"
         assert record.outcome.bytes_asked is not None
         assert record.outcome.bytes_asked > 32 * GIB
-        assert "32.00 GiB is what they may use" in record.outcome.sentence
+        assert "they may use 32.00 GiB" in record.outcome.sentence
         assert any(record.candidate_key in note and "refused" in note for note in notes.notes)
     if strategy != "auto":  # which need not ask for what it believes cannot fit
         assert refused

@@ -65,7 +65,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
     with started(tmp_path, terminal=True) as command:
         wait_until(lambda: command.has_reached("engine") and len(command.marked()) >= 3, 90)
         press_ctrl_c(command)
-        wait_until(lambda: "once more: at once" in command.errors())
+        wait_until(lambda: "press again to end at once" in command.errors())
         press_ctrl_c(command)
         asked = time.monotonic()
         assert command.process.wait(timeout=30) == 130

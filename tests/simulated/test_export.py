@@ -348,7 +348,7 @@ def test_an_answer_for_several_nodes_says_so_in_its_job(tmp_path: Path, capsys: 
     assert main(["tune", "llama-2-7b", "--quiet", *paper, *files]) == 0
     capsys.readouterr()
     assert main(["export", str(answer), "--for", "sbatch"]) == 0
-    assert "# Warning: it takes 2 nodes, " in capsys.readouterr().out
+    assert "# Warning: it needs 2 nodes, " in capsys.readouterr().out
 
 
 def test_a_file_that_was_edited_is_not_exported(

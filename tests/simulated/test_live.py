@@ -306,7 +306,9 @@ def test_a_tune_that_goes_on_says_how_much_is_measured_already(
     for _ in range(2):
         with watching(quiet=False) as view:
             tune(view, tmp_path)
-    assert re.search(r"^Going on: \d+ of \d+ candidates are measured already\.$", capfd.readouterr().err, re.MULTILINE)
+    assert re.search(
+        r"^Continuing: \d+ of \d+ candidates are measured already\.$", capfd.readouterr().err, re.MULTILINE
+    )
 
 
 def test_bars_are_full_at_the_limit_and_above_it() -> None:

@@ -131,7 +131,7 @@ def test_what_is_in_the_file_that_stdout_goes_to_stays(simulated_run: Path, tmp_
 def test_a_tune_refuses_what_is_no_regular_file(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(folder / name)
     sentence = refused(capsys, "best_config.json")
-    assert "is no regular file" in sentence
+    assert "is not a regular file" in sentence
     assert name in sentence
     assert (folder / name).is_fifo()
 
@@ -183,7 +183,7 @@ def test_a_tune_keeps_a_file_that_ladder_did_not_write(
     content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "ds_config.json").write_bytes(content)
-    assert "is no answer that ladder wrote" in refused(capsys, "ds_config.json")
+    assert "was not written by ladder" in refused(capsys, "ds_config.json")
 
 
 def test_an_earlier_answer_even_edited_and_an_empty_file_are_replaced(folder: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
         ([*ON_PAPER, "l4", "--cold"], "--cold has no effect"),
         ([*ON_PAPER, "l4", "--wait"], "--wait has no effect"),
         ([*ON_PAPER, "l4", "--save-weights", "x"], "--save-weights has no effect"),
-        ([*ON_PAPER, "l4", "--gpus", "0"], "leave one of them out"),
+        ([*ON_PAPER, "l4", "--gpus", "0"], "leave out --gpus 0"),
         ([*ON_PAPER, "l4", "--gpu-memory", "80GiB"], "more than the 22 GiB that l4 has"),
         ([*ON_PAPER, "diskless.yaml", "--nvme-path", "/nvme"], "has no NVMe drive"),
         ([*ON_PAPER, "coloured.yaml"], "'gpu_colour' is unknown"),

@@ -90,7 +90,7 @@ def test_a_tracker_that_fails_is_left_alone_and_the_tune_goes_on(tmp_path: Path)
     assert tune(notebook, tmp_path, told.append).answer is not None
     assert len(notebook.rows) == 2
     warnings = [event.text for event in told if isinstance(event, Note) and event.text.startswith("Warning")]
-    assert warnings == [r"Warning: nothing more is logged to notebook: the server\nis gone"]
+    assert warnings == [r"Warning: logging to notebook failed and stops: the server\nis gone"]
 
 
 @pytest.mark.parametrize("through", ["command", "function"])
@@ -198,6 +198,6 @@ def test_the_real_tracker_takes_a_tune_offline_and_stdout_stays_one_document(nam
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answer"]["engine"] == "zero0"
-    assert "nothing more is logged" not in done.stderr
+    assert "failed and stops" not in done.stderr
     left = {"trackio": "trackio/*.db", "wandb": "wandb/offline-run-*/*.wandb", "mlflow": "mlflow.db"}[name]
     assert len(list(tmp_path.glob(left))) == 1

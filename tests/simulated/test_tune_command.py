@@ -75,7 +75,7 @@ def test_a_tune_on_paper_probes_keeps_the_probes_and_goes_on_from_them(
     assert main(command) == 0
     printed = capsys.readouterr().err
     assert "probe of " in printed
-    assert " s for a step of few layers" in printed
+    assert " s for a step with a few layers" in printed
     assert set(shallow) == {4}
     records = read_run(tmp_path / "run").records
     probes = [record for record in records if record.purpose == "probe"]

@@ -60,7 +60,7 @@ def test_a_callback_that_fails_is_logged_and_called_no_more_and_the_tune_goes_on
     assert isinstance(calls[-1], ladder.TrialBegins)
     assert isinstance(others[-1], ladder.TuneEnds)
     (logged,) = caplog.records
-    assert "stumble failed and is called no more; the tune goes on." in logged.message
+    assert "stumble failed and will not be called again; the tune continues." in logged.message
     assert "in somebody's plot" in caplog.text
 
 

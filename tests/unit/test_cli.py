@@ -49,8 +49,8 @@ COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "
         (["tune", "tiny-llama", "--dtype", "fp8"], "fp8"),
         (["tune", "tiny-llama", "--strategy", "magic"], "magic"),
         (["tune", "tiny-llama", "--rung", "zero9"], "--rung zero9 is unknown"),
-        (["tune", "tiny-llama", "--gradient-clipping", "inf"], "--gradient-clipping: inf will not do"),
-        (["tune", "tiny-llama", "--time-budget", "infs"], "--time-budget: inf will not do"),
+        (["tune", "tiny-llama", "--gradient-clipping", "inf"], "--gradient-clipping: inf is not valid"),
+        (["tune", "tiny-llama", "--time-budget", "infs"], "--time-budget: inf is not valid"),
         (
             ["tune", "tiny-llama", "--tolerance", "0.1", "--strategy", "walk"],
             "--tolerance has no effect with --strategy",

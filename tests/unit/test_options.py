@@ -83,9 +83,9 @@ def test_it_can_be_typed_and_stands_whole_in_its_panel(
 
 def test_its_values_are_checked_for_python_callers() -> None:
     assert checked(MadeUp(model="a", patience=9)).patience == 9
-    with pytest.raises(UsageError, match="--patience: 10 will not do; give a whole number from 1 to 9"):
+    with pytest.raises(UsageError, match="--patience: 10 is not valid; give a whole number from 1 to 9"):
         checked(MadeUp(model="a", patience=10))
-    with pytest.raises(UsageError, match="--big-pages: 1 will not do; give True or False"):
+    with pytest.raises(UsageError, match="--big-pages: 1 is not valid; give True or False"):
         checked_values(MadeUp, {"big_pages": 1})
 
 
@@ -120,7 +120,7 @@ def test_a_type_that_does_not_say_what_an_option_takes_needs_a_kind() -> None:
         size: int = 0
 
     Vague.__annotations__["size"] = Annotated[int, Option("Of something.")]
-    with pytest.raises(TypeError, match="does not say what values"):
+    with pytest.raises(TypeError, match="does not say which values"):
         declared(Vague)
 
 

@@ -85,7 +85,7 @@ def test_offload_that_exceeds_the_host_does_not_fit():
         (["llama-2-7b", "--gpus", "2"], "--gpu-memory"),
         (["llama-2-7b", "--machine", "a100-40", "--gpu-memory", "80GiB"], "more than"),
         (["llama-2-7b", "--machine", "abacus"], "abacus"),
-        (["llama-2-7b", "--machine", "a100-40", "--global-batch-size", "9"], "does not divide"),
+        (["llama-2-7b", "--machine", "a100-40", "--global-batch-size", "9"], "cannot be divided evenly"),
         (["llama-2-7b", "--machine", "a100-40", "--seq-len", "100000"], "positions"),
     ],
 )

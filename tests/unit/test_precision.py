@@ -22,7 +22,7 @@ NEW = ("NVIDIA H200", "NVIDIA L4", "NVIDIA A10", "NVIDIA GeForce RTX 3090", "NVI
 def test_a_gpu_without_bf16_trains_in_fp16_and_says_so(name: str) -> None:
     notes: list[str] = []
     assert dtype_of(None, name, notes.append) == "fp16"
-    assert notes == [f"{name} has no bf16, so the precision is fp16 (--dtype)."]
+    assert notes == [f"{name} has no bf16, so training is in fp16 (--dtype)."]
     assert dtype_of("fp16", name, notes.append) == "fp16"
     assert len(notes) == 1
     with pytest.raises(UsageError, match=r"--dtype bf16: .* has no bf16; use --dtype fp16\."):

@@ -73,7 +73,7 @@ def test_a_simulated_answer_promises_nothing(
 
 def test_steps_and_minutes_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--steps", "3", "--minutes", "1"]) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "give only one of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_steps_and_minutes_contradict_each_other(capsys: pytest.CaptureFixture[s
 )
 def test_a_length_or_tolerance_that_cannot_be_is_refused_before_the_file_is_read(asked: dict[str, Any]) -> None:
     (name,) = asked
-    with pytest.raises(UsageError, match=f"{name}: .* will not do; give a"):
+    with pytest.raises(UsageError, match=f"{name}: .* is not valid; give a"):
         ladder.verify("none.json", **asked)
 
 

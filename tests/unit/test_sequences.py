@@ -153,5 +153,5 @@ def test_sequences_are_shared_with_an_accelerate_whose_trainer_can(monkeypatch: 
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.12.0")
     require_usable(ULYSSES, LLAMA, "cuda")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.11.0")
-    with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later, and here is 1\.11\.0"):
+    with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later; 1\.11\.0 is installed"):
         require_usable(ULYSSES, LLAMA, "cuda")

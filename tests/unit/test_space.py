@@ -66,7 +66,7 @@ def test_an_engine_that_crashed_twice_and_never_fitted_is_taken_for_broken():
 
 
 def test_losses_that_were_others_do_not_make_an_engine_broken():
-    differs = Outcome(kind="crash", moment=PARITY, sentence="its losses are not those of zero1")
+    differs = Outcome(kind="crash", moment=PARITY, sentence="its losses differ from those of zero1")
     proofs = [make_record(each, "crash", purpose="proof", outcome=differs) for each in (SMALL, LARGE)]
     assert ruled_out(WHOLE, make_space("zero2"), proofs) is None
 

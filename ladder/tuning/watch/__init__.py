@@ -1,4 +1,4 @@
-"""How a tune is watched: live on a terminal, as plain lines elsewhere, or not at all. Always on stderr."""
+"""Shows a tune on stderr: live on a terminal, as plain lines elsewhere, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ladder.tuning.watch.plain import PlainTune
 
 @contextmanager
 def watching(*, quiet: bool) -> Iterator[Subscriber]:
-    """The subscriber that shows a tune on this process's stderr, for as long as the tune lasts."""
+    """A subscriber that shows a tune on this process's stderr."""
     if quiet:
         yield ignore
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":

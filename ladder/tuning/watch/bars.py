@@ -1,4 +1,4 @@
-"""Bars made of characters, for a terminal with and without colours."""
+"""Bars of text characters, for terminals with or without colours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COLUMNS = "▁▂▃▄▅▆▇█"
 
 
 def bar(fraction: float, width: int) -> Text:
-    """`fraction` (0 to 1) of `width` cells filled; what is above 1 fills them all."""
+    """A bar of `width` cells, of which `fraction` (0 to 1) is filled; all cells above 1."""
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     full, rest = divmod(eighths, 8)
     filled = "█" * full + (_EIGHTHS[rest] if rest else "")
@@ -19,7 +19,7 @@ def bar(fraction: float, width: int) -> Text:
 
 
 def columns(fractions: Sequence[float]) -> Text:
-    """One character a GPU, as high as its memory is full."""
+    """One character per GPU; its height shows how full the memory is."""
     text = Text()
     for fraction in fractions:
         height = round(min(1.0, max(0.0, fraction)) * (len(_COLUMNS) - 1))

@@ -1,4 +1,4 @@
-"""A tune on a terminal: the ladder as a table that fills, what runs now, the best so far, and how long it takes."""
+"""The live view of a tune: a table of the ladder, the running trial, the best candidate so far, and the time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ladder.tuning.watch.live_parts import best_line, ladder_table, now_lines, t
 from ladder.tuning.watch.progress import Progress
 
 _REFRESHES_PER_SECOND = 4
-"""Chosen: rich's own default, and as much as an eye can read."""
+"""Chosen: rich's default, and as fast as one can read."""
 _LINES_AROUND_THE_TABLE = 9
 """Derived: the lines that `LiveView` puts above and below the table, and a spare one."""
 
 
 class LiveView:
-    """Redraws a few times a second on `console`; what it is told is kept by `Progress`."""
+    """Redraws a few times a second on `console`. `Progress` keeps the state."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -33,7 +33,7 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         self._live.start()
-        # Live hides the cursor, and a second Ctrl-C ends the process at once: nobody would bring it back.
+        # Live hides the cursor, and it would stay hidden if a second Ctrl-C ended the process at once.
         self._console.show_cursor(True)
         return self
 
@@ -43,7 +43,7 @@ class LiveView:
         self._live.stop()
 
     def __call__(self, event: TuneEvent) -> None:
-        """Take what the tune tells; it is drawn with the next picture."""
+        """Handle an event; the next refresh shows it."""
         with self._lock:
             self._progress(event)
         if isinstance(event, Note):
@@ -54,7 +54,7 @@ class LiveView:
                     self._print(f"{record.candidate_key}: {warning}")
 
     def _print(self, text: str) -> None:
-        """Above the picture, where it stays."""
+        """Print above the live view, where the text stays."""
         self._console.print(Text(shown(text)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

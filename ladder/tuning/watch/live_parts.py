@@ -1,4 +1,4 @@
-"""What the live view is made of: each part from the progress so far, for a width in columns."""
+"""The parts of the live view, each made from the progress so far for a width in columns."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
 
 _NARROW = 72
-"""Of a terminal: with fewer, the table leaves memory out. Chosen by eye."""
+"""Columns of a terminal; with fewer, the table leaves memory out. Chosen by eye."""
 _WIDE = 100
-"""Of a terminal: with as many, each GPU's memory is shown beside the fullest one's. Chosen by eye."""
+"""Columns of a terminal; with at least this many, the memory of every GPU is shown. Chosen by eye."""
 _BAR_CELLS = 12
 """Chosen by eye."""
 _MOST_COLUMNS = 16
-"""GPUs that are shown one by one at most. Chosen: those of two usual hosts, and the line has room for them."""
+"""The most GPUs that are shown one by one. Chosen: two usual hosts have as many, and they fit on the line."""
 
 
 def ladder_table(progress: Progress, width: int, height: int) -> Table:
-    """Engine by engine what was measured, in the documented order; at most about `height` lines."""
+    """What was measured by engine, in the documented order, in at most about `height` lines."""
     space = progress.space
     assert space is not None
     narrow, wide = width < _NARROW, width >= _WIDE
@@ -63,7 +63,7 @@ def unsupported_line(progress: Progress) -> Text:
 
 
 def now_lines(progress: Progress, width: int) -> list[Text]:
-    """What runs, and why."""
+    """What is running, and why."""
     trial = progress.trial
     if trial is None:
         return [Text("choosing the next trial", "dim")]
@@ -82,7 +82,7 @@ def now_lines(progress: Progress, width: int) -> list[Text]:
 
 
 def _key(trial: CurrentTrial) -> str:
-    """The candidate that runs, or the engine before it has one."""
+    """The running candidate, or the engine if no candidate runs yet."""
     return trial.candidate or engine_key_of(trial.spec)
 
 
@@ -93,7 +93,7 @@ def _place(trial: CurrentTrial) -> str:
 
 
 def best_line(progress: Progress) -> Text:
-    """The fastest that fits so far; proven or not."""
+    """The fastest candidate that fits so far, proven or not."""
     best = progress.best
     if best is None or best.measurement is None:
         return Text("nothing fits so far", "dim")
@@ -106,7 +106,7 @@ def best_line(progress: Progress) -> Text:
 
 
 def time_line(progress: Progress) -> Text:
-    """Elapsed, and what is left by the search's own prices."""
+    """The elapsed time, and the time left as the search estimates it."""
     now = time.monotonic()
     line = Text(f"{clock(now - progress.began)} elapsed")
     if progress.on_paper:
@@ -121,7 +121,7 @@ def time_line(progress: Progress) -> Text:
 
 
 def _folded(rows: Mapping[str, list[Record]], height: int) -> dict[str, list[Record]]:
-    """All of it if it has room; else each engine's fastest and its last failure; else one of them."""
+    """All records if there is room; otherwise each engine's fastest and last failure; otherwise one of these."""
     choices = (list, _fastest_and_failure, lambda records: _fastest_and_failure(records)[:1])
     for choose in choices:
         chosen = {engine: choose(records) for engine, records in rows.items()}
@@ -143,7 +143,7 @@ def _figures(record: Record, space: Space) -> list[str]:
 
 
 def _memory(record: Record, progress: Progress, wide: bool) -> Text:
-    """The fullest GPU as a bar against the limit with its GiB, and every GPU as one character."""
+    """The fullest GPU as a bar with its GiB, and every GPU as one character, relative to the limit."""
     assert progress.space is not None
     if record.measurement is None:
         return Text()

@@ -1,4 +1,4 @@
-"""What a tune has shown so far: the state behind the live view, without a terminal."""
+"""The state behind the live view: what a tune's events have shown so far."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ladder.search.space import Space, fastest, measured
 from ladder.tuning.tune_events import RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEvent
 
 _COMPARISONS = 2
-"""Trials that compare losses (derived): one of the answer, one of what it is compared with."""
+"""Trials that compare losses (derived): one of the answer, and one of the engine that it is compared with."""
 
 
 @dataclass
 class CurrentTrial:
-    """The trial that runs."""
+    """The running trial."""
 
     spec: TrialSpec
     reason: str
     began: float
     """Seconds on CLOCK_MONOTONIC."""
     expected: float | None
-    """Seconds it was expected to take."""
+    """Seconds that it was expected to take."""
     phase: str = "start"
     candidate: str | None = None
     num_steps: int = 0
-    """Micro-steps of `candidate` so far, of the rank that is furthest."""
+    """Micro-steps of `candidate` so far, on the rank that has done most."""
     step_seconds: float | None = None
     steps_by_rank: dict[int, int] = field(default_factory=dict)
     measured_by_rank: dict[int, list[MeasuredEvent]] = field(default_factory=dict)
 
     def begin(self, candidate: str | None) -> None:
-        """Its ranks have gone on to `candidate`, or to what belongs to none."""
+        """The ranks have moved on to `candidate`, or to a phase without one."""
         self.candidate = candidate
         self.num_steps = 0
         self.step_seconds = None
@@ -48,7 +48,7 @@ class CurrentTrial:
 
 
 class Progress:
-    """Takes what a tune tells. One thread writes; what another reads is replaced, never changed in place."""
+    """Handles the events of a tune. Collections are replaced and not changed in place, as another thread reads them."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -56,20 +56,20 @@ class Progress:
         self.unsupported: Mapping[Rung, str] = {}
         self.records: tuple[Record, ...] = ()
         self.fresh: tuple[Record, ...] = ()
-        """What the running trial has measured; its verdict may still be another."""
+        """What the running trial has measured so far; its final records may differ."""
         self.trial: CurrentTrial | None = None
         self.peaks: dict[str, tuple[int, ...]] = {}
-        """By candidate key: what each rank held at its peak, in bytes, where this process saw it."""
+        """By candidate key: each rank's peak memory in bytes, if measured since this process started."""
         self.rest: Rest | None = None
-        """When no trial ran, or before the running one began."""
+        """The estimate of the time left, made before the running trial began."""
         self.on_paper = False
         self._belief: Belief | None = None
-        """What `records` say: fitting them takes most of what the view costs."""
+        """Predictions calibrated by `records`. Kept because computing it takes most of the view's time."""
         self._expected = self._taken = 0.0
         self._num_compared = 0
 
     def __call__(self, event: TuneEvent) -> None:
-        """Take the next event of the tune."""
+        """Handle the next event of the tune."""
         match event:
             case SearchBegins():
                 self.space, self.unsupported, self.records = event.space, event.unsupported, tuple(event.records)
@@ -84,7 +84,7 @@ class Progress:
                 self._close(event)
 
     def rows(self) -> dict[str, list[Record]]:
-        """What was measured, by engine, in the order of the ladder; an empty list for what was not tried yet."""
+        """What was measured, by engine, in the order of the ladder; an empty list for an engine not tried yet."""
         if self.space is None:
             return {}
         rows: dict[str, list[Record]] = {engine.key: [] for engine in self.space.engines}
@@ -95,13 +95,13 @@ class Progress:
 
     @property
     def best(self) -> Record | None:
-        """The proven answer, else the fastest that fits so far."""
+        """The proven answer, or else the fastest candidate that fits so far."""
         return answer(self.records) or fastest((*self.records, *self.fresh))
 
     def left(self, now: float) -> tuple[float, float] | None:
-        """Seconds until the answer is proven, at least and at most; None while that is not known, and on paper.
+        """The least and most seconds until the answer is proven; None if unknown or simulated.
 
-        Whatever the running trial takes, what has to come after it is still to come.
+        Never less than what has to follow the running trial, even if that takes longer than expected.
         """
         if self.rest is None or self.on_paper:
             return None
@@ -113,7 +113,7 @@ class Progress:
         return max(after, rest.least - spent), max(after, rest.most - spent)
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the running trial takes longer than was expected."""
+        """Whether the running trial takes longer than expected."""
         trial = self.trial
         return trial is not None and trial.expected is not None and now - trial.began > trial.expected
 
@@ -127,7 +127,7 @@ class Progress:
             trial.num_steps, trial.step_seconds = max(trial.steps_by_rank.values()), event.seconds
         elif isinstance(event, MeasuredEvent):
             if trial.spec.parity or trial.spec.probe:
-                return  # of a model with a few layers: it says nothing of what the candidate itself takes
+                return  # measured with a few layers only, so not the candidate's own figures
             seen = dict(enumerate(self.peaks.get(event.candidate, (0,) * trial.spec.world_size)))
             seen[rank] = event.peak_device
             self.peaks = {**self.peaks, event.candidate: tuple(seen.values())}
