@@ -89,7 +89,7 @@ def offloaded_input(workload: Workload, candidate: Candidate, world_size: int) -
 
 def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) -> int:
     """Tokens of a micro-step on one of `world_size` ranks, which may share each sequence."""
-    return candidate.micro_batch * workload.seq_len // candidate.engine.ranks_of_a_sequence(world_size)
+    return candidate.micro_batch * workload.sample_len // candidate.engine.ranks_of_a_sequence(world_size)
 
 
 def _plain_net_bytes(model: ModelShape) -> int:

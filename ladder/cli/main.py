@@ -97,8 +97,20 @@ def main(arguments: list[str] | None = None) -> int:
         return _INTERRUPTED
 
 
+_WITH_A_SCRIPT = ("tune", "plan", "verify", "run")
+
+
+def _with_script(typed: list[str]) -> list[str]:
+    """`-- train.py --lr 1` as options that any parser takes: `--script=train.py --script=--lr --script=1`."""
+    if not typed or typed[0] not in _WITH_A_SCRIPT or "--" not in typed:
+        return typed
+    place = typed.index("--")
+    return [*typed[:place], *(f"--script={word}" for word in typed[place + 1 :])]
+
+
 def _run(typed: list[str]) -> int:
     defaults: dict[str, dict[str, Any]] = {}
+    typed = _with_script(typed)
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character prints another for it

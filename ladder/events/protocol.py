@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ladder.events.outcome import OutcomeKind
+from ladder.workload.script import ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
 
 # In the order a rank goes through them. A rank's silence is judged by the deadline of the phase it is in.
@@ -106,51 +107,6 @@ class CandidateSpec(_Frozen):
     def is_left_out(self, first_seconds: float) -> bool:
         """Whether the first candidate, which took so long for an optimizer step, was too slow for this one."""
         return self.first_within is not None and first_seconds > self.first_within
-
-
-ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
-"""What a user's script trains with: the Trainer of transformers, a loop of its own with accelerate or DeepSpeed."""
-
-
-class ScriptFacts(_Frozen):
-    """What a look at a user's script found, right before it would have begun to train."""
-
-    kind: ScriptKind
-    path: str
-    """Of the program's file."""
-    digest: str
-    """SHA-256 of that file."""
-    model_config_json: dict[str, Any]
-    model_class: str
-    num_parameters: int
-    num_trainable: int
-    micro_batch: int
-    """Of the script's own settings, as the accumulation, the dtype and all below."""
-    accumulation: int
-    dtype: Literal["bf16", "fp16", "fp32"]
-    optimizer: str
-    """As transformers names it, or the class of the script's own."""
-    gradient_clipping: float
-    longest: int
-    """Tokens of the longest sequence, as the model gets it."""
-    rows: int
-    """Sequences that the model gets of one sample: two where a pair is compared."""
-    mean_tokens: float
-    """Of a sample, without padding."""
-    num_samples: int | None
-    """None of a stream."""
-    num_looked_at: int
-    replays: bool = True
-    """Batches of any size can be made of its samples; otherwise it makes them in its own way."""
-    evaluates: bool = False
-    checkpoints: bool = False
-    """It saves so that it can resume."""
-    overrides: tuple[str, ...] = ()
-    """What it says itself and is decided by the trial, in words."""
-    modules: tuple[str, ...] = ()
-    """Packages that it imports."""
-    preparation_seconds: float = 0.0
-    """From its start to the beginning of training: imports, data set, weights."""
 
 
 class ScriptSpec(_Frozen):

@@ -44,7 +44,7 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
                 purpose=purpose,
                 outcome=Outcome(kind="fits"),
                 measurement=measurement,
-                tokens_per_second=workload.global_batch_size * workload.seq_len / step_seconds,
+                tokens_per_second=workload.tokens_per_step / step_seconds,
                 warnings=_warnings(measurement, run.spec.memory_limit),
             )
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ladder.search.space import Space
 from ladder.techniques.keys import engine_named
+from ladder.workload.script import Script
 from ladder.workload.workload import ModelShape, Workload
 
 
@@ -16,6 +17,8 @@ def space_to_dict(space: Space) -> dict[str, Any]:
     facts = {field.name: getattr(space, field.name) for field in fields(space)}
     facts["workload"] = asdict(space.workload)
     facts["workload"]["model"]["config"] = dict(space.workload.model.config)
+    script = space.workload.script
+    facts["workload"]["script"] = script.as_dict() if script is not None else None
     facts["engines"] = [[engine.name, [list(knob) for knob in engine.knobs]] for engine in space.engines]
     facts["micro_batches"] = list(space.micro_batches)
     return facts
@@ -24,6 +27,8 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 def space_from_dict(facts: Mapping[str, Any]) -> Space:
     """The space that `space_to_dict` was given. KeyError or TypeError for anything else."""
     workload = dict(facts["workload"])
+    script = workload.pop("script", None)
+    workload["script"] = Script.from_dict(script) if script is not None else None
     return Space(
         **{
             **facts,

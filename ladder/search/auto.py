@@ -226,7 +226,7 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
         is_cheap = candidate_seconds(each.speed, each.candidate.accumulation) < paid
         quantile = _CHEAP_QUANTILE if is_cheap else _QUANTILE
         slowest = target / math.exp(mean + quantile * math.hypot(deviation, STEP_NOISE))
-        longest[each.candidate.key] = workload.global_batch_size * workload.seq_len / slowest
+        longest[each.candidate.key] = workload.tokens_per_step / slowest
     return longest
 
 

@@ -194,7 +194,7 @@ def predict_speed(
     micro, boundary = steps.seconds(known.values)
     step = (candidate.accumulation - 1) * micro + boundary
     estimate = known.estimate(lambda z: steps.log_seconds(candidate.accumulation, z), steps.names)
-    tokens = candidate.sequences(world_size) * workload.seq_len
+    tokens = workload.tokens_per_step
     return SpeedPrediction(
         accumulate_seconds=micro,
         boundary_seconds=boundary,

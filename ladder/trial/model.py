@@ -89,7 +89,7 @@ def set_checkpointing(model: PreTrainedModel, candidate: CandidateSpec) -> None:
             options["offload"] = True
         enable = model.activation_checkpointing_enable if is_new else model.gradient_checkpointing_enable
         enable({"use_reentrant": False}, **options)
-    else:
+    elif getattr(model, "supports_gradient_checkpointing", True):
         disable = model.activation_checkpointing_disable if is_new else model.gradient_checkpointing_disable
         disable()
 

@@ -28,16 +28,21 @@ _PRELOAD = (
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 # Some of the above import these if they are installed, and bitsandbytes and parts of torchao then initialise CUDA.
 # Trials do not quantise.
-_HIDDEN = ("bitsandbytes", "torchao")
+HIDDEN = ("bitsandbytes", "torchao")
 
 
 class UnknownModelError(Exception):
     """The installed transformers cannot use the model's configuration."""
 
 
-def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -> None:
-    """Import everything that a rank needs, except the operators."""
-    for module in _HIDDEN:
+def preload(
+    model_config: dict[str, Any] | None, task: str, also: Sequence[str] = (), if_there: Sequence[str] = ()
+) -> None:
+    """Import everything that a rank needs, except the operators; of `if_there` what can be imported.
+
+    Without a `model_config` no model's module is imported: a user's script brings its own.
+    """
+    for module in HIDDEN:
         sys.modules[module] = None  # type: ignore[assignment]  # importing it then raises ImportError
     _note_who_touches_cuda()
     for module in (*_PRELOAD, *also):
@@ -45,6 +50,11 @@ def preload(model_config: dict[str, Any], task: str, also: Sequence[str] = ()) -
     for module in _PRELOAD_IF_THERE:
         with suppress(ImportError):
             importlib.import_module(module)
+    for module in if_there:
+        with suppress(Exception):  # a module may refuse outside the program that imports it
+            importlib.import_module(module)
+    if model_config is None:
+        return
     from ladder.trial.model import model_class
 
     try:

@@ -5,8 +5,9 @@ It reads requests from stdin and writes events to stdout, one JSON object per li
     {"model_config": {…}, "task": "causal-lm"}
     {"operators": […]}
 
-The first may also have `preload`, the names of more modules, and `operators` if they are built already. Otherwise they
-are built while the server imports, and the second line follows. Then come requests:
+The first may also have `preload`, the names of more modules, `preload_if_there`, of modules that may be missing, and
+`operators` if they are built already. Otherwise they are built while the server imports, and the second line follows.
+Then come requests:
 
     {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL

@@ -97,12 +97,28 @@ class WorkloadOptions:
     model: Annotated[
         str,
         Option(
-            "A Hub id, a folder, a config.json, or a bundled shape such as tiny-llama (`ladder models`).",
+            "A Hub id, a folder, a config.json, or a bundled shape such as tiny-llama (`ladder models`); or, in its "
+            "place, `-- train.py …`: your own script.",
             WORKLOAD,
             is_argument=True,
             names=_model_names,
         ),
-    ]
+    ] = ""
+    script: Annotated[
+        tuple[str, ...],
+        Option(
+            "One word of your own script's command. Simpler: put the command behind `--`.", WORKLOAD, metavar="WORD"
+        ),
+    ] = ()
+    map: Annotated[
+        tuple[str, ...],
+        Option(
+            "Which of your script's options sets its micro_batch, accumulation or output_dir, where ladder does not "
+            "see it: micro_batch=--batch-size. May be given several times.",
+            WORKLOAD,
+            metavar="NAME=--OPTION",
+        ),
+    ] = ()
     task: Annotated[Task | None, Option("The training task.", WORKLOAD, unset="what the model is made for")] = None
     seq_len: Annotated[
         int | None,
@@ -255,11 +271,34 @@ class VerifyOptions:
 
 def require_text(options: TuneOptions) -> None:
     """UsageError for a path that is not valid UTF-8: paths are written to JSON files."""
-    for value in (options.model, options.run_dir, options.output, options.nvme_path, options.save_weights):
+    for value in (
+        options.model,
+        *options.script,
+        options.run_dir,
+        options.output,
+        options.nvme_path,
+        options.save_weights,
+    ):
         try:
             str(value).encode()
         except UnicodeEncodeError:
             raise UsageError(f"{shown(value)} is not valid UTF-8; rename it or choose another.") from None
+
+
+def require_workload(options: WorkloadOptions) -> None:
+    """UsageError unless there is either a model or a script, with what goes with it."""
+    if options.model and options.script:
+        raise UsageError(
+            f"{shown(options.model)} and a script are both named; leave the model out: the script has its own."
+        )
+    if not options.model and not options.script:
+        raise UsageError("Name a MODEL, or your own script behind --, such as: ladder tune -- train.py --epochs 1.")
+    own = (("--task", options.task), ("--seq-len", options.seq_len)) if options.script else ()
+    for flag, value in own:
+        if value is not None:
+            raise UsageError(f"{flag} has no effect on a script, which has its own model and data; leave it out.")
+    if options.map and not options.script:
+        raise UsageError("--map is about the options of a script, and none is named; leave it out.")
 
 
 def num_knob_trials(options: TuneOptions) -> int:

@@ -60,7 +60,13 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
     With `same_data` all ranks train on the same sequences, as with sequence parallelism.
     """
     shallow = with_vocabulary(with_layers(model, min(_LAYERS, model.num_layers)), _VOCABULARY)
-    changes = {"model_config_json": dict(shallow.config), "steps": _STEPS, "parity": True, "stop_at": None}
+    changes = {
+        "model_config_json": dict(shallow.config),
+        "steps": _STEPS,
+        "parity": True,
+        "stop_at": None,
+        "script": None,
+    }
     changes |= {"same_data": same_data, "seq_len": min(spec.seq_len, _TOKENS - _TOKENS % spec.world_size)}
     # Without a speed to beat: slow candidates would be timed for fewer steps, and all losses are needed.
     changes["candidates"] = tuple(each.model_copy(update={"beat_step_seconds": None}) for each in spec.candidates)

@@ -120,7 +120,7 @@ def make_space(
         engines=tuple(engine for rung in rungs for engine in _engines_of(rung, problem, techniques)),
         micro_batches=tuple(micro_batches),
         tolerance=tolerance,
-        probe_layers=_PROBE_LAYERS if depth_of(problem.workload.model) >= _DEEP else 0,
+        probe_layers=_probe_layers(problem.workload),
         audit=audit,
         checkpointing=tuple(checkpointing),
     )
@@ -128,6 +128,11 @@ def make_space(
         more = technique.engines(space, space.engines, space.predicted_peak)
         space = replace(space, engines=(*space.engines, *(more or ())))
     return space
+
+
+def _probe_layers(workload: Workload) -> int:
+    """Layers of a probe; 0 for none: a shallow model starts no sooner, or the script has a model of its own."""
+    return _PROBE_LAYERS if workload.script is None and depth_of(workload.model) >= _DEEP else 0
 
 
 def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -> list[Engine]:

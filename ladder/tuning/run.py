@@ -30,8 +30,25 @@ from ladder.tuning.answering import answer_of
 from ladder.tuning.consent import libraries_of, ways_of_checkpointing
 from ladder.tuning.consent import require_effect as require_effect_of_techniques
 from ladder.tuning.declaring import checked
-from ladder.tuning.options import TuneOptions, consent_in, num_knob_trials, require_effect, require_text
+from ladder.tuning.options import (
+    TuneOptions,
+    consent_in,
+    num_knob_trials,
+    require_effect,
+    require_text,
+    require_workload,
+)
 from ladder.tuning.outputs import read_files, require_folder, require_writable
+from ladder.tuning.own_script import (
+    dtype_in,
+    global_batch_of,
+    introduction,
+    mapping_of,
+    optimizer_in,
+    shape_of,
+    suits_script,
+    task_of,
+)
 from ladder.tuning.precision import dtype_of, major_capability
 from ladder.tuning.preparation import obstacles
 from ladder.tuning.problem import (
@@ -104,6 +121,7 @@ def run_tune(
 ) -> TuneOutput:
     """Tune, prove, and write the answer. Raises a LadderError for everything that is not a bug."""
     options = checked(options)
+    require_workload(options)
     require_text(options)
     require_effect(options)
     with Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases:
@@ -127,6 +145,8 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
     workload, machine = workload_and_machine(options, venue, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     techniques, rungs = venue.techniques(consent_in(options), workload, machine), _rungs(options)
+    if workload.script is not None:
+        techniques = [each for each in techniques if suits_script(each, workload.script)]
     require_effect_of_techniques(techniques, problem_of(workload, machine), rungs)
     versions = package_versions()
     require_writable(options.output, read_files(options, workload.model))
@@ -256,6 +276,8 @@ def _disk_faults(history: History) -> Iterator[None]:
 
 def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
     """What is trained, and on which machine; its GPUs are leased from here on."""
+    if options.script:
+        return _script_and_machine(options, venue, tell)
     model = resolve_model(options.model, task=options.task)
     if model.note:
         tell(Note(model.note))
@@ -278,6 +300,28 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
     )
     tell(Note(_introduction(workload, machine)))
     venue.introduce()
+    return workload, machine
+
+
+def _script_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
+    """As `workload_and_machine`, of the user's own script, after a look at it."""
+    mapped = mapping_of(options.map)
+    machine = venue.machine()
+    script = venue.look(options.script, machine)
+    for sentence in introduction(script):
+        tell(Note(sentence))
+    asked = options.dtype or dtype_in(script, tell)
+    workload = Workload(
+        model=shape_of(script),
+        task=task_of(script),
+        seq_len=script.facts.longest,
+        global_batch_size=options.global_batch_size or global_batch_of(script, mapped, machine.world_size),
+        dtype=dtype_of(asked, machine.gpu_name, noting(tell), major_capability(machine)),
+        optimizer=optimizer_in(script),
+        gradient_clipping=script.facts.gradient_clipping,
+        script=script,
+    )
+    tell(Note(_introduction(workload, machine)))
     return workload, machine
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
-from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.events.protocol import CandidateSpec, ScriptSpec, StepPolicy, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience
@@ -21,18 +21,27 @@ Chosen: one disturbed step does not change the median of three; a user will wait
 
 
 def engine_config(
-    workload: Workload, candidates: Sequence[Candidate], world_size: int, swap_folder: Path | None
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    world_size: int,
+    swap_folder: Path | None,
+    *,
+    proving: bool = False,
 ) -> dict[str, Any]:
     """DeepSpeed's configuration for a trial of `candidates`, all of one engine, which swaps to `swap_folder`.
 
     It accumulates at most twice: micro-steps with and without the optimizer are timed separately, so more add nothing.
+    The proof of a user's script accumulates as the training will: its loop makes whole optimizer steps.
     """
     engine = candidates[0].engine
+    accumulation = 2 if any(candidate.accumulation > 1 for candidate in candidates) else 1
+    if proving and workload.script is not None:
+        accumulation = candidates[0].accumulation
     return backend_of(engine.rung).configuration(
         workload,
         engine,
         micro_batch=candidates[0].micro_batch,
-        accumulation=2 if any(candidate.accumulation > 1 for candidate in candidates) else 1,
+        accumulation=accumulation,
         world_size=world_size,
         nvme_path=swap_folder,
     )
@@ -67,6 +76,7 @@ def trial_spec(
     probe: bool = False,
     stop_at: float | None = None,
     save_folder: str | None = None,
+    script: ScriptSpec | None = None,
 ) -> TrialSpec:
     """A trial of `engine` with the configuration `deepspeed` on all ranks of `machine`; keywords as in TrialSpec."""
     return TrialSpec(
@@ -92,6 +102,7 @@ def trial_spec(
         probe=probe,
         stop_at=stop_at,
         save_folder=save_folder,
+        script=script,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ladder.runs.history import History
 from ladder.search.policy import Measure
 from ladder.search.relevance import relevant
 from ladder.search.space import Space, fastest, measured
+from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
@@ -111,7 +113,12 @@ class Trials:
 
     def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
         self.tell(TrialBegins(spec, wanted.reason))
-        return self.launcher.run(spec, trial_deadlines(self.workload, wanted.engine), hearing(self.tell))
+        deadlines = trial_deadlines(self.workload, wanted.engine)
+        try:
+            return self.launcher.run(spec, with_preparation(deadlines, self.workload), hearing(self.tell))
+        finally:
+            if spec.script is not None:
+                shutil.rmtree(spec.script.scratch, ignore_errors=True)
 
     def _completed(self, records: Sequence[Record], proving: bool, warnings: tuple[str, ...]) -> list[Record]:
         """`records` with warnings and facts that only the tune knows."""
@@ -146,6 +153,7 @@ class Trials:
         name, folder = self.history.next_trial()
         machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
         swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
+        config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
         beat = None if proving or wanted.probe else self._seconds_to_beat()
         return trial_spec(
             name,
@@ -153,8 +161,9 @@ class Trials:
             workload,
             machine,
             wanted.engine,
-            engine_config(workload, wanted.candidates, machine.world_size, swap_folder),
+            config,
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
+            script=None if wanted.probe else script_spec(workload, wanted.candidates[0], machine, config, folder),
             steps=self.steps.model_copy(update=_PRECISE_STEPS) if proving or wanted.precise else self.steps,
             proof=proving,
             probe=wanted.probe,
@@ -167,7 +176,7 @@ class Trials:
         best = fastest(self.records)
         if best is None or not best.tokens_per_second:
             return None
-        return self.workload.global_batch_size * self.workload.seq_len / best.tokens_per_second
+        return self.workload.tokens_per_step / best.tokens_per_second
 
 
 def _unsaved(spec: TrialSpec, records: Sequence[Record]) -> str:

@@ -23,9 +23,11 @@ from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.consent import Consent, advice, techniques_tried
+from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import rank_environment, with_operators
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.tune_events import Note, Subscriber
+from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ class Venue(Protocol):
 
     def machine(self) -> Machine:
         """The machine, limited to what the user allows."""
+
+    def look(self, command: Sequence[str], machine: Machine) -> Script:
+        """What the user's own script trains. UsageError where it cannot be run here."""
 
     def introduce(self) -> None:
         """Tell the user what they need to know about figures from here."""
@@ -108,6 +113,10 @@ class ThisHost:
         )
         return replace(machine, nvme_write_speed=nvme_write_speed)
 
+    def look(self, command: Sequence[str], machine: Machine) -> Script:
+        """It runs up to the beginning of its training."""
+        return look_at(command, machine, self._tell, self._cancelled)
+
     def introduce(self) -> None:
         """Nothing to say: the figures are measured."""
 
@@ -129,7 +138,7 @@ class ThisHost:
         environment = {**rank_environment(machine), RUN_MARKER: marker}  # operator builds get the marker too
         launcher = LocalLauncher(
             marker=marker,
-            job={"model_config": dict(workload.model.config), "task": workload.task},
+            job=_job(workload),
             environment=environment,
             log=run_dir / "server.log",
             gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
@@ -174,6 +183,10 @@ class OnPaper:
         without = {rung.name: "no --nvme-path was given" for rung in RUNGS if "nvme" in rung.devices}
         return replace(machine, nvme_path=options.nvme_path, unsupported={} if options.nvme_path else without)
 
+    def look(self, command: Sequence[str], machine: Machine) -> Script:
+        """Nothing runs on a simulated machine."""
+        raise UsageError("--launcher simulated runs nothing, so it cannot try a script; name a MODEL instead.")
+
     def introduce(self) -> None:
         """Say that nothing is measured."""
         self._tell(
@@ -194,6 +207,14 @@ class OnPaper:
     def signed(self, answer: Answer, machine: Machine) -> Answer:
         """With warnings that it is simulated."""
         return said_to_be_simulated(answer, self.paper_name, machine.num_nodes)
+
+
+def _job(workload: Workload) -> dict[str, Any]:
+    """What a trial server imports for it."""
+    if workload.script is None:
+        return {"model_config": dict(workload.model.config), "task": workload.task}
+    more = {"preload": ["ladder.trial.script.running"], "preload_if_there": list(workload.script.facts.modules)}
+    return {"model_config": None, "task": workload.task, **more}
 
 
 def _paper_machine(options: TuneOptions) -> SimulatedMachine:

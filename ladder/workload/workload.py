@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ladder.workload.script import Script
+
 Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
 Dtype = Literal["bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
@@ -64,10 +66,27 @@ class Workload:
     optimizer: OptimizerName = "adamw"
     gradient_clipping: float = 1.0
     """Maximal gradient norm; 0 switches clipping off."""
+    script: Script | None = None
+    """The user's own script, where that is what trains. `seq_len` is then its longest sequence."""
+
+    @property
+    def sample_len(self) -> int:
+        """Tokens of the longest sample, which may be of several sequences."""
+        return self.seq_len * (self.script.facts.rows if self.script else 1)
+
+    @property
+    def usual_share(self) -> float:
+        """Tokens of a usual sample over those of the longest."""
+        return min(1.0, self.script.facts.mean_tokens / self.sample_len) if self.script else 1.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of an optimizer step, as throughput counts them: without padding where a script has its own data."""
+        return self.global_batch_size * (self.script.facts.mean_tokens if self.script else self.seq_len)
 
     def fingerprint(self) -> str:
         """Twelve hex digits that change whenever anything about the training changes."""
-        facts = [
+        facts: list[Any] = [
             self.model.config,
             self.task,
             self.seq_len,
@@ -76,4 +95,5 @@ class Workload:
             self.optimizer,
             self.gradient_clipping,
         ]
+        facts += [self.script.identity] if self.script else []
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

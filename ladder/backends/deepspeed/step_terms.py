@@ -57,7 +57,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         gather += 2 * 2 * share * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
     token_seconds = computing / (machine.flops * machine.achievable) * known.compute
     return StepTerms(
-        compute=known.tokens * token_seconds,
+        compute=known.tokens * workload.usual_share * token_seconds,
         ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds,
         launch=_LAUNCH_SECONDS * model.num_layers * again,
         reduce=reduce,

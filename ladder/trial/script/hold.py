@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import deepspeed
 
-from ladder.events.protocol import HeldEvent, LookedEvent, ScriptFacts, ScriptKind, ScriptSpec, TrialSpec
+from ladder.events.protocol import HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
+from ladder.workload.script import ScriptFacts, ScriptKind
 
 Leave = Callable[[BaseException | None], NoReturn]
 """Ends the process with its report; no line of the script runs after it."""
@@ -36,6 +40,8 @@ class Grip:
     """Of the script's file."""
     digest: str
     """SHA-256 of that file."""
+    modules: frozenset[str]
+    """Those that were imported before the script was started."""
 
     @property
     def is_look(self) -> bool:
@@ -44,7 +50,12 @@ class Grip:
     def looked(self, find: Callable[[], ScriptFacts]) -> NoReturn:
         """Report what `find` finds, and end."""
         try:
-            known = {"path": self.path, "digest": self.digest, "preparation_seconds": now() - self.began}
+            known: dict[str, Any] = {
+                "path": self.path,
+                "digest": self.digest,
+                "preparation_seconds": now() - self.began,
+            }
+            known["modules"] = installed_since(self.modules)
             facts = find().model_copy(update=known)
             self.reporter.send(LookedEvent(t=now(), facts=facts))
         except BaseException as error:
@@ -69,23 +80,46 @@ class Grip:
             self.leave(error)
 
 
+def installed_since(before: frozenset[str]) -> tuple[str, ...]:
+    """Installed modules that were imported since, in the order of their import; none of the script's own folder."""
+    folders = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    new = [(name, module) for name, module in list(sys.modules.items()) if name not in before and module is not None]
+    return tuple(name for name, module in new if str(getattr(module, "__file__", None) or "").startswith(folders))
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Put `wrapper`, whose first argument is the method that it replaces, in the place of `owner.name`."""
+    own = getattr(owner, name)
+
+    @functools.wraps(own)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return wrapper(own, *arguments, **options)
+
+    setattr(owner, name, wrapped)
+
+
+def is_called_by(package: str) -> bool:
+    """Whether the innermost caller that is not ladder's belongs to `package`."""
+    frame = inspect.currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("ladder."):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__", "")).startswith(f"{package}.")
+
+
 def name_moments(grip: Grip) -> None:
     """Let every engine say what it is doing, and report what goes wrong there before the script can swallow it."""
-    for name in ("forward", "backward", "step"):
-        setattr(deepspeed.DeepSpeedEngine, name, _during(getattr(deepspeed.DeepSpeedEngine, name), name, grip))
 
-
-def _during(method: Any, moment: str, grip: Grip) -> Any:
-    @functools.wraps(method)
-    def named(*arguments: Any, **options: Any) -> Any:
+    def named(own: Any, *arguments: Any, **options: Any) -> Any:
+        moment = own.__name__
         try:
             with grip.reporter.during(moment):
-                return method(*arguments, **options)
+                return own(*arguments, **options)
         except BaseException as error:
             grip.reporter.moment = moment
             grip.leave(error)
 
-    return named
+    for name in ("forward", "backward", "step"):
+        wrap(deepspeed.DeepSpeedEngine, name, named)
 
 
 def class_in_words(model: Any) -> str:
@@ -102,7 +136,7 @@ def count_parameters(model: Any) -> tuple[int, int]:
 def config_of(model: Any) -> dict[str, Any]:
     """The model's configuration as its config.json would have it. NotTakenHoldOfError without one."""
     config = getattr(model, "config", None)
-    if not hasattr(config, "to_dict"):
+    if config is None or not hasattr(config, "to_dict"):
         raise NotTakenHoldOfError(
             f"its model, a {type(model).__name__}, has no configuration of transformers, from which its size is read"
         )

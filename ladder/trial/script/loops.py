@@ -6,7 +6,7 @@ a micro-step begins and ends, and can give any batch.
 
 from __future__ import annotations
 
-import functools
+import copy
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -20,19 +20,28 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
 
-from ladder.events.protocol import CandidateSpec, ScriptFacts, ScriptKind
+from ladder.events.protocol import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, class_in_words, config_of, count_parameters
+from ladder.trial.script.hold import (
+    Grip,
+    NotTakenHoldOfError,
+    class_in_words,
+    config_of,
+    count_parameters,
+    is_called_by,
+    wrap,
+)
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, count_tokens, rebatched, shape_of
+from ladder.workload.script import ScriptFacts, ScriptKind
 
 Move = Callable[[Any], Any]
 """Puts a batch where the script's own loader would have put it."""
 
 
 class Loop:
-    """The loop's training as its hooks see it: whether the micro-step is the last of its optimizer step, and its loss."""
+    """The loop's training as its hooks see it: its engine, whether an optimizer step ends, and the last loss."""
 
     def __init__(self, grip: Grip, kind: ScriptKind) -> None:
         self.grip, self.kind = grip, kind
@@ -150,85 +159,72 @@ def _left_early() -> NotTakenHoldOfError:
 
 
 def _note_losses(loop: Loop) -> None:
-    backward = deepspeed.DeepSpeedEngine.backward
-
-    @functools.wraps(backward)
-    def noted(engine: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
+    def noted(own: Any, engine: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
         loop.loss = loss.detach()
-        return backward(engine, loss, *arguments, **options)
+        return own(engine, loss, *arguments, **options)
 
-    deepspeed.DeepSpeedEngine.backward = noted
-
-
-def hold_accelerate(grip: Grip) -> None:
-    """From now on every Accelerator of this process prepares what the trial says."""
-    make, prepare, backward = (getattr(accelerate.Accelerator, name) for name in ("__init__", "prepare", "backward"))
-    loop = Loop(grip, "accelerate")
-
-    @functools.wraps(make)
-    def made(accelerator: Any, *arguments: Any, **options: Any) -> None:
-        if _is_of_the_trainer(options):
-            return make(accelerator, *arguments, **options)
-        accelerator._ladder_own = dict(options)
-        changes: dict[str, Any] = {"log_with": None, "fsdp_plugin": None, "project_dir": grip.script.scratch}
-        changes["cpu"] = grip.is_look or grip.spec.device == "cpu"
-        if grip.is_look:
-            changes |= {"mixed_precision": "no", "deepspeed_plugin": None}
-        else:
-            plugin = accelerate.DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(grip.spec.deepspeed)))
-            accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
-            changes |= {"mixed_precision": grip.spec.dtype, "deepspeed_plugin": plugin}
-            changes |= {"gradient_accumulation_steps": accumulation, "gradient_accumulation_plugin": None}
-        make(accelerator, *arguments, **{**options, **changes})
-
-    @functools.wraps(prepare)
-    def prepared(accelerator: Any, *things: Any, **options: Any) -> Any:
-        loaders = [each for each in things if isinstance(each, DataLoader)]
-        models = [each for each in things if isinstance(each, torch.nn.Module)]
-        if not (loaders and models and hasattr(accelerator, "_ladder_own")):
-            return prepare(accelerator, *things, **options)
-        if grip.is_look:
-            grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things, grip))
-        micro_batch = grip.spec.candidates[0].micro_batch
-        changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
-        ready = grip.engine(lambda: prepare(accelerator, *changed, **options))
-        loop.engine = ready[things.index(models[0])]
-        loop.hold(ready[things.index(loaders[0])], lambda batch: send_to_device(batch, accelerator.device))
-        return ready
-
-    @functools.wraps(backward)
-    def stepped(accelerator: Any, *arguments: Any, **options: Any) -> Any:
-        if loop.engine is not None:  # whether or not the loop asks accelerate when to step
-            accelerator.gradient_state._set_sync_gradients(loop.is_boundary)
-        return backward(accelerator, *arguments, **options)
-
-    accelerate.Accelerator.__init__ = made
-    accelerate.Accelerator.prepare = prepared
-    accelerate.Accelerator.backward = stepped
-    _write_nothing(accelerate.Accelerator, ("save_state", "save_model", "init_trackers", "log", "end_training"), loop)
-
-
-def _is_of_the_trainer(options: dict[str, Any]) -> bool:
-    """The Trainer makes its own, as its arguments say; they are held already."""
-    import inspect
-
-    frame = inspect.currentframe()
-    caller = frame.f_back.f_back if frame and frame.f_back else None
-    return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("transformers.")
+    wrap(deepspeed.DeepSpeedEngine, "backward", noted)
 
 
 def _write_nothing(owner: Any, names: tuple[str, ...], loop: Loop) -> None:
     """A loop that saves as it goes saves nothing in a trial."""
     for name in names:
-        own = getattr(owner, name)
-
-        def nothing(self: Any, *arguments: Any, own: Any = own, **options: Any) -> Any:
-            return None if loop.engine is not None else own(self, *arguments, **options)
-
-        setattr(owner, name, functools.wraps(own)(nothing))
+        wrap(owner, name, lambda own, *given, **options: None if loop.engine is not None else own(*given, **options))
 
 
-def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any, grip: Grip) -> ScriptFacts:
+def hold_accelerate(grip: Grip) -> None:
+    """From now on every Accelerator of this process prepares what the trial says."""
+    loop = Loop(grip, "accelerate")
+
+    def made(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> None:
+        if not is_called_by("transformers"):  # the Trainer makes its own, as its arguments say
+            accelerator._ladder_own = dict(options)
+            options |= _options_of_accelerate(grip)
+        own(accelerator, *arguments, **options)
+
+    def prepared(own: Any, accelerator: Any, *things: Any, **options: Any) -> Any:
+        loaders = [each for each in things if isinstance(each, DataLoader)]
+        models = [each for each in things if isinstance(each, torch.nn.Module)]
+        if not (loaders and models and hasattr(accelerator, "_ladder_own")):
+            return own(accelerator, *things, **options)
+        if grip.is_look:
+            grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
+        micro_batch = grip.spec.candidates[0].micro_batch
+        changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
+        ready = grip.engine(lambda: own(accelerator, *changed, **options))
+        loop.engine = ready[_place(models[0], things)]
+        loop.hold(ready[_place(loaders[0], things)], lambda batch: send_to_device(batch, accelerator.device))
+        return ready
+
+    def stepped(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> Any:
+        if loop.engine is not None:  # whether or not the loop asks accelerate when to step
+            accelerator.gradient_state._set_sync_gradients(loop.is_boundary)
+        return own(accelerator, *arguments, **options)
+
+    wrap(accelerate.Accelerator, "__init__", made)
+    wrap(accelerate.Accelerator, "prepare", prepared)
+    wrap(accelerate.Accelerator, "backward", stepped)
+    _write_nothing(accelerate.Accelerator, ("save_state", "save_model", "init_trackers", "log", "end_training"), loop)
+
+
+def _place(thing: Any, things: tuple[Any, ...]) -> int:
+    return next(place for place, each in enumerate(things) if each is thing)
+
+
+def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
+    changes: dict[str, Any] = {"log_with": None, "fsdp_plugin": None, "project_dir": grip.script.scratch}
+    changes["cpu"] = grip.is_look or grip.spec.device == "cpu"
+    if grip.is_look:
+        return changes | {"mixed_precision": "no", "deepspeed_plugin": None}
+    return changes | {
+        "mixed_precision": grip.spec.dtype,
+        "deepspeed_plugin": accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed)),
+        "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
+        "gradient_accumulation_plugin": None,
+    }
+
+
+def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
     own = accelerator._ladder_own
     optimizer = next((each for each in things if isinstance(each, torch.optim.Optimizer)), None)
     precision = str(own.get("mixed_precision") or "no")
@@ -266,56 +262,39 @@ def _facts(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) 
 
 
 def hold_deepspeed(grip: Grip) -> None:
-    """From now on `deepspeed.initialize` makes the trial's engine, and the first loader after it gives its batches."""
-    initialize = deepspeed.initialize
+    """From now on `deepspeed.initialize` makes the trial's engine, and the script's loader gives its batches."""
     loop = Loop(grip, "deepspeed")
-    made: list[DataLoader[Any]] = []
-    _note_loaders(made)
+    loaders: list[Any] = []
 
-    @functools.wraps(initialize)
-    def initialized(*arguments: Any, **options: Any) -> Any:
+    def noted(own: Any, loader: Any, *arguments: Any, **options: Any) -> None:
+        own(loader, *arguments, **options)
+        loaders.append(loader)
+
+    def initialized(own: Any, *arguments: Any, **options: Any) -> Any:
+        if is_called_by("accelerate"):
+            return own(*arguments, **options)
         names = ("args", "model", "optimizer", "model_parameters", "training_data")
-        given = {**dict(zip(names, arguments, strict=False)), **options}
-        if _is_called_by_accelerate():
-            return initialize(*arguments, **options)
-        own = _own_config(given)
+        given: dict[str, Any] = {**dict(zip(names, arguments, strict=False)), **options}
+        said = _own_config(given)
+        loader = _training_loader(loaders)
         if grip.is_look:
-            grip.looked(lambda: _facts_of_deepspeed(given, own, _training_loader(made)))
-        loader = _training_loader(made)
-        more = {name: own[name] for name in ("optimizer", "scheduler") if name in own}
-        given |= {"config": {**json.loads(json.dumps(grip.spec.deepspeed)), **more}, "config_params": None}
+            grip.looked(lambda: _facts_of_deepspeed(given, said, loader))
+        more = {name: said[name] for name in ("optimizer", "scheduler") if name in said}
+        given |= {"config": {**copy.deepcopy(grip.spec.deepspeed), **more}, "config_params": None}
         if getattr(given.get("args"), "deepspeed_config", None):
             given["args"].deepspeed_config = None
-        ready = grip.engine(lambda: initialize(**_with_cpu_adam(given)))
+        ready = grip.engine(lambda: own(**_with_cpu_adam(given)))
         loop.engine = ready[0]
         _rebatch(loader, grip.spec.candidates[0].micro_batch)
         loop.hold(loader, lambda batch: batch)
         return ready
 
-    deepspeed.initialize = initialized
+    wrap(DataLoader, "__init__", noted)
+    wrap(deepspeed, "initialize", initialized)
     _write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model",), loop)
 
 
-def _is_called_by_accelerate() -> bool:
-    import inspect
-
-    frame = inspect.currentframe()
-    caller = frame.f_back.f_back if frame and frame.f_back else None
-    return caller is not None and str(caller.f_globals.get("__name__", "")).startswith("accelerate.")
-
-
-def _note_loaders(made: list[DataLoader[Any]]) -> None:
-    make = DataLoader.__init__
-
-    @functools.wraps(make)
-    def noted(loader: DataLoader[Any], *arguments: Any, **options: Any) -> None:
-        make(loader, *arguments, **options)
-        made.append(loader)
-
-    DataLoader.__init__ = noted  # type: ignore[method-assign]
-
-
-def _training_loader(made: list[DataLoader[Any]]) -> DataLoader[Any]:
+def _training_loader(made: list[Any]) -> Any:
     """The first that was made with a data set in random order, else the first."""
     if not made:
         raise NotTakenHoldOfError(

@@ -71,7 +71,10 @@ class RealSteps:
             self._last = now()
             return False
         seconds *= self._usual_tokens() / tokens if tokens else 1.0
-        self._timings.steps.append(Step(None, seconds, seconds, [], skipped=False))
+        # The loop is not stopped between micro-steps: each has its share of the optimizer's.
+        micro = seconds / self._candidate.accumulation
+        accumulate = micro if self._candidate.accumulation > 1 else None
+        self._timings.steps.append(Step(accumulate, micro, seconds, [], skipped=False))
         self._all_tokens += tokens
         self._all_padded += padded
         self._waits.append(wait)

@@ -11,6 +11,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
+from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
 from ladder.trial.script.loops import hold_accelerate, hold_deepspeed
@@ -18,6 +19,9 @@ from ladder.trial.script.program import program_of
 from ladder.trial.script.trainer import hold_trainer
 
 _LOOKED_FOR = "Trainer.train() of transformers, Accelerator.prepare() and deepspeed.initialize()"
+
+_SILENT = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
+"""No tracker is to show a run of a trial."""
 
 
 def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge: Gauge, leave: Leave) -> None:
@@ -30,7 +34,17 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     os.makedirs(script.scratch, exist_ok=True)
     program = program_of(script.command)
     file = program.file
-    grip = Grip(spec, script, reporter, gauge, leave, now(), str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+    grip = Grip(
+        spec,
+        script,
+        reporter,
+        gauge,
+        leave,
+        now(),
+        str(file),
+        hashlib.sha256(file.read_bytes()).hexdigest(),
+        frozenset(sys.modules),
+    )
     for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
         hold(grip)
     if not grip.is_look:
@@ -38,6 +52,9 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
         gauge.start(spec.memory_limit)
     # Alive while the script runs: under stage 3 transformers builds every model in shards then.
     is_sharded = not grip.is_look and spec.deepspeed["zero_optimization"]["stage"] == 3
+    for module in HIDDEN:
+        unhide(module)
+    os.environ.update(_SILENT, MLFLOW_TRACKING_URI=script.scratch)
     keep_alive = HfDeepSpeedConfig(spec.deepspeed) if is_sharded else None
     try:
         program.run()
@@ -48,7 +65,9 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
                 f"{Path(spec.folder) / 'rank0.log'}"
             ) from ended
     except EOFError as error:
-        raise NotTakenHoldOfError("the script asks for input, which a trial cannot give; answer it by an option") from error
+        raise NotTakenHoldOfError(
+            "the script asks for input, which a trial cannot give; answer it by an option"
+        ) from error
     del keep_alive
     sys.stdout.flush()
     raise NotTakenHoldOfError(

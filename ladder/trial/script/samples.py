@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import chain, islice
@@ -82,7 +83,7 @@ class Samples:
 
 
 def rebatched(loader: Any, micro_batch: int) -> Any:
-    """A loader as `loader` in all but the micro-batch. WholeBatchesError where its batches are not made by their size."""
+    """A loader as `loader` in all but the micro-batch. WholeBatchesError where it has none."""
     if loader.batch_size is None:
         raise WholeBatchesError("its data loader decides on its batches itself")
     streams = isinstance(loader.dataset, torch.utils.data.IterableDataset)
@@ -117,7 +118,9 @@ def count_tokens(batch: Any) -> tuple[int, int]:
 
 def shape_of(batch: Any) -> tuple[int, int]:
     """Sequences in `batch`, and tokens of the longest."""
-    tensors = [value for name, value in batch.items() if name.endswith("input_ids")] if isinstance(batch, Mapping) else []
+    tensors = (
+        [value for name, value in batch.items() if name.endswith("input_ids")] if isinstance(batch, Mapping) else []
+    )
     two = [each for each in tensors if torch.is_tensor(each) and each.dim() == 2]
     if not two:
         raise WholeBatchesError("its batches have no input_ids of two dimensions")
@@ -150,17 +153,13 @@ def _sizes(source: Any) -> dict[int, int]:
 
 def _arrow_lengths(source: Any) -> list[int] | None:
     """Of all samples of a `datasets.Dataset` whose columns are lists of numbers, at once; else None."""
-    try:
-        from datasets import Dataset
-        from datasets.features import List
-    except ImportError:
+    datasets = sys.modules.get("datasets")  # a script that has one has imported it
+    if datasets is None or not isinstance(source, datasets.Dataset):
         return None
-    if not isinstance(source, Dataset):
-        return None
-    lists = [name for name, feature in source.features.items() if isinstance(feature, List)]
+    lists = [name for name, feature in source.features.items() if isinstance(feature, datasets.features.List)]
     if not lists or getattr(source, "_format_type", None) == "custom":
         return None
-    import pyarrow.compute as pc
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
 
     table = source.with_format("arrow")[:]
     columns = [pc.fill_null(pc.list_value_length(table[name]), 0).to_pylist() for name in lists]

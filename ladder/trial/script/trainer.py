@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from ladder.events.protocol import CandidateSpec, ScriptFacts
+from ladder.events.protocol import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, class_in_words, config_of, count_parameters
+from ladder.trial.script.hold import Grip, class_in_words, config_of, count_parameters, wrap
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, count_tokens, shape_of
+from ladder.workload.script import ScriptFacts
 
 # What a trial must not do: it would write into the user's folders, tell the user's trackers, or train otherwise than
 # is measured.
@@ -32,44 +31,35 @@ _CONTAINED: dict[str, Any] = {
     "fsdp_config": None,
 }
 
+# Of a look: the model stays on the host, as nothing is trained.
+_LOOKING: dict[str, Any] = {"deepspeed": None, "use_cpu": True, "bf16": False, "fp16": False, "tf32": None}
+
 
 def hold_trainer(grip: Grip) -> None:
     """From now on every Trainer of this process is looked at, or trained as the trial says, once it begins to."""
-    _replace_arguments(grip)
-    train, prepare = Trainer.train, Trainer._prepare_for_training
 
-    @functools.wraps(train)
-    def held(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-        if grip.is_look:
-            grip.looked(lambda: _facts(trainer, grip))
-        trainer.add_callback(_Held(trainer, grip))
-        return train(trainer)  # without a checkpoint to go on from
-
-    @functools.wraps(prepare)
-    def prepared(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-        return grip.engine(lambda: prepare(trainer, *arguments, **options))
-
-    Trainer.train, Trainer._prepare_for_training = held, prepared  # type: ignore[method-assign]
-
-
-def _replace_arguments(grip: Grip) -> None:
-    made = TrainingArguments.__post_init__
-
-    @functools.wraps(made)
-    def replaced(arguments: TrainingArguments) -> None:
-        own = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
+    def replaced(own: Any, arguments: Any) -> None:
+        said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
         changes = {"output_dir": grip.script.scratch, **_CONTAINED}
-        if grip.is_look:
-            changes |= {"deepspeed": None, "use_cpu": True, "bf16": False, "fp16": False, "tf32": None}
-        else:
-            changes |= grip.script.arguments
+        changes |= _LOOKING if grip.is_look else grip.script.arguments
         for name, value in changes.items():
             if hasattr(arguments, name):
                 setattr(arguments, name, copy.deepcopy(value))
-        made(arguments)
-        arguments._ladder_own = own  # type: ignore[attr-defined]
+        own(arguments)
+        arguments._ladder_own = said
 
-    TrainingArguments.__post_init__ = replaced  # type: ignore[method-assign]
+    def held(own: Any, trainer: Trainer, *_: Any, **__: Any) -> Any:
+        if grip.is_look:
+            grip.looked(lambda: _facts(trainer))
+        trainer.add_callback(_Held(trainer, grip))
+        return own(trainer)  # without a checkpoint to go on from
+
+    def prepared(own: Any, *arguments: Any, **options: Any) -> Any:
+        return grip.engine(lambda: own(*arguments, **options))
+
+    wrap(TrainingArguments, "__post_init__", replaced)
+    wrap(Trainer, "train", held)
+    wrap(Trainer, "_prepare_for_training", prepared)
 
 
 _OWN = (
@@ -91,7 +81,7 @@ _OWN = (
 )
 
 
-def _facts(trainer: Trainer, grip: Grip) -> ScriptFacts:
+def _facts(trainer: Trainer) -> ScriptFacts:
     args: Any = trainer.args
     own = args._ladder_own
     samples = Samples(trainer.get_train_dataloader())
@@ -138,7 +128,7 @@ def _overrides(own: dict[str, Any]) -> list[str]:
     return said
 
 
-class _Held(TrainerCallback):
+class _Held(TrainerCallback):  # type: ignore[misc]
     """Takes the training over once its engine stands."""
 
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
@@ -193,7 +183,7 @@ class TrainerSubject:
         trainer = self._trainer
         inputs, items = batch
         trainer.accelerator.gradient_state._set_sync_gradients(is_boundary)
-        loss = trainer.training_step(trainer.model_wrapped, inputs, items)
+        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, inputs, items)
         if is_boundary:
             if trainer.args.max_grad_norm > 0:
                 trainer._get_grad_norm(trainer.model_wrapped, grad_norm=trainer._clip_grad_norm(trainer.model_wrapped))
@@ -208,14 +198,14 @@ class TrainerSubject:
         """As `evaluate`."""
 
 
-class RealStepsOfTrainer(TrainerCallback):
+class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
     """The proof: the Trainer's own loop on the script's own data; then its evaluation, a save, and a resume."""
 
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
         self._trainer, self._grip = trainer, grip
         self._steps = RealSteps(grip)
         self._get_batches = trainer.get_batch_samples
-        trainer.get_batch_samples = self._timed  # type: ignore[method-assign]
+        trainer.get_batch_samples = self._timed
         step = trainer.training_step
 
         def noted(*arguments: Any, **options: Any) -> Any:
@@ -226,7 +216,7 @@ class RealStepsOfTrainer(TrainerCallback):
             self._steps.note_loss(loss)
             return loss
 
-        trainer.training_step = noted  # type: ignore[method-assign]
+        trainer.training_step = noted
 
     def _timed(self, *arguments: Any, **options: Any) -> Any:
         with self._steps.loading():

@@ -1,0 +1,267 @@
+"""The user's own script as the workload: a look at it, what follows from that, and what its trials are told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from ladder.candidates import Candidate, Technique
+from ladder.emit.settings import Settings
+from ladder.emit.trainer import trainer_arguments
+from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, UsageError
+from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ScriptSpec, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Deadlines
+from ladder.launch.local import LocalLauncher
+from ladder.machine.described import Machine
+from ladder.machine.lease import InterruptedWaitError
+from ladder.text import shown
+from ladder.tuning.preparation import rank_environment
+from ladder.tuning.sweep import run_marker
+from ladder.tuning.tune_events import Note, Subscriber
+from ladder.units import parameters_in_words
+from ladder.workload.script import Script, ScriptFacts, option_in
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task, Workload
+
+_PREPARATION_SECONDS = 3600.0
+"""Of a script before it trains. Chosen: a large data set is tokenised in less, and a script that waits for what never
+comes must end."""
+_AGAIN = 3.0
+"""A trial may take so many times the seconds that the look took. Chosen: several ranks read the same disk."""
+MAPPED = ("micro_batch", "accumulation", "output_dir")
+"""What `--map` can name."""
+
+
+def look_at(
+    command: Sequence[str],
+    machine: Machine,
+    tell: Subscriber,
+    cancelled: Callable[[], bool],
+) -> Script:
+    """Run the script up to the moment at which it would begin to train, in one process, and report what it has.
+
+    UsageError, in one sentence, for a script that cannot be taken hold of.
+    """
+    tell(Note(f"Looking at {shown(' '.join(command))}: it runs up to the beginning of its training."))
+    folder = Path(tempfile.mkdtemp(prefix="ladder-look-"))
+    marker = run_marker(folder)
+    own = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "HF_TOKEN") if name in os.environ}
+    environment = {**rank_environment(machine), "HF_HUB_OFFLINE": "0", **own, RUN_MARKER: marker}
+    launcher = LocalLauncher(
+        marker=marker,
+        job={"model_config": None, "task": "", "preload": ["ladder.trial.script.running"], "operators": []},
+        environment=environment,
+        log=folder / "server.log",
+        cancelled=cancelled,
+    )
+    spec = TrialSpec(
+        trial="look",
+        folder=str(folder / "look"),
+        device=machine.device,
+        world_size=1,
+        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus[:1]),
+        model_config_json={},
+        task="causal-lm",
+        seq_len=1,
+        optimizer="adamw",
+        dtype="bf16",
+        deepspeed={"zero_optimization": {"stage": 0}},
+        candidates=(),
+        memory_limit=machine.memory_limit,
+        script=ScriptSpec(command=tuple(command), scratch=str(folder / "scratch")),
+    )
+    with closing(launcher):
+        run = launcher.run(spec, Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS), lambda *_: None)
+    script = Script(command=tuple(command), facts=_facts(run, folder))
+    shutil.rmtree(folder, ignore_errors=True)
+    return script
+
+
+def _facts(run: TrialRun, folder: Path) -> ScriptFacts:
+    if run.stop is not None and run.stop.kind == "cancelled":
+        raise InterruptedWaitError("The look at the script was interrupted.")
+    events = run.events[0] if run.events else []
+    for event in events:
+        if isinstance(event, LookedEvent):
+            return event.facts
+    log = folder / "look" / "rank0.log"
+    for event in events:
+        if isinstance(event, FailedEvent):
+            raise UsageError(f"The script cannot be tuned: {_in_words(event.message)} (its output is in {log}).")
+    if run.stop is not None and run.stop.kind == "environment":
+        raise EnvironmentFaultError(run.stop.sentence)
+    why = run.stop.sentence if run.stop is not None else "its process ended"
+    raise UsageError(f"The script cannot be tuned: it did not come to its training, {why} (its output is in {log}).")
+
+
+def _in_words(message: str) -> str:
+    """Without the type of an error of ours."""
+    ours = ("NotTakenHoldOfError: ", "WholeBatchesError: ", "UsageError: ")
+    name = next((name for name in ours if message.startswith(name)), "")
+    return shown(message.removeprefix(name).rstrip(".").partition("\n")[0])
+
+
+def introduction(script: Script) -> list[str]:
+    """What the look found, in sentences for the user."""
+    facts = script.facts
+    samples = "a stream" if facts.num_samples is None else f"{facts.num_samples:,} samples"
+    kind = {"trainer": "with the Trainer", "accelerate": "in a loop with accelerate", "deepspeed": "with DeepSpeed"}
+    part = facts.num_samples is None or facts.num_looked_at < facts.num_samples
+    said = [
+        f"It trains a {facts.model_class} ({parameters_in_words(facts.num_parameters)}) {kind[facts.kind]} on {samples}"
+        f"{f' ({facts.num_looked_at:,} looked at)' if part else ''}: {facts.mean_tokens:,.0f} tokens on average, "
+        f"{facts.longest:,} the longest. It took {facts.preparation_seconds:.1f} s to get there, which every trial "
+        "takes again."
+    ]
+    if facts.overrides:
+        said.append(f"Trials decide in the place of {' and '.join(facts.overrides)}.")
+    if facts.num_trainable < facts.num_parameters:
+        share = facts.num_trainable / facts.num_parameters
+        said.append(
+            f"Warning: it trains {share:.1%} of its parameters; predictions before the first trials are those of "
+            "training all of them, so the search may need more trials."
+        )
+    return said
+
+
+def shape_of(script: Script) -> ModelShape:
+    """The shape of the script's own model, with the parameters that it was seen to have."""
+    facts = script.facts
+    config = dict(facts.model_config_json)
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and "hidden_size" not in config:
+        config = {**text, "model_type": text.get("model_type", config.get("model_type"))}
+    path = str(config.get("_name_or_path") or facts.model_config_json.get("_name_or_path") or "")
+    name, source = (path, "folder" if Path(path).is_dir() else "hub") if path else (Path(facts.path).stem, "file")
+    try:
+        shape = shape_from_config(config, name=name, source=source)  # type: ignore[arg-type]
+    except ModelNotAccessibleError as error:
+        raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
+    scale = facts.num_parameters / shape.num_parameters
+    return replace(
+        shape,
+        num_parameters=facts.num_parameters,
+        num_matmul_parameters=round(shape.num_matmul_parameters * min(1.0, scale)),
+        note="",
+    )
+
+
+def global_batch_of(script: Script, mapped: Mapping[str, str], world_size: int) -> int:
+    """Sequences of an optimizer step of the script on `world_size` ranks, from its own settings."""
+
+    def told(name: str, otherwise: int) -> int:
+        text = option_in(script.command, mapped[name]) if name in mapped else None
+        try:
+            return otherwise if text is None else int(text)
+        except ValueError:
+            raise UsageError(f"--map {name}={mapped[name]}: {shown(text or '')} is not a number.") from None
+
+    return told("micro_batch", script.facts.micro_batch) * told("accumulation", script.facts.accumulation) * world_size
+
+
+def mapping_of(words: Sequence[str]) -> dict[str, str]:
+    """`micro_batch=--batch-size` and its like by what they name. UsageError for what is none."""
+    found = {}
+    for word in words:
+        name, equals, option = word.partition("=")
+        if name not in MAPPED or not equals or not option.startswith("-"):
+            raise UsageError(f"--map {shown(word)} is not NAME=--OPTION, with NAME one of {', '.join(MAPPED)}.")
+        found[name] = option
+    return found
+
+
+def task_of(script: Script) -> Task:
+    """From the class of its model."""
+    name = script.facts.model_class
+    if "MaskedLM" in name:
+        return "masked-lm"
+    return "seq2seq-lm" if script.facts.model_config_json.get("is_encoder_decoder") else "causal-lm"
+
+
+def dtype_in(script: Script, tell: Subscriber) -> Dtype | None:
+    """As the script says; None where it says nothing of 16 bits, which is told."""
+    if script.facts.dtype == "fp32":
+        tell(Note("The script does not ask for 16 bits; it is tuned, and is to be started, with them (--dtype)."))
+        return None
+    return script.facts.dtype
+
+
+def optimizer_in(script: Script) -> OptimizerName:
+    """What its optimizer counts as; another one than these keeps its own name in the trials."""
+    name = script.facts.optimizer.lower()
+    return next((known for known in ("adamw", "adam", "sgd") if known in name), "adamw")
+
+
+def suits_script(technique: Technique, script: Script) -> bool:
+    """Whether a script can be told of `technique` without a change to it."""
+    if technique.shares_sequences:
+        return False
+    return script.facts.kind == "trainer" or not technique.rank_module
+
+
+def script_spec(
+    workload: Workload, candidate: Candidate, machine: Machine, deepspeed: Mapping[str, Any], folder: Path
+) -> ScriptSpec | None:
+    """What the ranks of a trial of `candidate` are told of the workload's script; None without one."""
+    script = workload.script
+    if script is None:
+        return None
+    return ScriptSpec(
+        command=script.command,
+        scratch=str(folder / "scratch"),
+        arguments=script_arguments(workload, candidate, machine, deepspeed),
+        facts=script.facts,
+    )
+
+
+def script_arguments(
+    workload: Workload, candidate: Candidate, machine: Machine, deepspeed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """TrainingArguments of a trial: those that the answer's files would have, with its own accumulation."""
+    import importlib.metadata
+
+    settings = Settings(
+        model=workload.model.name,
+        shape=workload.model.name,
+        seq_len=workload.seq_len,
+        dtype=workload.dtype,
+        optimizer=workload.optimizer,
+        gradient_clipping=workload.gradient_clipping,
+        micro_batch=candidate.micro_batch,
+        accumulation=deepspeed["gradient_accumulation_steps"],
+        checkpoint_every=candidate.checkpoint_every,
+        checkpointing=candidate.checkpointing,
+        techniques=candidate.engine.techniques,
+        world_size=machine.world_size,
+        device=machine.device,
+        stage=candidate.engine.rung.stage,
+        environment={},
+        transformers=importlib.metadata.version("transformers"),
+        host_memory=0,
+        warnings=(),
+    )
+    arguments = trainer_arguments(settings, folder_less()) | {"deepspeed": dict(deepspeed)}
+    script = workload.script
+    if script is not None and not any(name in script.facts.optimizer.lower() for name in get_args(OptimizerName)):
+        arguments.pop("optim", None)  # its own, which ladder has no name for
+    return arguments
+
+
+def folder_less() -> Path:
+    """For arguments whose file is given as its content."""
+    return Path("deepspeed.json")
+
+
+def with_preparation(deadlines: Deadlines, workload: Workload) -> Deadlines:
+    """`deadlines` of a trial that runs a script up to its training first."""
+    if workload.script is None:
+        return deadlines
+    seconds = 60.0 + _AGAIN * workload.script.facts.preparation_seconds
+    return replace(deadlines, model=deadlines.model + seconds, total=deadlines.total + seconds)

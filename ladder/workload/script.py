@@ -1,0 +1,113 @@
+"""The user's own training script: what a look at it found, and the command that starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
+"""What a script trains with: the Trainer of transformers, or a loop of its own with accelerate or DeepSpeed."""
+
+
+class ScriptFacts(BaseModel):
+    """What a look at a script found, right before it would have begun to train."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ScriptKind
+    path: str
+    """Of the program's file."""
+    digest: str
+    """SHA-256 of that file."""
+    model_config_json: dict[str, Any]
+    model_class: str
+    num_parameters: int
+    num_trainable: int
+    micro_batch: int
+    """Of the script's own settings, as the accumulation, the dtype and all below."""
+    accumulation: int
+    dtype: Literal["bf16", "fp16", "fp32"]
+    optimizer: str
+    """As transformers names it, or the class of the script's own."""
+    gradient_clipping: float
+    longest: int
+    """Tokens of the longest sequence, as the model gets it."""
+    rows: int
+    """Sequences that the model gets of one sample: two where a pair is compared."""
+    mean_tokens: float
+    """Of a sample, without padding."""
+    num_samples: int | None
+    """None for a stream."""
+    num_looked_at: int
+    replays: bool = True
+    """Batches of any size can be made of its samples; otherwise it makes them in its own way."""
+    evaluates: bool = False
+    checkpoints: bool = False
+    """It saves so that it can resume."""
+    overrides: tuple[str, ...] = ()
+    """What it says itself and the trial decides, in words."""
+    modules: tuple[str, ...] = ()
+    """Installed modules that it imports."""
+    preparation_seconds: float = 0.0
+    """From its start to the beginning of training: imports, data set, weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script as part of a workload."""
+
+    command: tuple[str, ...]
+    """As it was typed."""
+    facts: ScriptFacts
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What changes whenever it trains something else. Times, which differ from look to look, are no part of it."""
+        facts = self.facts
+        return {
+            "command": list(self.command),
+            "kind": facts.kind,
+            "sha256": facts.digest,
+            "parameters": facts.num_parameters,
+            "samples": facts.num_samples,
+            "rows": facts.rows,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it, without the modules, which only the next trial needs."""
+        return {
+            "command": list(self.command),
+            "facts": self.facts.model_dump(mode="json", exclude={"modules", "model_config_json"}),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Script:
+        """The script that `as_dict` was called on, but for what that leaves out."""
+        facts = ScriptFacts.model_validate({**values["facts"], "model_config_json": {}})
+        return cls(command=tuple(values["command"]), facts=facts)
+
+
+def option_in(command: Sequence[str], option: str) -> str | None:
+    """The value that `command` gives to `option`, written with a space or with an equals sign; None without it."""
+    for word, following in zip(command, (*command[1:], None), strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following
+    return None
+
+
+def with_option(command: Sequence[str], option: str, value: str) -> tuple[str, ...]:
+    """`command` with another value for `option`, put at its end where it was not given."""
+    words, given = list(command), False
+    for place, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        if name == option:
+            given = True
+            if equals:
+                words[place] = f"{option}={value}"
+            elif place + 1 < len(words):
+                words[place + 1] = value
+    return tuple(words if given else [*words, option, value])
