@@ -274,7 +274,8 @@ def hold_deepspeed(grip: Grip) -> None:
         if is_called_by("accelerate"):
             return own(*arguments, **options)
         names = ("args", "model", "optimizer", "model_parameters", "training_data")
-        given: dict[str, Any] = dict(zip(names, arguments, strict=False)) | options
+        given: dict[str, Any] = {**options}
+        given |= zip(names, arguments, strict=False)
         said = _own_config(given)
         loader = _training_loader(loaders)
         if grip.is_look:
