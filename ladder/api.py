@@ -213,7 +213,8 @@ def tune(
     Raises a LadderError for everything expected. That nothing fits is a result, and an error only of `best`; but a
     model that is far from fitting by prediction is refused with a NothingFitsError before any trial.
     Ctrl-C and a notebook's stop button end it in good order, with a KeyboardInterrupt: what was measured is kept, and
-    the same call continues where it stopped. Pressed again, they end it at once. Off the main thread nothing interrupts it.
+    the same call continues where it stopped. Pressed again, they end it at once. Off the main thread nothing interrupts
+    it.
 
     Each of `callbacks` is called with every event of the tune, in the order in which things happen, on the thread that
     runs the tune, which waits for it. The events are frozen dataclasses; what they hold is to be read, not changed:
