@@ -134,8 +134,8 @@ def table(found: list[Result]) -> str:
         "| model | GPUs | memory limit each | first fit, tokens/s | answer, tokens/s | gain | tune took |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(
-            f"| {each.model} | {each.gpus} × {each.gpu} | {each.limit:.0f} GiB | {each.first_fit.brief} | {each.answer} "
-            f"| {each.gain:.1f}× | {each.seconds} s |"
+            f"| {each.model} | {each.gpus} × {each.gpu} | {each.limit:.0f} GiB "
+            f"| {each.first_fit.brief} | {each.answer} | {each.gain:.1f}× | {each.seconds} s |"
             for each in found
         ),
     ]
