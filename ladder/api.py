@@ -51,7 +51,7 @@ _SHOWN_COLUMNS = [
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tune that is over. In a notebook it shows itself."""
+    """The result of a tune. A notebook shows it as a table."""
 
     output: TuneOutput
     loaded: bool = False
@@ -76,7 +76,7 @@ class Tuned:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """Every candidate, a row each; trials.csv has the same columns. What is not known is missing (NaN or None).
+        """A row for each candidate; trials.csv has the same columns. What is not known is missing (NaN or None).
 
         What it is:
         - rung: its name, with techniques and knobs
@@ -104,12 +104,12 @@ class Tuned:
         Power:
         - utilisation: the GPUs' mean duty cycle, 0 to 1
         - watts: mean power of all GPUs together
-        - joules_per_token: watts by tokens_per_second
+        - joules_per_token: watts divided by tokens_per_second
 
         What was predicted, for candidates that were not tried:
         - predicted_tokens_per_second
-        - predicted_low: the lower end of that, believed with 90 %
-        - predicted_high: and its upper end
+        - predicted_low: it is slower than this with a probability of 10 %
+        - predicted_high: it is faster than this with a probability of 10 %
         - predicted_device_gib
         - predicted_fits: the probability that it fits
 
@@ -152,14 +152,14 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is to be expected, before anything is measured. In a notebook it shows itself."""
+    """The predictions for each rung, before anything is measured. A notebook shows them as a table."""
 
     facts: dict[str, Any]
     """Model, machine, workload, seconds that a tune would take, and the rungs."""
 
     @cached_property
     def rungs(self) -> pd.DataFrame:
-        """A row a rung, of the candidate that is expected to be its fastest. Memory is in GiB of one GPU.
+        """A row for each rung: the candidate that is predicted to be its fastest. Memory is in GiB of one GPU.
 
         - rung: its name
         - fits: yes, perhaps or no
@@ -213,7 +213,8 @@ def tune(
     Raises a LadderError for everything expected. That nothing fits is a result, and an error only of `best`; but a
     model that is far from fitting by prediction is refused with a NothingFitsError before any trial.
     Ctrl-C and a notebook's stop button end it in good order, with a KeyboardInterrupt: what was measured is kept, and
-    the same call goes on where it was. Pressed again, they end it at once. Off the main thread nothing interrupts it.
+    the same call continues where it stopped. Pressed again, they end it at once. Off the main thread nothing interrupts
+    it.
 
     Each of `callbacks` is called with every event of the tune, in the order in which things happen, on the thread that
     runs the tune, which waits for it. The events are frozen dataclasses; what they hold is to be read, not changed:
@@ -260,7 +261,7 @@ def verify(
 
 
 def load_run(path: str | Path) -> Tuned:
-    """The result of a tune from its run folder, as `tune` returned it, or as far as a running tune has come.
+    """The result of a tune from its run folder, as `tune` returned it; of a running tune, what is known so far.
 
     Nothing is locked or changed there. UsageError where there is no run, EnvironmentFaultError for a damaged one.
     """

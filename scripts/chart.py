@@ -51,8 +51,13 @@ class Candidate:
     tokens_per_second: float
 
     def __str__(self) -> str:
-        checkpointing = "checkpointing" if self.checkpointing else "no checkpointing"
-        return f"`{self.rung}`, micro-batch {self.micro_batch}, {checkpointing}: {self.tokens_per_second:,.0f}"
+        checkpointing = "on" if self.checkpointing else "off"
+        return f"`{self.rung}` ckpt={checkpointing} mb={self.micro_batch}: {self.tokens_per_second:,.0f}"
+
+    @property
+    def brief(self) -> str:
+        """Without what all steps of the recipe share."""
+        return f"`{self.rung}`: {self.tokens_per_second:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -126,11 +131,11 @@ def results() -> list[Result]:
 
 def table(found: list[Result]) -> str:
     lines = [
-        "| model | GPUs | limit each | first fit, tokens/s | answer, tokens/s | times as fast | wall time |",
+        "| model | GPUs | memory limit each | first fit, tokens/s | answer, tokens/s | gain | tune took |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(
-            f"| {each.model} | {each.gpus} × {each.gpu} | {each.limit:.0f} GiB | {each.first_fit} | {each.answer} "
-            f"| {each.gain:.1f} | {each.seconds} s |"
+            f"| {each.model} | {each.gpus} × {each.gpu} | {each.limit:.0f} GiB "
+            f"| {each.first_fit.brief} | {each.answer} | {each.gain:.1f}× | {each.seconds} s |"
             for each in found
         ),
     ]

@@ -162,6 +162,8 @@ def python_api(document: Mapping[str, Any]) -> str:
     returned = (_returned(function) for function in functions.values())
     results = {kind.__name__: kind for kind in returned if is_dataclass(kind) and isinstance(kind, type)}
     others = {name: value for name, value in public.items() if inspect.isclass(value) and name not in results}
+    raised = {name: kind for name, kind in others.items() if issubclass(kind, BaseException)}
+    events = {name: kind for name, kind in others.items() if name not in raised}
     unions = {name: value for name, value in public.items() if name not in functions | results | others}
     return (
         "\n\n".join(
@@ -174,8 +176,11 @@ def python_api(document: Mapping[str, Any]) -> str:
                 *(_class(name, kind) for name, kind in results.items()),
                 "## Events",
                 "A callback of `ladder.tune` is called with these.",
-                *(_class(name, kind) for name, kind in others.items()),
+                *(_class(name, kind) for name, kind in events.items()),
                 *(f"### {name}\n\n{_union(value)}" for name, value in unions.items()),
+                "## Errors",
+                "Each error has the [exit code](exit-codes.md) that the command would end with.",
+                table(("error", "meaning"), ((f"`{name}`", _about(kind)) for name, kind in raised.items())),
             ]
         )
         + "\n"
@@ -325,16 +330,36 @@ def _class(name: str, kind: type) -> str:
     members = []
     for member, value in vars(kind).items():
         if not member.startswith("_") and (inspect.isfunction(value) or _is_property(value)):
-            said = " ".join((inspect.getdoc(_getter(value)) or "").split())
-            members.append(f"- `{member}{'' if _is_property(value) else '()'}`{f': {said}' if said else ''}")
+            members.append(_member(f"`{member}{'' if _is_property(value) else '()'}`", _about(_getter(value))))
     if members:
         parts.append("\n".join(["Properties and methods:\n", *members]))
     return "\n\n".join(parts)
 
 
+def _member(name: str, documentation: str) -> str:
+    """A point of a list, with the lists of its documentation below it, each under its heading."""
+    text, *blocks = documentation.split("\n\n")
+    said = [text.replace("\n", " ")]
+    lines = []
+    for block in blocks:
+        heading, *points = block.splitlines()
+        if heading.startswith("- "):
+            lines += [f"    {point}" for point in (heading, *points)]
+        elif points and points[0].startswith("- "):
+            lines += [f"    - {heading}", *(f"        {point}" for point in points)]
+        else:
+            said.append(block.replace("\n", " "))
+    first = " ".join(filter(None, said))
+    return "\n".join([f"- {name}{f': {first}' if first else ''}", *lines])
+
+
 def _fields(kind: type) -> dict[str, str]:
     """The fields of a dataclass with their types as they are written."""
     return {name: str(annotation) for name, annotation in vars(kind).get("__annotations__", {}).items()}
+
+
+def _about(described: Any) -> str:
+    return inspect.getdoc(described) or ""
 
 
 def _is_property(value: Any) -> bool:

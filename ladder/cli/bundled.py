@@ -63,7 +63,7 @@ def models(listed: Listed) -> int:
 
 @takes(Listed)
 def machines(listed: Listed) -> int:
-    """List the bundled machines, for `ladder plan --machine` and for tunes on paper.
+    """List the bundled machines, for `ladder plan --machine` and for simulated tunes.
 
     A machine of your own is a YAML file with the same keys; `--machine FILE` takes it.
 

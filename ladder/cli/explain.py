@@ -40,9 +40,9 @@ def explain(
         ExplainFormat, typer.Option("--format", help="json: one document, with the columns of trials.csv.")
     ] = ExplainFormat.text,
 ) -> int:
-    """Say of every candidate whether it was measured, predicted or pruned, why, and in which trial.
+    """List every candidate: measured, predicted or pruned, why, and in which trial.
 
-    A pipe or a file gets one line a candidate, as long as it is.
+    In a pipe or a file each candidate has one line, however long.
 
     Examples:
 

@@ -38,9 +38,9 @@ def plan(options: PlanOptions, shown: Shown) -> int:
 
     The expected winner is the fastest rung that is predicted to fit; of several that may fit, only a tune can tell.
 
-    Needs no GPU. Memory is what has to be held; where there is room, the allocator keeps up to 40 % more. Speed is a
-    first guess: steps of small models and small micro-batches, which wait for their host, may take twice as long.
-    Without --machine or --host-memory, the host's memory is taken to be enough, and an NVMe drive to be there.
+    Needs no GPU. The memory is what a rung has to hold; where there is room, the allocator keeps up to 40 % more.
+    The speed is a first guess: steps of small models and small micro-batches may take twice as long, because the GPU
+    waits for its host. Without --machine or --host-memory, plan assumes enough host memory and an NVMe drive.
 
     Examples:
 

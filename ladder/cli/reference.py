@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
@@ -53,6 +54,8 @@ def _row(option: str, parameter: Parameter) -> str:
 
 
 def _shown(default: Any) -> str:
+    if isinstance(default, Enum):
+        default = default.value
     if isinstance(default, bool):
         return "on" if default else "off"
     return f"`{default}`" if isinstance(default, str | int | float | Path) else ""
@@ -66,6 +69,11 @@ def _values(parameter: Parameter) -> Iterator[str]:
     elif schema["type"] == "boolean":
         yield "a switch"
     else:
-        yield f"`{parameter.info.metavar or 'TEXT'}`"
+        yield f"`{parameter.info.metavar or ('PATH' if _takes_a_path(parameter.annotation) else 'TEXT')}`"
         bounds = {"at least": schema.get("minimum"), "at most": schema.get("maximum")}
         yield from (f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+
+
+def _takes_a_path(annotation: Any) -> bool:
+    """Whether `annotation` is a path, or has one inside, such as `list[Path] | None`."""
+    return annotation is Path or any(_takes_a_path(inside) for inside in get_args(annotation))

@@ -38,7 +38,7 @@ class Logged:
 def tune(options: TuneOptions, logged: Logged, shown: Shown) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
 
-    Started again, the same command goes on where it was.
+    If you interrupt it, the same command continues where it stopped.
 
     Examples:
 

@@ -130,7 +130,7 @@ class WorkloadOptions:
             "Sequences per optimizer step over all GPUs.",
             WORKLOAD,
             whole(1),
-            unset="128, or the next number that divides over them",
+            unset="128, rounded up to a multiple of the GPUs",
         ),
     ] = None
     dtype: Annotated[
@@ -160,7 +160,8 @@ class TuneOptions(WorkloadOptions):
     ] = None
     wait: Annotated[bool, Option("Wait for GPUs that another tune or process uses.", MACHINE)] = False
     launcher: Annotated[
-        LauncherName, Option("simulated: tune for a --machine that exists on paper. No trial is run.", MACHINE)
+        LauncherName,
+        Option("simulated: a simulator of --machine answers in place of the GPUs. No trial is run.", MACHINE),
     ] = "local"
     machine: Annotated[
         str | None,

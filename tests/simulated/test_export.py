@@ -275,6 +275,12 @@ def test_llama_factory_is_told_what_to_do(config: Path, document: dict[str, Any]
     assert (fragment["stage"], fragment["do_train"], fragment["finetuning_type"]) == ("sft", True, "full")
 
 
+def test_llama_factory_keeps_the_allocator_s_settings(config: Path, document: dict[str, Any]) -> None:
+    command = exported(document, config, "llama-factory").splitlines()[1]
+    assert command.startswith("#   OMP_NUM_THREADS=")
+    assert command.endswith(" OPTIM_TORCH=0 FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train your.yaml")
+
+
 def test_sbatch_asks_for_the_gpus_and_cores_that_were_measured(config: Path, document: dict[str, Any]) -> None:
     text = exported(document, config, "sbatch")
     asked = _asked_of_slurm(text)

@@ -144,6 +144,18 @@ def test_no_help_cuts_anything_off_at_80_columns(
     assert printed[80] == printed[400]
 
 
+def test_a_default_in_the_reference_is_what_is_typed() -> None:
+    text = reference(ladder_app)
+    assert "| `--format` | `html`, `markdown`, `csv` | `html` |" in text
+    assert re.findall(r"`\w*Format\.\w+`", text) == []
+
+
+def test_an_option_for_a_path_says_so_in_the_reference() -> None:
+    text = reference(ladder_app)
+    assert "| `RUNS` | `PATH` |" in text
+    assert "| `--model` | `TEXT` |" in text
+
+
 def test_the_reference_has_every_option_of_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     text = reference(ladder_app)
     assert main(["schema"]) == 0

@@ -37,5 +37,6 @@ class LlamaFactory(Exporter):
         if settings.gradient_checkpointing:
             fragment["use_reentrant_gc"] = False  # as it was measured
         notes = self.apply(settings, fragment)
-        run = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
+        # With OPTIM_TORCH, its default, it replaces the allocator's settings by its own.
+        run = f"OPTIM_TORCH=0 FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
         return opening_comment(settings, run) + as_text(notes) + to_yaml(fragment)
