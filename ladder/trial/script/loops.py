@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import accelerate
 import deepspeed
@@ -52,14 +52,13 @@ class Loop:
 
     def hold(self, loader: Any, move: Move) -> None:
         """Let `loader` give the trial's batches to the loop that iterates over it."""
-        loop, own = self, type(loader)
 
-        class Held(own):  # type: ignore[misc, valid-type]
-            def __iter__(self) -> Iterator[Any]:
-                return loop._real(super()) if loop.grip.spec.proof else loop._measured(self, move)
+        def iterated(own: Any, each: Any) -> Iterator[Any]:
+            if each is not loader:
+                return cast("Iterator[Any]", own(each))
+            return self._real(lambda: own(loader)) if self.grip.spec.proof else self._measured(loader, move)
 
-        Held.__name__ = own.__name__
-        loader.__class__ = Held
+        wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
 
     def _measured(self, loader: Any, move: Move) -> Iterator[Any]:
         """Batches as the measuring asks for them, in a thread of its own: the loop keeps the main one."""
@@ -73,14 +72,14 @@ class Loop:
         threading.Thread(target=measure, name="measuring", daemon=True).start()
         return subject.batches()
 
-    def _real(self, loader: Any) -> Iterator[Any]:
+    def _real(self, epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
         (candidate,) = self.grip.spec.candidates
         set_checkpointing(self.engine.module, candidate)
         steps = RealSteps(self.grip)
         try:
             while True:
-                own = iter(loader.__iter__())
+                own = epoch()
                 while True:
                     for micro_step in range(1, candidate.accumulation + 1):
                         with steps.loading():
@@ -213,10 +212,12 @@ def _place(thing: Any, things: tuple[Any, ...]) -> int:
 
 def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
     changes: dict[str, Any] = {"log_with": None, "fsdp_plugin": None, "project_dir": grip.script.scratch}
-    changes["cpu"] = grip.is_look or grip.spec.device == "cpu"
     if grip.is_look:
-        return changes | {"mixed_precision": "no", "deepspeed_plugin": None}
+        return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None}
+    # `cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more.
+    accelerate.PartialState(cpu=grip.spec.device == "cpu")
     return changes | {
+        "cpu": False,
         "mixed_precision": grip.spec.dtype,
         "deepspeed_plugin": accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed)),
         "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
@@ -274,8 +275,7 @@ def hold_deepspeed(grip: Grip) -> None:
         if is_called_by("accelerate"):
             return own(*arguments, **options)
         names = ("args", "model", "optimizer", "model_parameters", "training_data")
-        given: dict[str, Any] = {**options}
-        given |= zip(names, arguments, strict=False)
+        given = dict[str, Any](zip(names, arguments, strict=False)) | options
         said = _own_config(given)
         loader = _training_loader(loaders)
         if grip.is_look:
