@@ -49,7 +49,7 @@ _ERRORS = {name for name in __all__ if name.endswith("Error")}
 
 
 def __getattr__(name: str) -> Any:
-    """The API, imported when it is first used: `ladder --help` does without what it needs."""
+    """Import the API when it is first used, so that `ladder --help` is fast."""
     if name not in __all__:
         raise AttributeError(f"module 'ladder' has no attribute {name!r}")
     if name in _ERRORS:

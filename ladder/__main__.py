@@ -1,4 +1,4 @@
-"""`python -m ladder`: the command line, where no script of it is on PATH."""
+"""`python -m ladder`: the command line, for when the script `ladder` is not on PATH."""
 
 from __future__ import annotations
 

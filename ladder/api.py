@@ -1,4 +1,4 @@
-"""The Python API: what the commands do, as functions with typed results; `import ladder` shows it."""
+"""The Python API: the commands as functions with typed results. `import ladder` exports them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Tuned:
 
     output: TuneOutput
     loaded: bool = False
-    """It was read from its run folder, and the tune may have come to no end."""
+    """It was read from its run folder, and the tune may not have finished."""
     running: bool = False
     """The tune was still running when it was read."""
 
@@ -63,42 +63,42 @@ class Tuned:
     def best(self) -> Answer:
         """The proven answer.
 
-        Raises NothingFitsError if nothing fits, with what would; UsageError if nothing is proven yet, because the tune
-        still runs, was interrupted, or had too small a time budget.
+        Raises NothingFitsError if nothing fits, which says what would fit; UsageError if nothing is proven yet because
+        the tune still runs, was interrupted, or had too small a time budget.
         """
         found = self.output.result.best_so_far is not None
         if self.output.answer is None and (self.running or (self.loaded and found)):
             raise UsageError(f"Nothing is proven yet in {shown(self.output.run_dir)}; {self._how_to_prove()}.")
         with python_words(TuneOptions):
             require_answer(self.output.result)
-        assert self.output.answer is not None  # it is made of the result's
+        assert self.output.answer is not None  # it is made from the result's proof
         return self.output.answer
 
     @cached_property
     def trials(self) -> pd.DataFrame:
         """A row for each candidate; trials.csv has the same columns. What is not known is missing (NaN or None).
 
-        What it is:
+        The candidate:
         - rung: its name, with techniques and knobs
         - checkpointing: on, off, 1/2 (every second layer) or cpu (kept in host memory)
-        - micro_batch: sequences of a rank at once
-        - accumulation: micro-steps of an optimizer step
+        - micro_batch: sequences per rank in a micro-step
+        - accumulation: micro-steps per optimizer step
         - status: answer, measured, refused, predicted, pruned or unsupported
-        - outcome: how its trial ended (fits, gpu_oom, …); the status where there was none
+        - outcome: how its trial ended (fits, gpu_oom, …); the status if there was no trial
 
         Speed:
         - tokens_per_second: of all ranks together
         - proof_tokens_per_second: the same in its proof, if it had one
         - accumulate_seconds: of a micro-step without the optimizer
-        - boundary_seconds: of a micro-step with the optimizer's step
-        - step_seconds: of an optimizer step with its whole accumulation
+        - boundary_seconds: of a micro-step with the optimizer
+        - step_seconds: of a whole optimizer step, with accumulation
         - spread: half the interquartile range of the steps, as a fraction of their median
         - num_steps: how many optimizer steps were timed
 
-        Memory in GiB, of the fullest rank:
+        Memory in GiB, of the rank that uses most:
         - peak_allocated_gib: in PyTorch's tensors
-        - peak_reserved_gib: held by PyTorch's allocator
-        - peak_device_gib: all that the process holds, as NVML sees it
+        - peak_reserved_gib: reserved by PyTorch's allocator
+        - peak_device_gib: all memory of the process, according to NVML
         - host_gib: resident host memory, of all ranks together
 
         Power:
@@ -106,18 +106,18 @@ class Tuned:
         - watts: mean power of all GPUs together
         - joules_per_token: watts divided by tokens_per_second
 
-        What was predicted, for candidates that were not tried:
+        Predictions, for candidates that were not tried:
         - predicted_tokens_per_second
         - predicted_low: it is slower than this with a probability of 10 %
         - predicted_high: it is faster than this with a probability of 10 %
         - predicted_device_gib
         - predicted_fits: the probability that it fits
 
-        Where it comes from:
+        Source:
         - trial: the name of the trial that measured it
-        - trial_seconds: what that trial took, with all its candidates
-        - warnings: what the figures do not hold for
-        - why: one sentence on what became of it
+        - trial_seconds: how long that trial took, with all its candidates
+        - warnings: limits of these figures
+        - why: one sentence that explains its status
         """
         return frame(self.output.ledger, self.output.trial_seconds)
 
@@ -127,14 +127,14 @@ class Tuned:
         return self.output.run_dir / "report.html"
 
     def _how_to_prove(self) -> str:
-        return "the tune is still running" if self.running else "start the same tune again, and it goes on where it was"
+        return "the tune is still running" if self.running else "start the same tune again to continue it"
 
     def deepspeed_config(self) -> dict[str, Any]:
-        """What `deepspeed.initialize(config=…)` takes."""
+        """The configuration for `deepspeed.initialize(config=…)`."""
         return {key: value for key, value in best_config(self.best).items() if key != SECTION}
 
     def training_arguments(self) -> dict[str, Any]:
-        """What `transformers.TrainingArguments` takes beside your own: `TrainingArguments(output_dir, **…)`."""
+        """Arguments to add to your own: `transformers.TrainingArguments(output_dir, **…)`."""
         return trainer_arguments(self.best, Path("best_config.json")) | {"deepspeed": self.deepspeed_config()}
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class Planned:
     """The predictions for each rung, before anything is measured. A notebook shows them as a table."""
 
     facts: dict[str, Any]
-    """Model, machine, workload, seconds that a tune would take, and the rungs."""
+    """Model, machine, workload, the seconds that a tune would take, and the rungs."""
 
     @cached_property
     def rungs(self) -> pd.DataFrame:
@@ -164,7 +164,7 @@ class Planned:
         - rung: its name
         - fits: yes, perhaps or no
         - checkpointing: on, off, 1/2 (every second layer) or cpu (kept in host memory)
-        - micro_batch: sequences of a rank at once
+        - micro_batch: sequences per rank in a micro-step
         - parameters_gib: weights, and those gathered from other ranks
         - gradients_gib: gradients
         - optimizer_gib: master weights and the optimizer's states
@@ -173,7 +173,7 @@ class Planned:
         - buffers_gib: buckets, workspaces and the allocator's margin
         - outside_torch_gib: the CUDA context, NCCL and libraries
         - peak_gib: the sum of these parts
-        - upper_gib: it needs more than this with a probability of 1 %
+        - upper_gib: it needs more than this with a probability of only 1 %
         - host_gib: host memory of all ranks together
         - pinned_gib: the part of it that is page-locked
         - tokens_per_second: of all ranks together, a first guess
@@ -216,18 +216,18 @@ def tune(
     the same call continues where it stopped. Pressed again, they end it at once. Off the main thread nothing interrupts
     it.
 
-    Each of `callbacks` is called with every event of the tune, in the order in which things happen, on the thread that
-    runs the tune, which waits for it. The events are frozen dataclasses; what they hold is to be read, not changed:
+    Each of `callbacks` is called with every event of the tune, in order, on the thread that runs the tune, which waits
+    for it. The events are frozen dataclasses; do not change what they hold:
 
-    - `ladder.Note`: a sentence for the person who waits (`text`)
+    - `ladder.Note`: a sentence for the user (`text`)
     - `ladder.SearchBegins`: what is searched (`space`, `unsupported`), and what an earlier start measured (`records`)
     - `ladder.TrialBegins`: a trial is about to start (`spec`), and why (`reason`)
     - `ladder.RankReported`: one rank of the running trial (`rank`) has reported something (`event`)
-    - `ladder.TrialEnds`: a trial is over (`run`); what it says of its candidates is kept by now (`records`)
-    - `ladder.TuneEnds`: the files are written (`answer`, `stopped`, `interrupted`); not sent where an error is raised
+    - `ladder.TrialEnds`: a trial has ended (`run`), and its results are in the history (`records`)
+    - `ladder.TuneEnds`: the files are written (`answer`, `stopped`, `interrupted`); not sent if an error is raised
 
-    A callback that raises an exception does not end the tune: the exception is logged with its traceback by the logger
-    "ladder" (on stderr, unless the program configures logging), and this callback is called no more.
+    If a callback raises an exception, the tune continues: the exception is logged with its traceback by the logger
+    "ladder" (on stderr, unless the program configures logging), and this callback is not called again.
     """
     with python_words(TuneOptions):
         asked = _asked(TuneOptions, "tune", {"model": model, **options})
@@ -250,9 +250,9 @@ def plan(model: str, **options: Unpack[PlanArguments]) -> Planned:
 def verify(
     path: str | Path = "best_config.json", *, quiet: bool = False, **options: Unpack[VerifyArguments]
 ) -> Verification:
-    """Run the proof of fit again, as `ladder verify` does; `holds` and `slower` say how it went.
+    """Run the proof of fit again, as `ladder verify` does; see `holds` and `slower` of the result.
 
-    The options are those of the command. Ctrl-C ends it as it ends `tune`.
+    The options are those of the command. Ctrl-C works as for `tune`.
     """
     with python_words(VerifyOptions):
         asked = _asked(VerifyOptions, "verify", options)
@@ -263,10 +263,10 @@ def verify(
 def load_run(path: str | Path) -> Tuned:
     """The result of a tune from its run folder, as `tune` returned it; of a running tune, what is known so far.
 
-    Nothing is locked or changed there. UsageError where there is no run, EnvironmentFaultError for a damaged one.
+    Nothing is locked or changed there. UsageError if there is no run, EnvironmentFaultError if it is damaged.
     """
     folder = Path(path)
-    running = is_running(folder)  # first: a tune that ends meanwhile is complete when it is read
+    running = is_running(folder)  # checked first, so that a tune that ends now is read completely
     return Tuned(stored_output(folder), loaded=True, running=running)
 
 
@@ -276,11 +276,11 @@ def load_best_config(path: str | Path = "best_config.json") -> dict[str, Any]:
 
 
 def _asked(options: type[T], function: str, given: Mapping[str, Any]) -> T:
-    """What was given by name, as the command's options. UsageError for what is unknown or cannot be."""
+    """The options from keyword arguments. UsageError for unknown names and invalid values."""
     known = declared(options)
     if unknown := sorted(given.keys() - known.keys()):
         others = sorted(each.name for each in known.values() if not each.option.is_argument)
         near = difflib.get_close_matches(unknown[0], others, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(others)}."
+        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(others)}."
         raise UsageError(f"{function}() has no option {', '.join(unknown)}; {hint}")
     return gathered(options, checked_values(options, given))

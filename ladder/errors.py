@@ -1,27 +1,27 @@
-"""The errors a user can meet: one sentence saying what happened and what to do, and the exit code that goes with it."""
+"""The errors that a user can see: each has one sentence, which says what happened and what to do, and an exit code."""
 
 from __future__ import annotations
 
 EXIT_FOUND = 0
-"""Defined by every shell: success."""
+"""Defined by POSIX: success."""
 EXIT_BUG = 1
-"""Chosen: as Python exits after an exception that nobody caught."""
+"""Chosen: the exit code of Python after an uncaught exception."""
 
 
 class LadderError(Exception):
-    """Base of every expected failure; `exit_code` is what the command line returns."""
+    """Base class of all expected failures; the command line returns `exit_code`."""
 
     exit_code = EXIT_BUG
 
 
 class UsageError(LadderError):
-    """The request contradicts itself or cannot be met as asked."""
+    """The options contradict each other or cannot be met."""
 
     exit_code = 2
 
 
 class NothingFitsError(LadderError):
-    """Every candidate was tried or ruled out and none fits."""
+    """Every candidate was tried or ruled out, and none fits."""
 
     exit_code = 3
 
@@ -39,6 +39,6 @@ class ModelNotAccessibleError(LadderError):
 
 
 class SlowerThanPromisedError(LadderError):
-    """What was proven still fits, but is slower than its file promises, by more than the tolerance."""
+    """The answer still fits, but is slower than its file promises by more than the tolerance."""
 
     exit_code = 6

@@ -1,20 +1,20 @@
-"""Names, paths and what trials say, in messages: data that may hold anything."""
+"""Makes names, paths and the output of trials safe for messages, as they may contain anything."""
 
 from __future__ import annotations
 
 import re
 
 _SHORT_LINE = 14
-"""Cells. Chosen: within the 16 that tables have for a rung's name on a narrow terminal."""
+"""Characters. Chosen: within the 16 that tables have for a rung's name on a narrow terminal."""
 
 
 def shown(value: object) -> str:
-    """`value` for one line of text, control characters spelled out: no data breaks the line or drives the terminal."""
+    """`value` as one line of text with control characters escaped, so that it cannot change the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(value))
 
 
 def in_short_lines(rung: str) -> str:
-    """A rung's name in lines for a narrow column, parted where its words are."""
+    """A rung's name broken into lines for a narrow column, at its plus signs."""
     first, *words = re.split(r"(?=\+)", rung)
     lines = [first]
     for word in words:

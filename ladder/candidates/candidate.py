@@ -1,4 +1,4 @@
-"""Engines and candidates, and the keys they have in tables and files."""
+"""Engines and candidates, and their keys in tables and files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ladder.candidates.rungs import Knob, Rung
 from ladder.candidates.technique import SLOTS, Technique
 
 HALF = 2
-"""Partial checkpointing: every second layer is computed again. Chosen: the middle between all layers and none."""
+"""Partial checkpointing: every second layer is recomputed. Chosen: the middle between all layers and none."""
 CHECKPOINTING = {"off": (0, False), "on": (1, False), f"1/{HALF}": (HALF, False), "cpu": (1, True)}
-"""By name, `Candidate.checkpoint_every` and `Candidate.offload_activations`."""
+"""By name: `Candidate.checkpoint_every` and `Candidate.offload_activations`."""
 _CHECKPOINTING_NAMES = {kind: name for name, kind in CHECKPOINTING.items()}
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A rung plus DeepSpeed knobs that differ from our defaults, and techniques; one `deepspeed.initialize`."""
+    """A rung with techniques, and with DeepSpeed knobs that differ from our defaults: one `deepspeed.initialize`."""
 
     rung: Rung
     knobs: tuple[Knob, ...] = ()
@@ -31,7 +31,7 @@ class Engine:
         return "+".join([self.rung.name, *(technique.name for technique in self.techniques)])
 
     def having(self, technique: Technique) -> Engine:
-        """The same with `technique`, in the place of another one of its slot."""
+        """The same engine with `technique`, which replaces another one of the same slot."""
         others = [each for each in self.techniques if each.slot != technique.slot]
         in_order = sorted([*others, technique], key=lambda each: SLOTS.index(each.slot))
         return replace(self, techniques=tuple(in_order))
@@ -56,18 +56,18 @@ class Engine:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What the user has to know of it where it is not used as the plain rung is, numerics first."""
+        """What the user has to know before training with its techniques; those that change numerics come first."""
         in_order = sorted(self.techniques, key=lambda technique: not technique.changes_numerics)
         return tuple(technique.consent.caution for technique in in_order if technique.consent.caution)
 
     @property
     def states(self) -> str:
-        """The same for engines whose parameters, gradients and optimizer are kept alike: the rest are activations."""
+        """A key that is the same for engines that store parameters, gradients and optimizer states in the same way."""
         return replace(self, techniques=tuple(each for each in self.techniques if each.changes_states)).key
 
     @property
     def numerics(self) -> tuple[Technique, ...]:
-        """The techniques under which it trains in another way than the plain rung."""
+        """The techniques that change the numerics of training."""
         return tuple(technique for technique in self.techniques if technique.changes_numerics)
 
 
@@ -77,13 +77,13 @@ class Candidate:
 
     engine: Engine
     checkpoint_every: int
-    """Layers of which one is computed again in backward: 1 for each of them, 0 for none."""
+    """One of this many layers is recomputed in backward: 1 means every layer, 0 none."""
     micro_batch: int
-    """Sequences a rank takes at once, or all that share them."""
+    """Sequences per rank in a micro-step; with sequence parallelism, of all ranks together."""
     accumulation: int
-    """Micro-batches to one optimizer step."""
+    """Micro-batches per optimizer step."""
     offload_activations: bool = False
-    """What checkpointing keeps, the input of each layer, waits for backward in the host's memory."""
+    """Whether the checkpoints, the inputs of layers, are kept in host memory until backward."""
 
     @property
     def key(self) -> str:
@@ -95,54 +95,55 @@ class Candidate:
 
     @property
     def checkpointing(self) -> str:
-        """In a word: on, off, the share of the layers, or cpu where what is kept is offloaded."""
+        """The name in `CHECKPOINTING`: on, off, the share of the layers, or cpu if checkpoints are offloaded."""
         return checkpointing_name(self.checkpoint_every, self.offload_activations)
 
     @property
     def checkpointed(self) -> float:
-        """The share of the layers that are computed again."""
+        """The share of the layers that are recomputed."""
         return 1 / self.checkpoint_every if self.checkpoint_every else 0.0
 
     @property
     def setup(self) -> tuple[Engine, bool]:
-        """What all candidates of one trial have in common: the engine, and whether it accumulates.
+        """What all candidates of one trial must share: the engine, and whether it accumulates gradients.
 
-        An engine that does keeps gradients from micro-step to micro-step also for a candidate that does not, which
-        would seem to need more memory than it does. Stage 3 has room for them all in any case.
+        An engine that accumulates keeps gradients between micro-steps, so a candidate without accumulation would seem
+        to need more memory than it does. Stage 3 always allocates them.
         """
         return self.engine, self.accumulation > 1 or self.engine.rung.stage == 3
 
     def sequences(self, world_size: int) -> int:
-        """What all ranks together take in an optimizer step: the global batch."""
+        """The sequences of all ranks in an optimizer step: the global batch."""
         return self.micro_batch * self.accumulation * world_size // self.engine.ranks_of_a_sequence(world_size)
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether any layer is."""
+        """Whether any layer is checkpointed."""
         return self.checkpoint_every > 0
 
 
 def checkpointing_name(checkpoint_every: int, offload_activations: bool) -> str:
-    """As `Candidate.checkpointing`. KeyError for what no candidate has."""
+    """The name for `Candidate.checkpointing`. KeyError for a combination that no candidate has."""
     return _CHECKPOINTING_NAMES[checkpoint_every, offload_activations]
 
 
 def variant_name(checkpointing: str, micro_batch: int) -> str:
-    """What a candidate's key says beside its engine."""
+    """The part of a candidate's key after its engine."""
     return f"ckpt={checkpointing} mb={micro_batch}"
 
 
 def divisors(number: int) -> list[int]:
     """All divisors of `number`, ascending."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    # Each has a partner above the root: to count up to `number` itself takes hours for a large batch.
+    # Each has a partner above the root; trying all numbers up to a large batch would take hours.
     return sorted({*small, *(number // d for d in small)})
 
 
 def candidates_of(engine: Engine, sequences: int, micro_batches: Sequence[int]) -> Iterator[Candidate]:
-    """Candidates of `engine` that checkpoint all layers or none, at each micro-batch.
+    """Candidates of `engine` that checkpoint all layers or none, with each micro-batch.
 
-    `sequences` are those of an optimizer step that a rank takes, or all that share them; each micro-batch divides it.
+    `sequences` is the number per optimizer step and rank, or of all ranks with sequence parallelism; each micro-batch
+    divides it.
     """
     for every in (1, 0):
         for micro_batch in micro_batches:

@@ -1,4 +1,4 @@
-"""What a way of checkpointing is, beside all layers and none. Each stands in a module of `ladder/techniques/`."""
+"""The base class of ways of checkpointing besides all layers and none. Each has a module in `ladder/techniques/`."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from ladder.candidates.technique import Export
 
 
 class WayOfCheckpointing:
-    """One way; its numbers stand in `CHECKPOINTING` under its name."""
+    """One way of checkpointing; `CHECKPOINTING` has its numbers by its name."""
 
     name = ""
     """In a key: `ckpt=name`."""
     since = ""
-    """The version of transformers whose Trainer can be told of it."""
+    """The first version of transformers whose Trainer has a setting for it."""
     in_words = ""
-    """What a script sets on its model."""
+    """What a script must set on its model, in words."""
     is_more_frugal = False
-    """It takes less GPU memory than checkpointing all layers."""
+    """It needs less GPU memory than checkpointing all layers."""
 
     def suits(self, problem: Problem) -> bool:
-        """Whether candidates can be checkpointed so."""
+        """Whether it can be used for `problem`."""
         return True
 
     def candidates(
         self, problem: Problem, usual: Sequence[Candidate], peak: Callable[[Candidate], int]
     ) -> list[Candidate]:
-        """Those to try in addition to the `usual` ones of an engine; `peak` predicts the bytes of a rank."""
+        """Candidates to try in addition to the `usual` ones of an engine; `peak` predicts the bytes of a rank."""
         return [self.of(candidate) for candidate in usual if candidate.checkpointing == "on"]
 
     def of(self, candidate: Candidate) -> Candidate:
-        """`candidate`, checkpointed so."""
+        """`candidate` with this way of checkpointing."""
         every, offload = CHECKPOINTING[self.name]
         return replace(candidate, checkpoint_every=every, offload_activations=offload)
 
     def trainer_options(self) -> dict[str, Any]:
-        """Of the Trainer's `gradient_checkpointing_kwargs`."""
+        """Keys for the Trainer's `gradient_checkpointing_kwargs`."""
         return {}
 
     def export(self, program: str) -> Export | str:
-        """As `Technique.export`."""
+        """As in `Technique.export`."""
         return Export({})

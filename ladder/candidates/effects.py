@@ -1,4 +1,4 @@
-"""What a technique changes in the physics of a simulated machine."""
+"""What a technique changes on a simulated machine."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ class Effects:
     """How a model's kernels, its loss and its optimizer differ from those of plain transformers and AdamW."""
 
     norm_keeps: float = 1.0
-    """What an RMSNorm saves besides its output, of what the one in Python saves."""
+    """Bytes that an RMSNorm saves besides its output, relative to transformers' Python implementation."""
     keeps_gate: bool = True
-    """Whether a gated net saves the activated gate; if not, its backward works in place."""
+    """Whether a gated MLP saves the activated gate; if not, its backward works in place."""
     chunked_loss: bool = False
-    """Whether the loss takes the logits in pieces, and makes their gradients at once."""
+    """Whether the loss processes the logits in chunks and computes their gradients at once."""
     traffic: float = 1.0
-    """Bytes that element-wise kernels read and write."""
+    """Bytes that element-wise kernels read and write, relative to plain transformers."""
     kernels: float = 1.0
-    """How many kernels are started for a layer."""
+    """Kernel launches per layer, relative to plain transformers."""
     master_bytes: float = 4.0
-    """Of one parameter's master weight."""
+    """Bytes of a parameter's master weight."""
     moment_bytes: float = 4.0
-    """Of each of Adam's two moments."""
+    """Bytes of each of Adam's two moments of a parameter."""
     gradient_bytes: float = 4.0
-    """Of the copy of a gradient that the optimizer takes; 0 where it takes the 16-bit one."""
+    """Bytes of the optimizer's copy of a gradient; 0 if it uses the 16-bit gradient."""
     update_passes: float = 1.0
-    """Reading and writing in the optimizer, of what its widths ask for."""
+    """Memory traffic of the optimizer, relative to reading and writing each of its values once."""
     shares_sequence: bool = False
-    """Whether all ranks work on one sequence, each on its part."""
+    """Whether all ranks work on one sequence, each on a part (sequence parallelism)."""

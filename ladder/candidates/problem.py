@@ -1,4 +1,4 @@
-"""What is trained and what on: all that decides whether something can be tried."""
+"""What is trained, and on which machine: everything that decides whether a candidate can be tried."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Problem:
     host_memory: int
     """Bytes for all ranks together."""
     gpu_name: str | None = None
-    """As the driver gives it; the prior of the speed model."""
+    """As the driver reports it; the speed model starts from it."""
     num_cores: int = 16
-    """CPU cores of all nodes: CPU Adam's speed depends on them."""
+    """CPU cores of all nodes; the speed of CPU Adam depends on them."""
     num_nodes: int = 1
     nvme_path: str | None = None
-    """The folder of the NVMe rungs: what was measured in another one says nothing of this drive."""
+    """The folder for NVMe rungs: measurements in another folder may be of another drive."""

@@ -1,4 +1,4 @@
-"""The rungs: the documented ladder, and the steps beyond it."""
+"""The rungs: those of the documented ladder, and others beyond it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Device = Literal["none", "cpu", "nvme"]
 Knob = tuple[str, bool | int]
 
-# Step 7 of the documented ladder: what DeepSpeed's defaults spend on speed, given back. Upper bounds, in elements.
+# Step 7 of the documented ladder: smaller buffers than DeepSpeed's defaults, slower but with less memory. In elements.
 LEAN_KNOBS: tuple[Knob, ...] = (
     ("reduce_bucket_size", 10_000_000),
     ("stage3_max_live_parameters", 100_000_000),
@@ -17,10 +17,10 @@ LEAN_KNOBS: tuple[Knob, ...] = (
     ("sub_group_size", 100_000_000),
 )
 
-# DeepSpeed holds one NVMe buffer for each parameter that stays on the GPU for its next use or is fetched ahead of it,
-# and asserts when none is left. What it fetches ahead goes astray as soon as the order of the modules changes: when
-# gradient checkpointing is switched, or an evaluation comes between steps. So none may stay, and none comes early
-# (measured on a CPU: steps take 12 to 18 % longer, and never fail).
+# DeepSpeed needs an NVMe buffer for each parameter that it keeps on the GPU for reuse or prefetches, and fails with an
+# assertion if no buffer is left. It prefetches the wrong parameters when the order of modules changes, as when gradient
+# checkpointing is switched or an evaluation runs between steps. So both are off (measured on a CPU: steps take 12 to
+# 18 % longer, and never fail).
 _ONE_AT_A_TIME: tuple[Knob, ...] = (("stage3_max_reuse_distance", 0), ("stage3_prefetch_bucket_size", 0))
 
 
@@ -34,9 +34,9 @@ class Rung:
     offload_param: Device = "none"
     knobs: tuple[Knob, ...] = ()
     backend: str = "deepspeed"
-    """Who trains its engines."""
+    """The name of the backend that trains its engines."""
     documented: bool = True
-    """Part of the recipe that is walked by hand; the others lie beyond it."""
+    """Whether it is part of the documented ladder, the recipe that people follow by hand."""
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -44,21 +44,21 @@ class Rung:
 
     @property
     def states_on_gpu(self) -> bool:
-        """Whether ZeRO keeps optimizer states of its own, and on the GPU."""
+        """Whether ZeRO manages the optimizer states and keeps them on the GPU."""
         return self.stage > 0 and self.offload_optimizer == "none"
 
     @property
     def family(self) -> str:
-        """The same for rungs that differ in knobs only: the same stage, the same devices."""
+        """The same for rungs that differ only in knobs."""
         return f"{self.stage} {self.offload_optimizer} {self.offload_param}"
 
 
-# In the documented order: fastest claimed first, most frugal last.
+# In the documented order: the one said to be fastest first, the one with the least memory last.
 RUNGS: tuple[Rung, ...] = (
     Rung("zero0", 0),
     Rung("zero1", 1),
     Rung("zero2", 2),
-    # Gradients stay on the GPU until the boundary: they cross the bus once a step, not once a micro-step.
+    # Gradients stay on the GPU until the optimizer steps: they cross the bus once per step, not once per micro-step.
     Rung("zero1+opt-cpu", 1, "cpu", documented=False),
     Rung("zero2+opt-cpu", 2, "cpu"),
     Rung("zero3", 3),

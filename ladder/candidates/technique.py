@@ -1,7 +1,7 @@
-"""What a technique is: something an engine can have beside its rung. Each stands in a module of `ladder/techniques/`.
+"""The base class of techniques, which an engine can have besides its rung. Each has a module in `ladder/techniques/`.
 
-Everybody else asks these methods and names no technique. Each default is what a technique without a say in the matter
-answers, so that a technique's own module holds only what is special about it.
+All other code calls these methods and names no technique. The defaults change nothing, so a technique's module contains
+only what is special about it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Slot = Literal["kernels", "sequences", "numerics"]
 SLOTS: tuple[Slot, ...] = ("kernels", "sequences", "numerics")
-"""An engine has at most one technique of each; in this order they stand in its key."""
+"""An engine has at most one technique per slot; its key lists them in this order."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,24 @@ class Library:
     distribution: str
     module: str
     since: str = ""
-    """The least version; empty where any will do."""
+    """The oldest version that works; empty for any."""
 
 
 @dataclass(frozen=True)
 class Consent:
-    """Who decides that a technique is tried."""
+    """Whether a technique is tried by default or only if the user allows it."""
 
     switch: str = ""
-    """The option `--SWITCH/--no-SWITCH`: unless told otherwise, tried where its libraries are installed."""
+    """The name of its option `--SWITCH/--no-SWITCH`; by default it is tried if its libraries are installed."""
     help: str = ""
-    """Of that option."""
+    """The help of that option."""
     unset: str = ""
-    """What happens where the option is not given, in a few words."""
+    """What happens if the option is not given, in a few words."""
     caution: str = ""
-    """Of a technique that `--allow NAME` permits: what the user should know before training with it."""
+    """For a technique that needs `--allow NAME`: what the user should know before training with it."""
 
     def option(self, name: str) -> str:
-        """What asks for the technique called `name`."""
+        """The option that asks for the technique called `name`."""
         return f"--{self.switch}" if self.switch else f"--allow {name}"
 
 
@@ -56,85 +56,85 @@ class Terms:
     """The coefficients of a candidate's memory and time that a technique can change."""
 
     tokens: int
-    """Of a micro-step on one rank."""
+    """Tokens of a micro-step on one rank."""
     norms: float
-    """Bytes that a block's norms keep of each hidden value."""
+    """Bytes that a block's norms save per hidden value."""
     attention: float
-    """Bytes that a block's attention keeps of a token."""
+    """Bytes that a block's attention saves per token."""
     net: float
-    """Bytes that a block's feed-forward net keeps of each of its values."""
+    """Bytes that a block's feed-forward net saves per intermediate value."""
     tail: float
-    """Bytes that the final norm keeps of each hidden value."""
+    """Bytes that the final norm saves per hidden value."""
     loss: float
     """Bytes of logits and loss."""
     passing: float = 0.0
-    """Bytes of a token that exist only while its block is computed again."""
+    """Bytes per token that exist only while a block is recomputed."""
     master: float = 4.0
     """Bytes of a master weight."""
     moment: float = 4.0
     """Bytes of each of Adam's two moments of a weight."""
     fp32_gradient: float = 4.0
-    """Bytes of the copy of a gradient that the optimizer takes; 0 where it takes the gradient itself."""
+    """Bytes of the optimizer's copy of a gradient; 0 if it uses the gradient itself."""
     update_traffic: float = 60.0
-    """Bytes that an optimizer step on the GPU reads and writes for each parameter: states, master, gradients in both
-    widths, norm (derived)."""
+    """Bytes per parameter that an optimizer step on the GPU reads and writes: states, master weights, gradients in 16
+    and 32 bits, and the gradient norm (derived)."""
     exchange: float = 0.0
     """Bytes that a rank sends in a micro-step besides gradients and parameters."""
     compute: float = 1.0
     """Seconds of computing, relative to the usual kernels."""
     doubts: tuple[tuple[str, float], ...] = ()
-    """Standard deviations, as logarithms, of what the technique leaves unknown about the seconds, by name."""
+    """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
     loss_doubt: tuple[str, float] = ("logits", 0.12)
-    """The same of `loss`."""
+    """The unknown of `loss`, in the same form."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export for one training program says about a technique."""
+    """What an export for one training program contains for a technique."""
 
     changes: Mapping[str, Any]
-    """Keys of the program's own file; None takes one away."""
+    """Keys of the program's own file; a key with the value None is removed."""
     note: str = ""
-    """A comment in the file."""
+    """A comment for the file."""
 
 
 @dataclass(frozen=True)
 class TrainerOnly:
-    """What a Trainer script has to know where no other script could train as it was measured."""
+    """A note for an answer that only a Trainer script can train as it was measured."""
 
     sentence: str
     demands: tuple[str, ...]
 
 
 class Technique:
-    """One technique. Instances have no state: two of one class are the same."""
+    """One technique. Instances have no state, so two of one class are equal."""
 
     name = ""
-    """In a key, behind a plus: `+name`. In best_config.json, a key with underscores."""
+    """In a key: `+name`. In best_config.json, with underscores."""
     title = ""
-    """In a sentence."""
+    """Its name in a sentence."""
     slot: Slot = "kernels"
     consent = Consent()
     libraries: tuple[Library, ...] = ()
     rank_module = ""
-    """Of its half in the ranks, which offers a `RankTechnique` as `TECHNIQUE`; empty where ranks need none."""
+    """The module with its part for the ranks, a `RankTechnique` named `TECHNIQUE`; empty if ranks need none."""
     effects = Effects()
-    """What it does on a machine on paper, from other sources than `costs`: they are to disagree where one is wrong."""
+    """Its effects on a simulated machine. They come from other sources than `costs`, so that one can test the other."""
     why_not = ""
-    """Why it might have no effect: what it needs, for the end of a sentence."""
+    """What it needs in order to have an effect, for the end of an error message."""
 
     changes_states = False
-    """Parameters, gradients or optimizer states are kept in another way."""
+    """It changes how parameters, gradients or optimizer states are stored."""
     changes_blocks = False
-    """A block keeps other activations."""
+    """It changes which activations a block saves."""
     changes_numerics = False
-    """It trains in another way than the plain rung; losses are compared with the plain rung's under the same."""
+    """It changes the numerics of training. Losses are then compared with the plain engine's with the same technique."""
     shares_sequences = False
-    """All ranks work on the same sequences, each on its part of them."""
+    """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     breaks_as_one = False
-    """What is broken on one engine is broken on all."""
+    """If it fails with one engine, it fails with all."""
     is_tried_everywhere = True
-    """On each rung that it suits; otherwise `engines` says where."""
+    """It is tried on every rung that it suits; otherwise `engines` decides."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other)
@@ -147,13 +147,13 @@ class Technique:
 
     @property
     def key(self) -> str:
-        """In best_config.json."""
+        """Its key in best_config.json."""
         return self.name.replace("-", "_")
 
     # Whether it can be tried
 
     def refusal(self, workload: Workload, device: str) -> str:
-        """Why it can train nothing of `workload` on `device`: a sentence for who asked for it. Empty if it can."""
+        """Why it cannot be used for `workload` on `device`: a sentence for a user who asked for it. Empty if it can."""
         return ""
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
@@ -161,14 +161,14 @@ class Technique:
         return True
 
     def engines(self, problem: Problem, engines: Sequence[Engine], peak: Callable[[Candidate], int]) -> list[Engine]:
-        """Of a technique that is not tried everywhere: those of `engines` that are worth trying with it, having it.
+        """If it is not tried everywhere: those of `engines` that are worth trying with it, with the technique added.
 
         `peak` predicts the bytes of a rank.
         """
         return []
 
     def advice(self, workload: Workload, *, installed: bool) -> str:
-        """A sentence for who did not ask: that it is tried, or that it would be worth installing. Empty for none."""
+        """A sentence for a user who did not ask for it: that it is tried, or is worth installing. Empty for none."""
         return ""
 
     # What it changes
@@ -180,10 +180,10 @@ class Technique:
         """The candidate's `terms` with this technique."""
         return terms
 
-    # What training with it takes
+    # What training with it needs
 
     def environment(self, world_size: int) -> dict[str, str]:
-        """Variables that the training needs."""
+        """Environment variables that the training needs."""
         return {}
 
     def trainer_arguments(self) -> dict[str, Any]:
@@ -191,20 +191,20 @@ class Technique:
         return {}
 
     def optimizer(self, name: str) -> str:
-        """What a script calls to make the optimizer called `name`; empty where it is the usual one."""
+        """The call with which a script creates the optimizer called `name`; empty if it is the usual one."""
         return ""
 
     def first_call(self) -> str:
-        """What a script calls on its `model` before DeepSpeed or accelerate gets it; empty for nothing."""
+        """The call that a script makes on its `model` before passing it to DeepSpeed or accelerate; empty for none."""
         return ""
 
     def only_the_trainer(self, world_size: int) -> TrainerOnly | None:
-        """Of a technique that only the Trainer can be told of, through the environment; None where any script can."""
+        """A note if only a Trainer script can use it, through the environment; None if any script can."""
         return None
 
     def export(self, program: str) -> Export | str:
-        """What an export for `program` says beside the Trainer's arguments, or why there can be none.
+        """What an export for `program` contains besides the Trainer's arguments, or why it is impossible.
 
-        The reason is a sentence without its full stop, and says which other export to take.
+        The reason is a sentence without its full stop that names another export to use.
         """
         return Export({})

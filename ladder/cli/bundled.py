@@ -1,4 +1,4 @@
-"""`ladder models` and `ladder machines`: what ladder knows by name."""
+"""`ladder models` and `ladder machines`: lists of the bundled models and machines."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def machines(listed: Listed) -> int:
 
 
 def _print(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]], listed: Listed) -> int:
-    """`rows` as JSON, or `columns` as a table: words at the left, figures at the right."""
+    """Print `rows` as JSON, or `columns` as a table with words left-aligned and figures right-aligned."""
     if listed.output_format == "json":
         typer.echo(json.dumps(rows, indent=2))
         return EXIT_FOUND

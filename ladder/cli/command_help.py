@@ -1,4 +1,4 @@
-"""The help of a command: its options in panels, and every word of it whole at any width."""
+"""The help of a command: its options in panels, with nothing cut off at any width."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NAMES_WIDTH = 30
 
 
 class PanelledCommand(TyperCommand):
-    """A command whose help cuts nothing off, and in which `[default: 128]` stays as it is written.
+    """A command whose help shows long names and texts such as `[default: 128]` in full.
 
-    typer's own takes square brackets for rich's markup, and cuts long names at 80 columns.
+    typer's own help treats square brackets as rich's markup, and cuts long names at 80 columns.
     """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help on stdout."""
-        from rich.console import Console, Group  # here: only help needs it
+        from rich.console import Console, Group  # imported here because only the help needs it
         from rich.padding import Padding
         from rich.panel import Panel
         from rich.text import Text
@@ -37,7 +37,7 @@ class PanelledCommand(TyperCommand):
 
 
 def _panels(params: list[Any]) -> dict[str, list[Any]]:
-    """The parameters by panel, in the order in which panels first occur, between arguments and options without one."""
+    """The parameters by panel: arguments first, then panels in the order of their first option, then other options."""
     panels: dict[str, list[Any]] = {"Arguments": []}
     others: list[Any] = []
     for each in params:
@@ -51,7 +51,7 @@ def _is_argument(param: Any) -> bool:
 
 
 def _record(param: Any, ctx: Any) -> tuple[str, str] | None:
-    """The names of a parameter, and what it does; None if it is hidden."""
+    """The names and the help of a parameter; None if it is hidden."""
     record: tuple[str, str] | None = param.get_help_record(ctx)
     if record is None or not _is_argument(param):
         return record
@@ -59,7 +59,7 @@ def _record(param: Any, ctx: Any) -> tuple[str, str] | None:
 
 
 def _row(names: str, text: str) -> Any:
-    """An option: its names, and beside or below them what it does."""
+    """A row of the help: an option's names, with its help beside or below them."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Where tables are printed: stdout, as wide as whoever reads it."""
+"""The console on stdout for tables."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _WIDTH_OF_A_FILE = 160
 
 
 def stdout_console() -> Console:
-    """As wide as the terminal; a file or a pipe has room for every column."""
+    """As wide as the terminal; for a file or a pipe, wide enough for every column."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, highlight=False)

@@ -1,4 +1,4 @@
-"""Declared options on the command line: a command takes dataclasses, and typer the parameters that follow from them."""
+"""Declared options on the command line: turns dataclasses of options into parameters for typer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ladder.tuning.declaring import Declared, declared, gathered
 
 
 def takes(*dataclasses: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Makes a command of a function that takes one of each of `dataclasses`, whose options are then the command's.
+    """Turns a function that takes one instance of each of `dataclasses` into a command with all their options.
 
-    What was typed is not checked beyond its type: `declaring.checked` does that, for Python callers too.
+    Only the types of values are checked here; `declaring.checked` checks the rest, for Python callers too.
     """
     known = [declared(each) for each in dataclasses]
 
@@ -41,7 +41,7 @@ def _value(option: Declared, typed: Any) -> Any:
 
 
 def _parameter(option: Declared) -> inspect.Parameter:
-    """What typer has to know of `option`: a parameter with a type, a default and a note."""
+    """`option` as a parameter for typer, with a type, a default and an annotation."""
     kind = option.kind
     typed = list[kind.typed] if option.several else kind.typed  # type: ignore[name-defined]
     if option.several or option.may_be_none:
@@ -82,7 +82,7 @@ def _option(option: Declared) -> Any:
 
 
 def completion(names: Callable[[], Iterable[str]] | None) -> Callable[[str], list[str]] | None:
-    """What a shell's completion calls with what is typed so far; None leaves it to the type."""
+    """The function that shell completion calls with the text so far; None leaves completion to the type."""
     if names is None:
         return None
 

@@ -1,4 +1,4 @@
-"""ladder.yaml: a file of defaults for the commands' options, and the JSON schema of it."""
+"""ladder.yaml: a file with defaults for the commands' options, and its JSON schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
 class Parameter(NamedTuple):
-    """An option or argument of a command: the parameter it sets, its type, what typer was told of it, its default."""
+    """An option or argument of a command: its Python parameter, its type, typer's information and its default."""
 
     name: str
     annotation: Any
@@ -33,24 +33,24 @@ class Parameter(NamedTuple):
 
 
 def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, Any]]:
-    """The defaults in `path` by command and parameter, for click; empty where there is no such file.
+    """The defaults in `path` by command and parameter, for click; empty if there is no such file.
 
-    UsageError for what no command knows: a default that is misspelt must not be silently ignored.
+    UsageError for an unknown command or option: a misspelt default must not be silently ignored.
     """
     try:
         written = path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
-    import yaml  # most folders hold no such file, and every command would wait for it
+        raise UsageError(f"{path} cannot be read ({error.strerror}); correct its permissions or remove it.") from None
+    import yaml  # imported here because it is slow, and most folders have no such file
 
     try:
         content = yaml.safe_load(written.decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
     except RecursionError:
-        raise UsageError(f"{path} is nested too deeply; it takes commands, and their options.") from None
+        raise UsageError(f"{path} is nested too deeply; it may contain commands, and their options.") from None
     if content is None:
         return {}
     options = {command: dict(options_of(app, command)) for command in commands_of(app)}
@@ -67,7 +67,7 @@ def read_defaults(app: typer.Typer, path: Path = FILE) -> dict[str, dict[str, An
 def naming_the_file(
     app: typer.Typer, defaults: Mapping[str, Mapping[str, Any]], typed: Sequence[str], sentence: str
 ) -> str:
-    """`sentence` of an error; where it names options that the file sets and nobody typed, it says so at its end."""
+    """`sentence` of an error. If it names options that the file sets and the user did not type, it says so."""
     command = next((word for word in typed if word in defaults), None)
     if command is None:
         return sentence
@@ -100,7 +100,7 @@ def schema_command(app: typer.Typer) -> Any:
     """`ladder schema` for `app`."""
 
     def print_schema() -> int:
-        """Print the JSON schema of ladder.yaml, the file of defaults that lies where ladder is started.
+        """Print the JSON schema of ladder.yaml, the file of defaults in the current folder.
 
         Examples:
 
@@ -121,7 +121,7 @@ def options_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]
     """The options of `command` by their long names without dashes."""
     for parameter in _parameters_of(app, command):
         if isinstance(parameter.info, OptionInfo):
-            # In an annotation the first name stands where a default would; a switch names its opposite, too.
+            # In an annotation, typer stores the first name as the default; a switch also names its opposite.
             given = [str(each).split("/")[0] for each in (parameter.info.default, *(parameter.info.param_decls or ()))]
             names = [each for each in given if each.startswith("-")]
             longest = max(names or [f"--{parameter.name.replace('_', '-')}"], key=len)
@@ -129,14 +129,14 @@ def options_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]
 
 
 def arguments_of(app: typer.Typer, command: str) -> Iterator[tuple[str, Parameter]]:
-    """The arguments of `command`, which are typed without a name, by what stands for them in a help."""
+    """The positional arguments of `command`, by their placeholders in the help."""
     for parameter in _parameters_of(app, command):
         if not isinstance(parameter.info, OptionInfo):
             yield parameter.info.metavar or parameter.name.upper(), parameter
 
 
 def _parameters_of(app: typer.Typer, command: str) -> Iterator[Parameter]:
-    # Not typing.get_type_hints, which in Python 3.10 makes other types of those that have None for a default.
+    # Not typing.get_type_hints, which in Python 3.10 changes the types of parameters with the default None.
     for name, parameter in inspect.signature(commands_of(app)[command], eval_str=True).parameters.items():
         for info in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(info, ParameterInfo):
@@ -144,7 +144,7 @@ def _parameters_of(app: typer.Typer, command: str) -> Iterator[Parameter]:
 
 
 def _kind(parameter: Parameter) -> Any:
-    """The type of a value that is given."""
+    """The type of the parameter without None."""
     if get_origin(parameter.annotation) not in (Union, UnionType):
         return parameter.annotation
     return next(kind for kind in get_args(parameter.annotation) if kind is not type(None))
@@ -157,15 +157,15 @@ def takes_several(parameter: Parameter) -> bool:
 
 def _property(parameter: Parameter) -> dict[str, Any]:
     found = schema_of_value(parameter)
-    if takes_several(parameter):  # one of them may stand without brackets
+    if takes_several(parameter):  # a single value may be written without brackets
         found = {"anyOf": [{"type": "array", "items": found}, found]}
     return {**found, "description": parameter.info.help or ""}
 
 
 def schema_of_value(parameter: Parameter) -> dict[str, Any]:
-    """The schema of a value of the option; of one value, where it takes several."""
+    """The schema of the option's value; of one value if it takes several."""
     kind = get_args(_kind(parameter))[0] if takes_several(parameter) else _kind(parameter)
-    if parameter.info.parser is not None:  # a size or a duration, which need their units
+    if parameter.info.parser is not None:  # a size or a duration, which needs its unit
         return {"type": "string"}
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
@@ -179,18 +179,18 @@ def _known(name: Any, known: Mapping[str, Any], problem: str) -> Any:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}."
     raise UsageError(f"{problem} {shown(name)}; {hint}")
 
 
 def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{where} has to be a mapping, such as `tune: {{gpus: 4}}`.")
+        raise UsageError(f"{where} must be a mapping, such as `tune: {{gpus: 4}}`.")
     return value
 
 
 def _as_typed(value: Any) -> Any:
-    """As if it had been typed on the command line, so that options check it in one way."""
+    """`value` as it would be typed on the command line, so that it is checked in the same way."""
     if isinstance(value, list):
         return [_as_typed(each) for each in value]
     return value if isinstance(value, bool) or value is None else str(value)

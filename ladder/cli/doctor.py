@@ -1,4 +1,4 @@
-"""`ladder doctor`: can this machine run trials, and what to do where it cannot."""
+"""`ladder doctor`: checks whether this machine can run trials, and says what to do if it cannot."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _print(check: Check) -> None:
 
 
 def _as_json(checks: list[Check], failed: list[str]) -> str:
-    """For others to read: without the user's home, and without any value that a secret of the environment has."""
+    """The checks as JSON that can be shared: without the path of the user's home and values of secret variables."""
     from ladder.launch.secrets import blanked_secrets
 
     text = json.dumps({"failed": failed, "checks": [asdict(check) for check in checks]}, indent=2)

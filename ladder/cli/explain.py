@@ -1,4 +1,4 @@
-"""`ladder explain`: the ledger of a tune, and why a rung is not its answer."""
+"""`ladder explain`: prints the ledger of a tune, or why a rung is not its answer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _explain(run: Path | None, why: str | None, top: int | None, rung: str | Non
         if name is not None:
             check_rungs([name], option, or_engines=True)
     if why is not None and (top is not None or rung is not None or as_json):
-        raise UsageError("--why prints one sentence about one rung; leave out --top, --rung and --format.")
+        raise UsageError("--why prints only one sentence about one rung; leave out --top, --rung and --format.")
     folder = run if run is not None else newest_run()
     stored = read_run(folder)
     on_paper = is_simulated(stored.facts)
@@ -107,11 +107,11 @@ def _say_why(rung: str, entries: list[Entry], stored: StoredRun) -> None:
     try:
         typer.echo(why_not(rung, entries, stored.space))
     except ValueError as error:
-        raise UsageError(f"{error}; it was tuned with other options for rungs and techniques.") from None
+        raise UsageError(f"{error}; tune again with options that include it.") from None
 
 
 def _print(entries: list[Entry], shown: list[Entry], stored: StoredRun) -> None:
-    """`shown` of the `entries`, and how many there are of each kind."""
+    """Print the entries in `shown`, and how many of `entries` there are of each kind."""
     from ladder.cli.console import stdout_console
     from ladder.cli.ledger_view import print_entries
     from ladder.report.summary import and_knobs, tried
@@ -141,14 +141,14 @@ def _document(folder: Path, stored: StoredRun, entries: list[Entry], *, on_paper
 
 
 def newest_run() -> Path:
-    """The run under ./ladder-runs that was tuned last. UsageError where there is none."""
+    """The run folder in ./ladder-runs that a tune used last. UsageError if there is none."""
     folders = [path.parent for path in _RUNS.glob("*/journal.log")]
     if not folders:
-        raise UsageError(f"There is no run under ./{_RUNS}; name the run folder, or start `ladder tune` first.")
+        raise UsageError(f"There is no run in ./{_RUNS}; name the run folder, or start `ladder tune` first.")
     return max(folders, key=_last_tuned)
 
 
 def _last_tuned(folder: Path) -> float:
-    """When a tune last began there or added to it: one that finds everything in its history writes only its lock."""
+    """When a tune last began there or added a record. A tune that has nothing left to measure writes only its lock."""
     files = (folder / "journal.log", folder / "lock")
     return max(file.stat().st_mtime for file in files if file.exists())

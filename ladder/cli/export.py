@@ -1,4 +1,4 @@
-"""`ladder export`: the answer in the words of another training program."""
+"""`ladder export`: writes the answer in the format of another training program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ladder.tuning.option_kinds import one_of
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What is exported, and where to."""
+    """What to export, and where to."""
 
     config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
     target: Annotated[str, Option("Which program.", kind=one_of(EXPORTERS), flag="--for")] = "trainer"
@@ -43,7 +43,7 @@ def export(asked: Exported) -> int:
     if output is not None:
         require_file_name(output, "exported.yaml")
         if output.resolve() == asked.config.resolve():
-            raise UsageError(f"--output {shown(output)} is the answer itself, which is kept; name another file.")
+            raise UsageError(f"--output {shown(output)} would replace the answer; name another file.")
     text = exported(load_best_config(asked.config), asked.config, asked.target)
     if output is None:
         typer.echo(text, nl=False)

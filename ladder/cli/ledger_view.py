@@ -1,4 +1,4 @@
-"""The ledger as `ladder explain` prints it: as a table, as lines where a terminal is narrow, unwrapped for a pipe."""
+"""The ledger as `ladder explain` prints it: a table, paragraphs on a narrow terminal, or one line each for a pipe."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDE_ENOUGH = 120
-"""Columns from which the reason stands in the table. Chosen by eye."""
+"""Terminals with at least this many columns get a table. Chosen by eye."""
 _COLUMNS = ("rung", "ckpt", "mb", "status", "tokens/s", "proof", "GiB", "trial")
 _NUMBERS = frozenset({"mb", "tokens/s", "proof", "GiB"})
 
 
 def print_entries(entries: Sequence[Entry], console: Console) -> None:
-    """All of them, each with its whole reason."""
+    """Print all entries with their full reasons."""
     if not console.is_terminal:
         for line in unwrapped(entries):
             console.file.write(f"{line}\n")
@@ -32,12 +32,12 @@ def print_entries(entries: Sequence[Entry], console: Console) -> None:
 
 
 def fastest_first(entries: Sequence[Entry], number: int) -> list[Entry]:
-    """`number` of them: the answer, the fastest that fit, measured or predicted, then what needs least memory."""
+    """The first `number` entries: the answer, then the fastest that fit or are likely to, then by least memory."""
     return sorted(entries, key=lambda entry: (entry.status != "answer", -_speed(entry), _needs(entry)))[:number]
 
 
 def unwrapped(entries: Sequence[Entry]) -> list[str]:
-    """A line a candidate, for `grep` and `less -S`: columns, and the reason in full at the end."""
+    """One line per candidate, for `grep` and `less -S`: columns, and the full reason at the end."""
     lines = [[*_COLUMNS, "why"], *([*_cells(entry), entry.why] for entry in entries)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
     numbers = [name in _NUMBERS for name in _COLUMNS]
@@ -91,7 +91,7 @@ def _table(entries: Sequence[Entry]) -> Table:
 
 
 def _lines(entry: Entry) -> Group:
-    """The same without columns, where a terminal has no room for them."""
+    """An entry as a paragraph, for a terminal without room for columns."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -110,7 +110,7 @@ def _style(entry: Entry) -> str:
 
 
 def _figures(entry: Entry) -> tuple[str, str]:
-    """Tokens/s and GiB: what was measured, or with ~ the ends of what is predicted."""
+    """Tokens/s and GiB as measured, or the predicted range with a ~."""
     if entry.predicted is not None:
         speed, memory = entry.predicted, entry.predicted
         return f"~{speed.low:,.0f}–{speed.high:,.0f}", f"~{memory.peak / GIB:.1f}–{memory.upper / GIB:.1f}"

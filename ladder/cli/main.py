@@ -1,4 +1,4 @@
-"""The `ladder` command. Nothing heavy is imported before a command needs it."""
+"""The `ladder` command. Slow imports happen only in the command that needs them."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and leave.")
     ] = False,
 ) -> None:
-    """Options that stand before any command."""
+    """Options before the name of a command."""
 
 
 def _completing(function: Callable[..., int], parameter: str, names: Callable[[], Iterable[str]]) -> Callable[..., int]:
-    """`function`, whose annotated `parameter` a shell completes with `names`."""
+    """`function` with shell completion of its annotated `parameter` by `names`."""
     hint = get_type_hints(function, include_extras=True)[parameter]
     for note in hint.__metadata__:
         note.autocompletion = completion(names)
@@ -81,19 +81,19 @@ for _name, _panel, _function in _COMMANDS:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code, and prints one sentence for every expected error.
 
-    Without `arguments` it is the process's own command, and puts in order what that process has inherited.
+    Without `arguments`, those of the process are used, and inherited streams and signals are repaired.
     """
     try:
         if arguments is None:
             _open_standard_streams()
             _heed_children()
         return _run(sys.argv[1:] if arguments is None else arguments)
-    except (BrokenPipeError, SystemExit) as ended:  # rich and click answer a closed pipe with the second
+    except (BrokenPipeError, SystemExit) as ended:  # rich and click raise SystemExit for a closed pipe
         if not isinstance(ended, BrokenPipeError) and not isinstance(ended.__context__, BrokenPipeError):
             raise
         _discard_stdout()
         return _CLOSED_PIPE
-    except KeyboardInterrupt:  # before the command heeds signals in its own way
+    except KeyboardInterrupt:  # before the command handles signals itself
         return _INTERRUPTED
 
 
@@ -113,7 +113,7 @@ def _run(typed: list[str]) -> int:
     typed = _with_script(typed)
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a locale that lacks a character prints another for it
+            sys.stdout.reconfigure(errors="replace")  # characters that the locale lacks are replaced
         defaults = _defaults(typed)
         result = app(args=typed, standalone_mode=False, default_map=defaults)
         sys.stdout.flush()
@@ -127,9 +127,9 @@ def _run(typed: list[str]) -> int:
             _discard_stdout()
             print(f"ladder: stdout cannot be written ({error.strerror}); free some space there.", file=sys.stderr)
             return EnvironmentFaultError.exit_code
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own, however it is packaged
-            sentence = error.format_message().replace(": Value error, ", ": ")  # pydantic's words, in typer's
-            if sentence:  # none where a bare `ladder` has printed its help
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # one of click's errors
+            sentence = error.format_message().replace(": Value error, ", ": ")  # pydantic's prefix
+            if sentence:  # empty after a bare `ladder` has printed its help
                 refused = UsageError(naming_the_file(app, defaults, typed, sentence))
                 _answer_in_json(refused, typed, defaults)
                 print(f"ladder: {refused}", file=sys.stderr)
@@ -139,31 +139,31 @@ def _run(typed: list[str]) -> int:
         import traceback
 
         traceback.print_exc()
-        print("ladder: this is a bug in ladder; the lines above say where.", file=sys.stderr)
+        print("ladder: this is a bug in ladder; please report it with the lines above.", file=sys.stderr)
         return EXIT_BUG
     return result if isinstance(result, int) else EXIT_FOUND
 
 
 def _discard_stdout() -> None:
-    """What is left in its buffer has no reader, or no place to go."""
+    """Discard what is left in stdout's buffer, as it cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_standard_streams() -> None:
-    """What the shell has closed (`>&-`) leads to /dev/null: else the next file that is opened would be our stderr."""
+    """Open /dev/null for streams that the shell closed (`>&-`): otherwise the next opened file would become stderr."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
-        except OSError:  # all below it are open, so that this is the number which `open` takes
+        except OSError:  # all lower numbers are open, so `open` returns this one
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # Python has no objects for those that it found closed.
+    # Python creates no objects for streams that were closed at its start.
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", errors="backslashreplace", closefd=False)
 
 
 def _heed_children() -> None:
-    """A parent that ignored or blocked SIGCHLD has passed that on, and the end of no child of ours could be seen."""
+    """Reset SIGCHLD: if our parent ignored or blocked it, we would not notice when our children end."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -178,7 +178,7 @@ def _defaults(typed: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _answer_in_json(error: LadderError, typed: list[str], defaults: Mapping[str, Mapping[str, Any]]) -> None:
-    """The document of a command that promises one, where it is refused before it begins and cannot print its own."""
+    """Print the JSON document of `tune` or `verify` if the command is refused before it can print its own."""
     if not typed or typed[0] not in ("tune", "verify"):
         return
     asked = "--format=json" in typed or ("--format", "json") in pairwise(typed)

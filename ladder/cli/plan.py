@@ -1,4 +1,4 @@
-"""`ladder plan`: what to expect of a model on some GPUs, without a GPU."""
+"""`ladder plan`: predicts what fits and how fast it is, without a GPU."""
 
 from __future__ import annotations
 
@@ -149,18 +149,18 @@ def _table(made: Plan, columns: Mapping[str, str]) -> Table:
 
 
 def _width(console: Console, table: Table) -> int:
-    """Columns that the whole table takes."""
+    """The width of the whole table in columns."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update(max_width=1_000), table).maximum
 
 
 def _say(console: Console, text: str) -> None:
-    """A paragraph: whole in a file, and broken between words on a terminal."""
+    """Print a paragraph: on one line in a file, wrapped on a terminal."""
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
 
 
 def _minutes(least: float, most: float) -> str:
-    """A span of seconds in whole minutes; one number where both ends are the same."""
+    """A range of seconds in whole minutes; one number if both ends are the same."""
     first, last = (max(1, round(seconds / 60)) for seconds in (least, most))
     return f"about {counted(last, 'minute')}" if first == last else f"about {first} to {last} minutes"

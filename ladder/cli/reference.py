@@ -1,4 +1,4 @@
-"""The reference of every command and option, as Markdown, from what the command line itself is made of."""
+"""The reference of all commands and options as Markdown, generated from the command line itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TITLES = ("option", "values", "default", "meaning")
 
 
 def reference(app: typer.Typer) -> str:
-    """A section a command: what it does, and a table of its options for each panel of its help."""
+    """One section per command: what it does, and a table of options for each panel of its help."""
     sections = [
         "# Commands and options\n\n"
         "You can set your own default for every option in `ladder.yaml`, under its command and without the dashes: "
@@ -62,7 +62,7 @@ def _shown(default: Any) -> str:
 
 
 def _values(parameter: Parameter) -> Iterator[str]:
-    """What it takes: names, or the placeholder and its bounds."""
+    """The values that it takes: names, or a placeholder and its bounds."""
     schema = schema_of_value(parameter)
     if "enum" in schema:
         yield from (f"`{name}`" for name in schema["enum"])

@@ -1,4 +1,4 @@
-"""`ladder report`: a run, or several beside each other, as a page, as Markdown or as a table of numbers."""
+"""`ladder report`: writes the report of one run or of several, as HTML, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def report(
 
 
 def read_reported_run(folder: Path) -> ReportedRun:
-    """The run in `folder` as far as it has come. UsageError where nothing was measured."""
+    """The run in `folder` so far. UsageError if nothing was measured yet."""
     from ladder.report.about import read_about
     from ladder.report.run_data import ANSWER_NAME, ReportedRun
     from ladder.runs.stored_run import read_run
@@ -71,7 +71,7 @@ def read_reported_run(folder: Path) -> ReportedRun:
 
     stored = read_run(folder)
     if not stored.records:
-        raise UsageError(f"{str(folder)!r} holds no results yet: no trial has ended; wait, or start the tune again.")
+        raise UsageError(f"{str(folder)!r} has no results yet: no trial has ended; wait, or start the tune again.")
     return ReportedRun(
         folder=folder,
         space=stored.space,
@@ -85,12 +85,12 @@ def read_reported_run(folder: Path) -> ReportedRun:
 
 
 def _config(path: Path, found: Record | None) -> dict[str, Any] | None:
-    """The file's content if it is of the answer `found`: a tune that was asked for more may have left another."""
+    """The file's content if it is for the answer `found`. An earlier tune with other options may have left another."""
     from ladder.emit.config import SECTION, candidate_key_in, load_best_config
 
     try:
         config = load_best_config(path)
-    except UsageError:  # no answer yet, or not as it was written: then there is none to show
+    except UsageError:  # there is no answer yet, or the file was edited
         return None
     return config if found is not None and candidate_key_in(config[SECTION]) == found.candidate_key else None
 

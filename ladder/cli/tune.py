@@ -1,4 +1,4 @@
-"""`ladder tune`: find the fastest configuration that fits."""
+"""`ladder tune`: finds the fastest configuration that fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ladder.tuning.options import OUTPUT, OutputFormat, TrackerName, TuneOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """How the command shows what it does, and its result."""
+    """How the command shows its progress and its result."""
 
     quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
     output_format: Annotated[
@@ -26,7 +26,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """Where the figures are logged as well."""
+    """Where figures are also logged."""
 
     log_to: Annotated[
         TrackerName | None,
@@ -61,7 +61,7 @@ def tune(options: TuneOptions, logged: Logged, shown: Shown) -> int:
     as_json = shown.output_format == "json"
     with interruptible() as interruption:
         try:
-            options = checked(options)  # before a tracker opens a run
+            options = checked(options)  # check before a tracker opens a run
             with tracking(logged.log_to, options) as tracked, watching(quiet=shown.quiet) as view:
                 done = run_tune(options, tracked.beside(view), interruption)
         except InterruptedWaitError:

@@ -1,4 +1,4 @@
-"""What `ladder tune` says at its end: the table and the answer, or one JSON document."""
+"""What `ladder tune` prints at its end: the table and the answer, or one JSON document."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 _FEWEST_LINES = 8
-"""Of the table, however low the terminal is. Chosen by eye."""
+"""Of the table, even on a low terminal. Chosen by eye."""
 _LINES_OF_A_FILE = 50
-"""Where there is no terminal: what an editor shows at once. Chosen by eye."""
+"""Lines of output without a terminal: about what an editor shows at once. Chosen by eye."""
 _WRAPS = 100
-"""Columns below which the sentences under the table wrap; seen in a terminal."""
+"""With fewer columns, the sentences below the table wrap (measured in a terminal)."""
 _LINES_BELOW, _LINES_BELOW_IF_WIDE = 21, 17
-"""Of a screen, for what stands around the table: its heading, the sentences below, which wrap below 100 columns, and
-the prompt. Counted at 80 and at 120 columns.
+"""Lines around the table: its heading, the sentences below it, and the prompt. Counted (measured) at 80 and at 120
+columns.
 """
 
 
 def print_result(done: TuneOutput, *, quiet: bool) -> None:
-    """For people, on stdout; `quiet` leaves out the table and how the search went."""
+    """Print the result on stdout; with `quiet`, without the table and the course of the search."""
     console = stdout_console()
     if not quiet:
         _print_search(done, done.ledger, console)
@@ -55,7 +55,7 @@ def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) 
             console.print(line, style="dim", markup=False)
     on_paper = done.simulated is not None
     console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s{' on paper' if on_paper else ''}.")
-    if (report := done.run_dir / "report.html").exists():  # or a warning has said why not
+    if (report := done.run_dir / "report.html").exists():  # otherwise a warning has said why
         console.print(f"Report: {report}", soft_wrap=True, markup=False)
     console.print(total_line(done.trial_seconds, on_paper=on_paper))
     if result.space.audit:
@@ -83,13 +83,13 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
 
 
 def _in_its_trial(done: TuneOutput) -> str:
-    """What the table says of the answer, where that is not its proof's figure."""
+    """The answer's speed in its trial, which the table shows too."""
     record = measured(done.result.records).get(done.answer.candidate.key) if done.answer else None
     return f" ({record.tokens_per_second:,.0f} in its trial)" if record and record.tokens_per_second else ""
 
 
 def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
-    """The whole result as one document: the answer's "ladder" section or why there is none, and the ledger's rows."""
+    """The whole result as one JSON document: the answer's "ladder" section or the error, and the ledger's rows."""
     from ladder.emit.config import SECTION, best_config
 
     best, found = done.result.best_so_far, first_fit(done.result.space, done.result.records)
@@ -110,7 +110,7 @@ def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
 
 
 def error_as_json(error: LadderError) -> str:
-    """What stands on stdout where there is no result: a reader of JSON always gets a document."""
+    """The JSON document for stdout if there is no result, so that there always is one."""
     return json.dumps(_failure(error), indent=2)
 
 

@@ -1,4 +1,4 @@
-"""`ladder verify`: does a best_config.json still hold, after an upgrade or on another machine?"""
+"""`ladder verify`: checks that a best_config.json still holds after an upgrade or on another machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Promised:
-    """What is verified."""
+    """What to verify."""
 
     config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
 

@@ -1,1 +1,1 @@
-"""What a machine needs for trials, checked one thing at a time, each with its remedy."""
+"""Checks of everything that trials need, each with a remedy."""

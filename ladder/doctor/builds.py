@@ -1,4 +1,4 @@
-"""What to do about an operator of DeepSpeed that cannot be built."""
+"""What to do if an operator of DeepSpeed cannot be built."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ladder.machine.machine import compiler
 
 _KILLED = re.compile(r"its build was killed by signal (\d+)")
 _OUT_OF_MEMORY_KILLER = 9
-"""SIGKILL (defined by POSIX): what ends a compiler when memory runs out."""
+"""SIGKILL (defined by POSIX): the kernel sends it to a compiler when memory runs out."""
 _PACKAGES = {"async_io": "libaio-dev"}
 
 
 def fix_of_build(name: str, reason: str) -> str:
-    """The remedy for the `reason` that `build_operators` gave for this operator; it may end a sentence."""
-    if reason.startswith("[Errno "):  # of its folder: ninja's words for a missing compiler are others
-        return "set TORCH_EXTENSIONS_DIR to a folder that can be written"
+    """The remedy for the `reason` that `build_operators` gave for this operator, without a full stop."""
+    if reason.startswith("[Errno "):  # the build folder; a missing compiler gives another error
+        return "set TORCH_EXTENSIONS_DIR to a folder that you can write to"
     if (killed := _KILLED.fullmatch(reason)) is not None:
         if int(killed[1]) == _OUT_OF_MEMORY_KILLER:
-            return "free some host memory, as the kernel kills compilers when it runs out"
-        return "let it finish next time, as something outside ladder ended it"
+            return "free some host memory, because the kernel kills compilers when it runs out"
+        return "let it finish, because something outside ladder killed it"
     if reason.startswith("its build was stopped"):
-        return "end what else keeps this machine's cores busy, as a build is given 15 minutes"
+        return "stop other work on this machine's cores, because a build may take 15 minutes at most"
     if shutil.which(compiler()) is None:
         return "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
     if (package := _PACKAGES.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Status = Literal["OK", "WARN", "FAIL"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """FAIL: tunes cannot run, or what was asked for cannot work. WARN: some rungs cannot, or are slower."""
+    """One result. FAIL: tunes, or what the user asked for, cannot work. WARN: some rungs cannot work, or are slow."""
 
     name: str
     status: Status
@@ -20,7 +20,7 @@ class Check:
     fix: str = ""
     """What to do about it; empty for OK."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers and versions for a bug report; no secret, no name of a user."""
+    """Numbers and versions for a bug report, without secrets and user names."""
 
 
 def ok(name: str, sentence: str, **facts: Any) -> Check:
@@ -36,14 +36,14 @@ def fail(name: str, sentence: str, fix: str, **facts: Any) -> Check:
 
 
 def parted(sentence: str, otherwise: str) -> tuple[str, str]:
-    """An error's sentence as what happened and what to do; `otherwise` is to be done where it does not say."""
+    """Split an error message into what happened and what to do, which is `otherwise` if it does not say."""
     what, _, remedy = sentence.removesuffix(".").partition("; ")
     return what, remedy or otherwise
 
 
 def guarded(name: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """The checks of `look`; a look that breaks down is itself a finding, and ends none of the others."""
+    """The checks of `look`. If it raises an exception, that is a failed check, and other checks continue."""
     try:
         yield from look()
     except Exception as error:
-        yield fail(name, f"could not be looked at: {type(error).__name__}: {error}", _REPORT)
+        yield fail(name, f"could not be checked: {type(error).__name__}: {error}", _REPORT)

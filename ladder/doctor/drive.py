@@ -1,4 +1,4 @@
-"""How fast a drive is read past the page cache."""
+"""Measures the read speed of a drive without the page cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ladder.text import shown
 from ladder.units import MIB
 
 _BLOCKS = 64
-"""Of 1 MiB each. Chosen: enough to see a drive's speed, and soon written on a slow one."""
+"""Blocks of 1 MiB. Chosen: enough to see a drive's speed, and quickly written even on a slow one."""
 _SECONDS = 0.5
-"""A slow drive is read no longer. Chosen: `ladder doctor` should answer at once."""
+"""The longest time for reading. Chosen: `ladder doctor` should answer quickly."""
 
 
 def read_speed(folder: Path) -> float:
-    """Bytes a second that a file in `folder` gives with O_DIRECT. EnvironmentFaultError where that cannot be done."""
+    """Read speed of a file in `folder` with O_DIRECT, in bytes per second. EnvironmentFaultError if it fails."""
     probe = folder / f".ladder-probe-{os.getpid()}"
     try:
-        with mmap.mmap(-1, MIB) as block:  # page-aligned, as O_DIRECT wants it
+        with mmap.mmap(-1, MIB) as block:  # page-aligned, as O_DIRECT needs it
             _fill(probe, block)
             descriptor = os.open(probe, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
             try:

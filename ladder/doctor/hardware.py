@@ -1,4 +1,4 @@
-"""The driver and its GPUs, host memory, /dev/shm, locked memory, libaio and the NVMe folder."""
+"""Checks of the driver and GPUs, host memory, /dev/shm, locked memory, libaio and the NVMe folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from ladder.machine.nvme import check_nvme_path
 from ladder.units import GIB, MIB, format_bytes
 
 _LITTLE_SHM = 256 * MIB
-"""The trials' processes exchange through it. Chosen: four times the 64 MiB that containers often get."""
+"""Less shared memory than this is a warning, as ranks communicate through it. Chosen: four times the 64 MiB that
+containers often have."""
 _SLOW_DRIVE = 1e9
-"""Bytes a second below which NVMe offload is hardly worth it. Chosen: a step moves 30 bytes a parameter, so that a
-billion parameters take half a minute."""
+"""Bytes per second below which NVMe offload is hardly useful. Chosen: a step moves 30 bytes per parameter, so a billion
+parameters take half a minute."""
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver takes; None where there is no driver."""
+    """The newest CUDA version that the driver supports; None without a driver."""
     try:
         pynvml.nvmlInit()
         version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
@@ -66,17 +67,17 @@ def _driver_version() -> str:
 
 
 def memory() -> Iterator[Check]:
-    """Host memory and the cgroup's share of it, shared memory, and how much may be locked."""
+    """Host memory and the cgroup's limit, shared memory, and how much memory may be locked."""
     total, allowed = int(psutil.virtual_memory().total), host_memory()
     facts = {"total_gib": round(total / GIB, 2), "allowed_gib": round(allowed / GIB, 2)}
-    held = f", held to {format_bytes(allowed)} by the cgroup" if allowed < total else ""
+    held = f", limited to {format_bytes(allowed)} by the cgroup" if allowed < total else ""
     yield ok("host memory", f"{format_bytes(total)}{held}", **facts)
     yield _shared_memory()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= allowed // 2:
         yield ok("locked memory", "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft))
     else:
-        # CUDA pins memory without this limit; io_uring and libaio buffers, and some clusters' MPI, are held to it.
+        # The limit does not apply to CUDA's pinned memory, but to buffers of io_uring and libaio and to some MPIs.
         fix = "ulimit -l unlimited, or memlock in /etc/security/limits.conf (in a container: --ulimit memlock=-1)"
         yield warn("locked memory", f"at most {format_bytes(soft)} may be locked; RDMA between nodes needs more", fix)
 
@@ -94,7 +95,7 @@ def _shared_memory() -> Check:
     free = usage.f_bavail * usage.f_frsize
     if free < _LITTLE_SHM:
         fix = "in a container: --shm-size=8g or --ipc=host; elsewhere remove old files there"
-        return warn("/dev/shm", f"only {format_bytes(free)} are free, and ranks exchange through it", fix, free=free)
+        return warn("/dev/shm", f"only {format_bytes(free)} are free, and ranks communicate through it", fix, free=free)
     return ok("/dev/shm", f"{format_bytes(free)} free", free=free)
 
 
@@ -106,14 +107,14 @@ def nvme(path: Path | None) -> Iterator[Check]:
     else:
         yield ok("libaio", "is installed")
     if path is None:
-        yield ok("NVMe folder", "not looked at: name one with --nvme-path")
+        yield ok("NVMe folder", "not checked: name one with --nvme-path")
         return
     try:
         write, read = check_nvme_path(path), read_speed(path)
     except LadderError as error:
         yield fail("NVMe folder", str(error), "choose a folder on a local NVMe file system")
         return
-    sentence = f"O_DIRECT works; it takes {write / 1e9:.2f} GB/s and gives {read / 1e9:.2f} GB/s"
+    sentence = f"O_DIRECT works; it writes {write / 1e9:.2f} GB/s and reads {read / 1e9:.2f} GB/s"
     facts = {"write_bytes_per_second": round(write), "read_bytes_per_second": round(read)}
     if min(write, read) < _SLOW_DRIVE:
         yield warn("NVMe folder", f"{sentence}, which is slow for offload", "choose a faster drive", **facts)
@@ -122,6 +123,6 @@ def nvme(path: Path | None) -> Iterator[Check]:
 
 
 def python() -> Iterator[Check]:
-    """The interpreter itself."""
+    """The version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield ok("python", version, version=version)

@@ -1,4 +1,4 @@
-"""The Hub: whether a token is there, and whether a model's configuration can be had."""
+"""Checks of the Hub: whether there is a token, and whether a model's configuration can be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ladder.units import parameters_in_words
 
 
 def token() -> Iterator[Check]:
-    """That there is a token; never which."""
+    """Whether there is a token, without showing it."""
     from ladder.workload.source import hub_token
 
     if hub_token():
@@ -21,7 +21,7 @@ def token() -> Iterator[Check]:
 
 
 def access(model: str) -> Iterator[Check]:
-    """Whether trials could take `model`: only its configuration is asked for."""
+    """Whether `model` can be tuned. Only its configuration is read."""
     from ladder.workload.source import resolve_model
 
     try:
@@ -38,9 +38,9 @@ def access(model: str) -> Iterator[Check]:
 
 
 def _fix_of(note: str, name: str) -> str:
-    """How the Hub's own configuration is had, where a bundled shape stands in for it."""
+    """How to get the Hub's configuration instead of the bundled shape."""
     if "is gated" in note:
         return f"ask for access at https://huggingface.co/{shown(name)}, and run `hf auth login`"
     if "HF_HUB_OFFLINE" in note:
         return f"unset HF_HUB_OFFLINE once, or fetch it elsewhere: hf download {shown(name)} config.json"
-    return "make https://huggingface.co reachable (HTTPS_PROXY, HF_ENDPOINT), or tune the bundled shape as it is"
+    return "make https://huggingface.co reachable (HTTPS_PROXY, HF_ENDPOINT), or tune the bundled shape"

@@ -1,4 +1,4 @@
-"""Python packages, torch against the driver, NCCL, the compiler and DeepSpeed's operators."""
+"""Checks of Python packages, torch and the driver, NCCL, the compiler and DeepSpeed's operators."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ladder.launch.operator_builds import build_operators
 from ladder.machine.machine import compiler
 from ladder.text import shown
 
-# What a machine without GPUs loads in every rank, what the CPU offload of the optimizer and the NVMe offload need.
+# DeepSpeed's operators, and what needs them.
 _OPERATORS = {"shm_comm": "every trial on the CPU", "cpu_adam": "optimizer offload", "async_io": "NVMe offload"}
 _CHECKED = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "huggingface-hub", "nvidia-ml-py")
 _TORCH_SECONDS = 120.0
-"""To import torch and start CUDA. Chosen: five times the 23 s that the slowest host so far needed to import what trials
-need (measured: benchmarks/results/4xh200-beyond-the-ladder)."""
+"""Time to import torch and initialise CUDA. Chosen: five times the 23 s that the imports for trials took on the slowest
+host so far (measured: benchmarks/results/4xh200-beyond-the-ladder)."""
 _DISTRIBUTION = "oom-ladder"
-"""The name that pip knows; the import and the command are `ladder`."""
+"""The name of the package for pip; the import and the command are `ladder`."""
 
 
 def packages() -> Iterator[Check]:
-    """Versions within what this ladder says it works with."""
+    """Whether installed versions are within the ranges that this ladder works with."""
     wanted = {}
     try:
         needs = importlib.metadata.requires(_DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:
-        yield warn("ladder", "is run without being installed, so what it needs is not checked", "pip install .")
+        yield warn("ladder", "is not installed, so the versions that it needs are not checked", "pip install .")
         needs = ()
     for line in needs:
         requirement = Requirement(line)
@@ -56,7 +56,7 @@ def packages() -> Iterator[Check]:
 
 
 def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
-    """torch's CUDA against the newest that the driver takes (None: there is no driver), and NCCL."""
+    """Whether torch's CUDA works with the newest version that the driver supports (None: no driver), and NCCL."""
     try:
         about = _about_torch()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -67,18 +67,19 @@ def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
         if built_for is not None:
             yield ok("torch and CUDA", f"torch is built for CUDA {built_for}; there is no GPU here to use it", **about)
         else:
-            yield ok("torch and CUDA", "torch is built for the CPU, which is all there is here", **about)
+            yield ok("torch and CUDA", "torch is built for the CPU, and there is no GPU here", **about)
         return
     if built_for is None:
         fix = "install a CUDA build of torch: pip install torch --index-url https://download.pytorch.org/whl/cu128"
-        yield fail("torch and CUDA", "torch is built for the CPU only, and there are GPUs", fix, **about)
+        yield fail("torch and CUDA", "torch is built for the CPU only, but there are GPUs", fix, **about)
         return
     version = tuple(int(part) for part in built_for.split(".")[:2])
     if version[0] > driver_cuda[0]:
-        sentence = f"torch is built for CUDA {built_for}, the driver takes {driver_cuda[0]}.{driver_cuda[1]} at most"
+        supported = f"{driver_cuda[0]}.{driver_cuda[1]}"
+        sentence = f"torch is built for CUDA {built_for}, but the driver supports only up to {supported}"
         yield fail("torch and CUDA", sentence, "update the NVIDIA driver, or install an older build of torch", **about)
     elif not about["cuda_works"]:
-        fix = "see that nvidia-smi works, that CUDA_VISIBLE_DEVICES is right, and reboot after an update of the driver"
+        fix = "check nvidia-smi and CUDA_VISIBLE_DEVICES, and reboot if the driver was updated"
         yield fail("torch and CUDA", f"torch cannot use CUDA: {about['cuda_error']}", fix, **about)
     else:
         yield ok("torch and CUDA", f"torch built for CUDA {built_for}, driver up to {driver_cuda[0]}.{driver_cuda[1]}")
@@ -89,7 +90,7 @@ def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
 
 
 def _about_torch() -> dict[str, Any]:
-    """What torch says of itself, asked in a process of its own: it takes seconds to import, and CUDA stays there."""
+    """What torch is built for. Asked in another process, so that this one neither imports torch nor uses CUDA."""
     done = subprocess.run(
         module_command("ladder.trial.about"),
         env=module_environment({}),
@@ -100,13 +101,13 @@ def _about_torch() -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise OSError((done.stderr.strip().splitlines() or ["it ended without a word"])[-1])
+        raise OSError((done.stderr.strip().splitlines() or ["it ended without a message"])[-1])
     about: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return about
 
 
 def compilers() -> Iterator[Check]:
-    """A C++ compiler and ninja: DeepSpeed compiles its operators on first use."""
+    """A C++ compiler and ninja, with which DeepSpeed compiles its operators."""
     for name, program, fix in (
         ("compiler", compiler(), "apt-get install g++ (Debian, Ubuntu), or set CXX"),
         ("ninja", "ninja", "pip install ninja, and run ladder with the environment's bin folder on PATH"),
@@ -120,7 +121,7 @@ def compilers() -> Iterator[Check]:
 
 
 def operators(*, build: bool, on_gpus: bool) -> Iterator[Check]:
-    """DeepSpeed's operators: built here and now, or only said to be buildable."""
+    """DeepSpeed's operators: builds them if `build`, and otherwise only says how to."""
     names = [name for name in _OPERATORS if name != "shm_comm" or not on_gpus]
     if not build:
         yield ok("operators", f"not tried: `ladder doctor --build` builds {', '.join(names)}")

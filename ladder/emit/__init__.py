@@ -1,4 +1,4 @@
-"""The answer as files: best_config.json and its companions for the Trainer, for accelerate, and to launch with."""
+"""Writes the answer as files: best_config.json, files for the Trainer and accelerate, and a launch script."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ __all__ = [
 
 
 def emit_all(answer: Answer, output: Path) -> list[Path]:
-    """Write `output` (best_config.json), and beside it .trainer.json, .accelerate.yaml and .launch.sh of its name.
+    """Write `output` (best_config.json), and beside it its .trainer.json, .accelerate.yaml and .launch.sh.
 
-    Returns their absolute paths. Everything is composed before anything is written; the configuration itself goes
-    first, so that trouble with a companion cannot lose it. UsageError for an `output` that cannot name a file,
-    EnvironmentFaultError where it cannot be written.
+    Returns their absolute paths. The configuration is written first, so that an error with another file cannot lose it.
+    UsageError if `output` cannot be a file name, EnvironmentFaultError if it cannot be written.
     """
     paths = OutputPaths.beside(output)
     texts = {

@@ -1,4 +1,4 @@
-"""The answer of a tune: the winning candidate, what was measured of it, and the proof that it fits."""
+"""The answer of a tune: the winning candidate, its measurement, and the proof that it fits."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ladder.workload.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Everything the emitted files say. Bytes and seconds inside; the files convert to GiB."""
+    """Everything that the emitted files contain, in bytes and seconds; the files convert to GiB."""
 
     workload: Workload
     candidate: Candidate
     measurement: Measurement
-    """Of the winner; bytes are of the fullest rank, seconds of the slowest."""
+    """Of the winner; bytes are of the rank that uses most, seconds of the slowest."""
     tokens_per_second: float
-    """Over all ranks, at the workload's own global batch."""
+    """Of all ranks together, with the workload's global batch."""
     step_seconds: float
     """One optimizer step, accumulation included."""
     mfu: float | None
-    """Model FLOPs utilisation, 0 to 1; None on a GPU whose peak is not known."""
+    """Model FLOP/s utilisation, 0 to 1; None for a GPU whose peak is unknown."""
     world_size: int
     device: Literal["cuda", "cpu"]
     gpu_name: str | None
     memory_limit: int
-    """Bytes a rank may use on its GPU."""
+    """Bytes that a rank may use on its GPU."""
     host_threads: int
-    """OMP_NUM_THREADS each rank had when it was measured."""
+    """OMP_NUM_THREADS of each rank when it was measured."""
     allocator: dict[str, str]
-    """What the environment told the allocators of torch and of the C library on the GPUs."""
+    """Environment variables for the allocators of torch and of the C library."""
     nvme_path: Path | None
     versions: dict[str, str]
     """Version by library: torch, deepspeed, transformers, accelerate, ladder, …"""
@@ -55,11 +55,11 @@ class Answer:
         sequences = self.candidate.sequences(self.world_size)
         if sequences != self.workload.global_batch_size:
             raise ValueError(
-                f"{self.candidate.key} on {self.world_size} ranks takes {sequences} sequences a step, "
-                f"the workload asks for {self.workload.global_batch_size}"
+                f"{self.candidate.key} on {self.world_size} ranks has {sequences} sequences per step, "
+                f"but the workload has {self.workload.global_batch_size}"
             )
 
     @property
     def headroom(self) -> float:
-        """Device memory left at the peak, as a fraction of the limit; negative if the peak went over it."""
+        """GPU memory left at the peak, as a fraction of the limit; negative if the peak is above the limit."""
         return 1 - self.measurement.peak_device / self.memory_limit

@@ -1,4 +1,4 @@
-"""best_config.json: the DeepSpeed configuration of the answer, and a "ladder" section that says where it comes from."""
+"""best_config.json: the DeepSpeed configuration of the answer, and a "ladder" section with its measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ladder.units import gib
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task
 
 SCHEMA_VERSION = 1
-"""Of best_config.json. Chosen: it is counted up when a file would mean something else to this reader."""
+"""Version of best_config.json's format. Chosen: it is increased when older versions would misread a file."""
 SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
@@ -31,13 +31,13 @@ _AUTO = re.compile(r"\\*auto")
 
 
 def best_config(answer: Answer) -> dict[str, Any]:
-    """What best_config.json holds: DeepSpeed's own keys first, then one "ladder" section, which DeepSpeed ignores.
+    """The content of best_config.json: DeepSpeed's keys, then a "ladder" section, which DeepSpeed ignores.
 
-    No string anywhere in it equals "auto", which accelerate would ask the user to fill in; see `original_text`.
-    ValueError if an NVMe rung won without an `nvme_path`.
+    No string in it equals "auto", which accelerate would ask the user to fill in; see `original_text`. ValueError for
+    an NVMe rung without an `nvme_path`.
     """
     candidate = answer.candidate
-    # Absolute: a swap folder relative to wherever training happens to start would be another disk.
+    # Absolute, because a relative path would depend on the folder in which training starts.
     nvme_path = None if answer.nvme_path is None else Path(os.path.abspath(answer.nvme_path))
     config = deepspeed_config(
         answer.workload,
@@ -48,8 +48,8 @@ def best_config(answer: Answer) -> dict[str, Any]:
         nvme_path=nvme_path,
     )
     if answer.device == "cpu" and candidate.engine.rung.stage == 3:
-        # transformers builds the model in shards before DeepSpeed knows of other ranks there, and DeepSpeed then holds
-        # this one number against a single rank. The other two say the same.
+        # On the CPU, transformers builds the model in shards before DeepSpeed knows the other ranks, and DeepSpeed then
+        # compares this number with a single rank. The other two batch settings contain the same information.
         config.pop("train_batch_size", None)
     document: dict[str, Any] = {**config, SECTION: _plain(_section(answer))}
     document[SECTION]["digest"] = _digest(document)
@@ -57,29 +57,29 @@ def best_config(answer: Answer) -> dict[str, Any]:
 
 
 def launch_environment(answer: Answer) -> dict[str, str]:
-    """Environment variables under which training runs as it was measured.
+    """Environment variables with which training runs as it was measured.
 
-    Without OMP_NUM_THREADS torchrun gives every rank one thread, and the optimizer step on the CPU crawls.
+    Without OMP_NUM_THREADS, torchrun gives every rank one thread, and an optimizer step on the CPU is very slow.
     """
     environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
     for technique in answer.candidate.engine.techniques:
         environment |= technique.environment(answer.world_size)
     if answer.device == "cuda":
         return environment | answer.allocator
-    # DeepSpeed asks the first, torch and accelerate obey the second on a machine that has a GPU after all.
+    # On a machine that has a GPU, DeepSpeed needs the first variable, and torch and accelerate the second.
     return environment | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **MALLOC_OF_A_CPU_RANK}
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """`document` as readable JSON in its own key order; pure ASCII, as DeepSpeed reads it in the locale's encoding."""
+    """`document` as readable JSON in its own key order; ASCII only, because DeepSpeed uses the locale's encoding."""
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def load_best_config(path: Path) -> dict[str, Any]:
-    """The content of a best_config.json that ladder wrote and nobody changed since.
+    """The content of a best_config.json that ladder wrote and nobody has changed since.
 
-    UsageError if it is missing, unreadable, not ours, of a newer ladder, or edited: its numbers would then describe
-    something else. Texts in the "ladder" section are as written; `original_text` undoes the one escape there is.
+    UsageError if it is missing, unreadable, not written by ladder, from a newer version, or edited, because then its
+    measurements would not describe it. `original_text` undoes the escaping of texts in the "ladder" section.
     """
     where = repr(str(path))
     try:
@@ -98,7 +98,7 @@ def load_best_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"{where} was not written by ladder: it has no {SECTION!r} section with a schema_version.")
     if version > SCHEMA_VERSION:
         raise UsageError(
-            f"{where} was written by a newer ladder (schema {version}, this one reads up to {SCHEMA_VERSION}); "
+            f"{where} was written by a newer ladder (schema {version}, but this version reads up to {SCHEMA_VERSION}); "
             "upgrade ladder to read it."
         )
     if section.get("digest") != _digest(document):
@@ -108,27 +108,24 @@ def load_best_config(path: Path) -> dict[str, Any]:
         )
     if not _is_known(section):
         raise UsageError(
-            f"{where} was written by a newer ladder, with what this one does not try; upgrade ladder to read it."
+            f"{where} was written by a newer ladder, with settings that this version does not know; upgrade ladder."
         )
     return dict(document)
 
 
 def candidate_key_in(section: Mapping[str, Any]) -> str:
-    """`Candidate.key` of a "ladder" section."""
+    """The `Candidate.key` in a "ladder" section."""
     checkpointing = checkpointing_name(section["checkpoint_every"], section["offload_activations"])
     return f"{section['engine']} {variant_name(checkpointing, section['micro_batch'])}"
 
 
 def original_text(text: str) -> str:
-    r"""The text before it was written: `\auto` stands for `auto`, `\\auto` for `\auto`, all else for itself."""
+    r"""The text before escaping: `\auto` stands for `auto`, `\\auto` for `\auto`; other texts are not escaped."""
     return text[1:] if _AUTO.fullmatch(text) and text != "auto" else text
 
 
 def model_folder(model: ModelShape) -> str | None:
-    """Where on this machine a training program finds the model; None where it is a Hub's, or only a shape is known.
-
-    Absolute: what was typed is right from one working folder alone.
-    """
+    """The absolute path of the model's folder on this machine; None for a Hub model or a bundled shape."""
     path = Path(os.path.abspath(model.name))
     if model.source == "folder":
         return str(path)
@@ -187,7 +184,7 @@ def _section(answer: Answer) -> dict[str, Any]:
 
 
 def _is_known(section: Mapping[str, Any]) -> bool:
-    """Whether this version has a word for all of the engine and of the workload: it would run another one otherwise."""
+    """Whether this version knows everything in the engine and the workload, so that it would run the same."""
     try:
         workload = section["workload"]
         candidate = candidate_of(candidate_key_in(section), workload["global_batch_size"])
@@ -198,7 +195,7 @@ def _is_known(section: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON that accelerate can walk: no "auto", no dot in a key (it splits keys there), no NaN."""
+    """`value` as JSON that accelerate can read: no "auto", no dots in keys (it splits keys there), no NaN."""
     if isinstance(value, Mapping):
         return {str(key).replace(".", "_"): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -212,7 +209,7 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    """Sixteen hex digits over everything but the digest itself, whatever the order and layout of the file."""
+    """Sixteen hex digits over everything except the digest itself, independent of the file's order and layout."""
     section = {key: value for key, value in document[SECTION].items() if key != "digest"}
     text = json.dumps({**document, SECTION: section}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Where the emitted files go, and how they are written: whole, or not at all."""
+"""The paths of the emitted files, and atomic writing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ladder.errors import EnvironmentFaultError, UsageError
 
 @dataclass(frozen=True)
 class OutputPaths:
-    """The configuration and its companions, all absolute: the files refer to each other from any folder."""
+    """The absolute paths of the configuration and its companions, which refer to each other."""
 
     config: Path
     trainer: Path
@@ -27,7 +27,7 @@ class OutputPaths:
         """The four paths for `output`, such as `best_config.json`. UsageError if it cannot name a file."""
         require_file_name(output, "best_config.json")
         config = Path(os.path.abspath(output))
-        # No other suffix: llama-2.7b and llama-2.13b have companions of their own.
+        # Only this suffix is removed: llama-2.7b and llama-2.13b must have different companions.
         name = config.name.removesuffix(".json")
         return cls(
             config=config,
@@ -38,7 +38,7 @@ class OutputPaths:
 
 
 def require_file_name(output: Path, example: str) -> None:
-    """UsageError where no file can be written as `output`; `example` is a name that could."""
+    """UsageError if `output` is not the name of a file; `example` is a valid name for the message."""
     if not output.name or output.name == "..":
         raise UsageError(f"{str(output)!r} does not name a file to write; give one such as {example}.")
     if output.is_dir():
@@ -46,10 +46,10 @@ def require_file_name(output: Path, example: str) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether a file can take the place of what `path` leads to: of nothing or another file, of no device or FIFO.
+    """Whether `path` can be replaced by a new file: it does not exist, or is a regular file.
 
-    Nor of the file that our own output goes to (`--output /dev/stdout >> log`), which holds more than this one text.
-    OSError where it cannot be known.
+    But not the file to which our own output goes (`--output /dev/stdout >> log`), which has other content too.
+    OSError if this cannot be found out.
     """
     try:
         found = os.stat(path)
@@ -59,10 +59,10 @@ def is_replaceable(path: Path) -> bool:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write `text` to `path` so that a reader, or a crash at any moment, sees the old file or the new one, never half.
+    """Write `text` to `path` so that there is always either the complete old file or the complete new one.
 
-    A symbolic link stays, and the file it leads to is written. What is not replaceable takes the text as it comes.
-    `mode` is lowered by the process's umask, as for any new file. EnvironmentFaultError where it cannot be written.
+    A symbolic link is kept, and its target is written. Devices and FIFOs are written directly. The umask applies to
+    `mode`. EnvironmentFaultError if it cannot be written.
     """
     try:
         if is_replaceable(path):
@@ -74,7 +74,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    # In the same folder: os.replace is atomic within one file system only.
+    # In the same folder, because os.replace is atomic only within one file system.
     temporary = path.with_name(f".ladder-{secrets.token_hex(8)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -90,13 +90,13 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 def _write_in_place(path: Path, text: str) -> None:
     own = _own_stream(os.stat(path))
-    # Our own is not opened anew: that would write from the file's start, over what is there.
+    # Our own stream is not opened again: that would overwrite the file from its start.
     with _text_to(os.open(path, os.O_WRONLY) if own is None else os.dup(own)) as stream:
         stream.write(text)
 
 
 def _own_stream(found: os.stat_result) -> int | None:
-    """Our stdout or stderr, if that is what was found."""
+    """The descriptor of our stdout or stderr, if it is the file that was found."""
     for stream in (1, 2):
         with contextlib.suppress(OSError):  # it may be closed
             if os.path.samestat(found, os.fstat(stream)):
@@ -105,12 +105,12 @@ def _own_stream(found: os.stat_result) -> int | None:
 
 
 def _text_to(descriptor: int) -> TextIO:
-    # surrogateescape: a path of undecodable bytes goes into the file as those bytes.
+    # surrogateescape writes undecodable bytes of a path as they are.
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself durable, where the file system lets a folder be synced."""
+    """Make the renaming durable, if the file system can sync folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

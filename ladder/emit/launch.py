@@ -1,4 +1,4 @@
-"""launch.sh: the environment of the measurement, and `accelerate launch` with the emitted files."""
+"""The launch script: the environment of the measurement, and `accelerate launch` with the emitted files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
 
-# Without `fused` the step makes copies of what it updates, up to twice its bytes, which the trials' did not.
+# Without `fused`, an optimizer step makes copies of up to twice the bytes that it updates; trials use `fused`.
 _OPTIMIZERS = {
     "adamw": "torch.optim.AdamW(…, fused=True)",
     "adam": "torch.optim.Adam(…, fused=True)",
@@ -31,7 +31,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         *_comment(_explanation(answer, paths)),
         "set -euo pipefail",
         "",
-        "# The files beside this one are found wherever they are moved together.",
+        "# You can move this script if you move the other files with it.",
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
         "trainer=()",
         'if [ "${1-}" = --trainer ]; then',
@@ -43,8 +43,8 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         "  exit 2",
         "fi",
         "",
-        "# As in the trials. Without a thread count the launchers give every rank one, which starves an optimizer on",
-        "# the CPU; without what torch's allocator is told here, more memory is needed than was measured.",
+        "# The environment of the trials. Without OMP_NUM_THREADS, launchers give every rank one thread, which makes",
+        "# an optimizer on the CPU slow; without the allocator's settings, more memory is needed than was measured.",
         *exports,
         "",
         f"exec accelerate launch --config_file {accelerate} --deepspeed_config_file {config} \\",
@@ -74,21 +74,21 @@ def _with_any_script(answer: Answer, paths: OutputPaths) -> str:
     return f"""\
 A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
   bash {_quoted(paths.launch.name)} train.py --its-own arguments
-{_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can switch it, \
-so such a script sets it on its model.{_first_calls(answer)}{_on_cpu(answer)}
+{_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can set it, so \
+the script must set it on its model.{_first_calls(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: --trainer adds the Trainer's arguments after its own. They are also in
 {_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.
   bash {_quoted(paths.launch.name)} --trainer train.py --its-own arguments
 
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
-the exports below, then
+run the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
 
 
 def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths) -> str:
-    """Where any other script would have half of the work to do itself."""
-    on_cpu = ("On a CPU it first calls deepspeed.init_distributed().",) if answer.device == "cpu" else ()
+    """The explanation for an answer that only Trainer scripts can use."""
+    on_cpu = ("On a CPU, first call deepspeed.init_distributed().",) if answer.device == "cpu" else ()
     demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu))
     return f"""\
 {alone.sentence}
@@ -99,7 +99,7 @@ def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPat
 
 
 def _accumulating(candidate: Candidate) -> str:
-    """What else makes every micro-step an optimizer step: accelerate overrules DeepSpeed's count of them."""
+    """How to accumulate with accelerate, which overrides DeepSpeed's setting: every micro-step would be a step."""
     if candidate.accumulation == 1:
         return ""
     return f"""\
@@ -109,27 +109,27 @@ Each of its micro-steps, loss, backward, step and zero_grad, goes inside `with a
 
 
 def _warnings(answer: Answer) -> str:
-    """What the measurement does not hold for; that it was none, where it was simulated."""
+    """The answer's warnings; for a simulated answer, they say that it is simulated."""
     return "".join(f"\nWarning: {warning}." for warning in answer.warnings)
 
 
 def _first_calls(answer: Answer) -> str:
-    """What only the Trainer's arguments do by themselves."""
+    """Calls that a script without the Trainer's arguments must make itself."""
     return "".join(
-        f"\nIt was measured on {technique.title}: before its model goes to DeepSpeed or accelerate, such a script calls"
-        f"\n{call}."
+        f"\nIt was measured with {technique.title}: before its model goes to DeepSpeed or accelerate, the script must"
+        f"\ncall {call}."
         for technique in answer.candidate.engine.techniques
         if (call := technique.first_call())
     )
 
 
 def _on_cpu(answer: Answer) -> str:
-    """What no file can say for an accelerate script; the Trainer's `use_cpu` says it."""
+    """What an accelerate script needs on a CPU; the Trainer has `use_cpu` for it."""
     if answer.device != "cpu" or answer.world_size == 1:
         return ""
     return """
-On a CPU it must call accelerate.PartialState(cpu=True) before Accelerator(): accelerate otherwise takes every rank \
-for the only one and gives all of them the same data."""
+On a CPU it must call accelerate.PartialState(cpu=True) before Accelerator(): otherwise accelerate treats every rank \
+as the only one and gives all of them the same data."""
 
 
 def _optimizer(answer: Answer) -> str:
@@ -139,7 +139,7 @@ def _optimizer(answer: Answer) -> str:
 
 
 def _client_optimizer(answer: Answer) -> str:
-    """What DeepSpeed itself demands of a script's optimizer; the Trainer and accelerate see to it on their own."""
+    """The optimizer that DeepSpeed needs from a script; the Trainer and accelerate handle it themselves."""
     if answer.candidate.engine.rung.offload_optimizer == "none" or answer.workload.optimizer == "sgd":
         return f"\nIts optimizer is {_optimizer(answer)}, as it was measured."
     adamw_mode = answer.workload.optimizer == "adamw"
@@ -149,15 +149,15 @@ DeepSpeed refuses a torch optimizer here."""
 
 
 def _shards(candidate: Candidate) -> str:
-    """What HfDeepSpeedConfig needs before `from_pretrained`; the Trainer and accelerate see to it on their own."""
+    """What HfDeepSpeedConfig needs before `from_pretrained`; the Trainer and accelerate handle it themselves."""
     if candidate.engine.rung.stage < 3:
         return ""
     return """
-Where transformers builds its model in shards (HfDeepSpeedConfig), deepspeed.init_distributed() comes before that."""
+If transformers builds its model in shards (HfDeepSpeedConfig), call deepspeed.init_distributed() before that."""
 
 
 def _comment(text: str) -> list[str]:
-    """Every line of `text` behind a #, also those that come from a line break in a name or a path."""
+    """Every line of `text` as a comment, also after a line break in a name or a path."""
     return [f"# {line}".rstrip() for line in text.split("\n")]
 
 

@@ -1,4 +1,4 @@
-"""What a training script has to be told, from an answer just proven or from a best_config.json read later."""
+"""The settings for a training script, from a new answer or from a best_config.json."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ladder.units import GIB
 from ladder.workload.workload import Dtype, OptimizerName, Source
 
 YOUR_MODEL = "your model"
-"""Where the user has to name one: no Hub id has a space, so that nobody's model is loaded for it."""
+"""A placeholder for the user to replace. It has a space, so it cannot be a Hub id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The answer without its measurements, but for the memory that a job has to ask for."""
+    """The answer without its measurements, except for the host memory that a job must request."""
 
     model: str
-    """What a training program loads: a Hub id, an absolute folder, or `YOUR_MODEL`."""
+    """The model for a training program: a Hub id, an absolute folder, or `YOUR_MODEL`."""
     shape: str
-    """What was tuned, as it was asked for."""
+    """The model that was tuned, as the user named it."""
     seq_len: int
     dtype: Dtype
     optimizer: OptimizerName
@@ -34,20 +34,20 @@ class Settings:
     micro_batch: int
     accumulation: int
     checkpoint_every: int
-    """Layers of which one is checkpointed; 0 for none."""
+    """One of this many layers is checkpointed; 0 for none."""
     checkpointing: str
-    """In a word, as in a candidate's key."""
+    """The name in a candidate's key."""
     techniques: tuple[Technique, ...]
     world_size: int
     device: Literal["cuda", "cpu"]
     stage: int
     environment: Mapping[str, str]
     transformers: str
-    """The version that was measured with; empty where it is not known."""
+    """The version that was measured with; empty if unknown."""
     host_memory: int
-    """Bytes on the host that all ranks together were seen to hold."""
+    """Host memory in bytes that all ranks together used."""
     warnings: tuple[str, ...]
-    """Sentences without their full stop, which may hold anything."""
+    """Sentences without a full stop; they may contain any characters."""
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -115,7 +115,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
 
 
 def _loadable(name: str, source: Source, folder: str | None) -> str:
-    """A bundled shape that goes by a Hub id stands in for that model; by ladder's own name it is none to load."""
+    """The name or folder to load. A bundled shape can be loaded only if it was named by a Hub id."""
     if folder is not None:
         return folder
     return name if source == "hub" or (source == "bundled" and "/" in name) else YOUR_MODEL

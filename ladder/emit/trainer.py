@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer's arguments: what the DeepSpeed JSON cannot say, and what must agree with it."""
+"""The Hugging Face Trainer's arguments: those that DeepSpeed's JSON cannot hold, and those that must agree with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
 
 CHECKPOINTING = "gradient_checkpointing"
-"""The Trainer's name for it up to transformers 5.22, and still that of the programs built on it."""
+"""The Trainer's name for it up to transformers 5.22; programs built on the Trainer still use it."""
 CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
 _NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 
@@ -22,18 +22,18 @@ _NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 def trainer_arguments(
     answer: Answer | Settings, config_path: Path, *, checkpointing: str | None = None
 ) -> dict[str, Any]:
-    """TrainingArguments under which a Trainer script trains as measured; HfArgumentParser.parse_json_file reads them.
+    """TrainingArguments with which a Trainer script trains as measured, for HfArgumentParser.parse_json_file.
 
-    The Trainer refuses to start where micro-batch, accumulation, clipping or dtype differ from `config_path`'s. It
-    holds nothing of the user's own: learning rate, schedule, data and output folder stay theirs. `checkpointing` is the
-    name under which gradient checkpointing is switched; None for that of the transformers that was measured with.
+    The Trainer does not start if micro-batch, accumulation, clipping or dtype differ from `config_path`'s. Learning
+    rate, schedule, data and output folder are not set. `checkpointing` is the name of the switch for gradient
+    checkpointing; None for the name in the transformers version that was measured with.
     """
     settings = settings_of(answer)
     switch = checkpointing or _checkpointing_name(settings.transformers)
     arguments: dict[str, Any] = {
         "deepspeed": os.path.abspath(config_path),
         "per_device_train_batch_size": settings.micro_batch,
-        # Proven with an evaluation pass at this size; the Trainer's own default of 8 was not.
+        # The proof's evaluation pass had this size; the Trainer's default of 8 is not proven to fit.
         "per_device_eval_batch_size": settings.micro_batch,
         "gradient_accumulation_steps": settings.accumulation,
         switch: settings.gradient_checkpointing,
@@ -52,7 +52,7 @@ def trainer_arguments(
 
 
 def trainer_command_line(arguments: dict[str, Any]) -> str:
-    """`arguments` as one line for a shell, every value quoted, to put after the name of a Trainer script."""
+    """`arguments` on one line for a shell, with quoted values, to follow the name of a Trainer script."""
     words: list[str] = []
     for name, value in arguments.items():
         text = value if isinstance(value, str) else json.dumps(value)
@@ -61,10 +61,10 @@ def trainer_command_line(arguments: dict[str, Any]) -> str:
 
 
 def _checkpointing_name(transformers: str) -> str:
-    """From 5.23 on the old name is an alias that warns, and goes in 6; before, the new one is an error."""
+    """The switch's name. From 5.23 on the old name gives a warning, and 6 removes it; before, the new one fails."""
     try:
         return _NEWER_CHECKPOINTING if Version(transformers) >= _NEWER_SINCE else CHECKPOINTING
-    except InvalidVersion:  # none is installed, or one that somebody built and named
+    except InvalidVersion:  # it is not installed, or its version number is not standard
         return CHECKPOINTING
 
 
@@ -72,7 +72,7 @@ def _optimizer(settings: Settings) -> dict[str, Any]:
     """The Trainer's name for the optimizer that was measured."""
     if settings.optimizer == "sgd":
         return {"optim": "sgd"}
-    # With an optimizer offload accelerate replaces either form of torch's by DeepSpeedCPUAdam.
+    # If the optimizer is offloaded, accelerate replaces torch's by DeepSpeedCPUAdam.
     adamw = {"optim": "adamw_torch_fused"}
-    # The Trainer has no plain Adam; AdamW without decay takes the same steps.
+    # The Trainer has no plain Adam; AdamW without weight decay is the same.
     return adamw | {"weight_decay": 0.0} if settings.optimizer == "adam" else adamw

@@ -1,1 +1,1 @@
-"""What ranks report, and what is made of it."""
+"""The events that ranks report, and the outcomes that follow from them."""

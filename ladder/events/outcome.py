@@ -1,4 +1,4 @@
-"""How a trial ended for a candidate, and what was measured."""
+"""The outcome of a trial for a candidate, and its measurement."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ OutcomeKind = Literal[
     "fits", "gpu_oom", "host_oom", "pinned_oom", "disk_full", "hang", "crash", "unsupported", "cancelled"
 ]
 Purpose = Literal["measure", "probe", "proof"]
-"""Of a trial: a probe measures its candidate on a model of a few layers, so what it saw is not the candidate's."""
+"""The purpose of a trial. A probe uses a model with a few layers, so its figures are not the candidate's own."""
 MEMORY_OUTCOMES: frozenset[OutcomeKind] = frozenset({"gpu_oom", "host_oom", "pinned_oom", "disk_full"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A typed ending with its evidence. For every kind but `fits`, `sentence` says what happened, where and to whom."""
+    """How it ended, with the evidence. Except for `fits`, `sentence` says what happened, where and on which rank."""
 
     kind: OutcomeKind
     sentence: str = ""
     rank: int | None = None
     moment: str | None = None
-    """Where in its trial it ended: a phase, or inside one a part of the step as the memory model names them (forward,
-    backward, step); or why no trial speaks of it (`ladder/search/space.py`)."""
+    """Where in its trial it ended: a phase or a part of a step (forward, backward, step); or why there was no trial
+    (`ladder/search/space.py`)."""
     bytes_asked: int | None = None
     bytes_free: int | None = None
-    """Free under the limit when the request failed."""
+    """Free under the limit when the allocation failed."""
     host_memory: int | None = None
-    """For what ran out of host memory: all that its ranks might use."""
+    """If host memory ran out: how much all ranks together were allowed to use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a trial saw of one candidate. Seconds are of the slowest rank; bytes are of the fullest."""
+    """What a trial measured of one candidate. Seconds are of the slowest rank, bytes of the rank that uses most."""
 
     accumulate_seconds: float | None
-    """Median of a micro-step without the optimizer; None when the candidate never accumulates."""
+    """Median of a micro-step without the optimizer; None without gradient accumulation."""
     boundary_seconds: float
     """Median of a micro-step with the optimizer step."""
     spread: float
-    """Half the interquartile range of the optimizer steps over their median: the noise seen."""
+    """The noise: half the interquartile range of the optimizer steps, divided by their median."""
     num_steps: int
     """Timed optimizer steps."""
     skipped_steps: int = 0
-    """Optimizer steps that overflow skipped during timing; their times are not counted."""
+    """Optimizer steps that were skipped because of overflow during timing; their times do not count."""
     peak_allocated: int
     peak_reserved: int
     peak_device: int
-    """All the process holds, context and NCCL included, as NVML sees it; on CPU, data above the process's start."""
+    """All memory of the process according to NVML, with context and NCCL; on CPU, its data segment since the start."""
     outside_torch: int
     """`peak_device` − `peak_reserved` at the same moment: context, NCCL, libraries."""
     peak_host: int
     """Resident host memory of all ranks together."""
     alloc_retries: int = 0
-    """Times the allocator emptied its cache and tried again while timing: thrashing."""
+    """How often the allocator emptied its cache and tried again during timing."""
     losses: tuple[float, ...] = ()
     utilisation: float | None = None
     """Mean of NVML's duty cycle over ranks, 0 to 1."""
@@ -62,7 +62,7 @@ class Measurement:
     sm_clock_mhz: float | None = None
 
     def step_seconds(self, accumulation: int) -> float:
-        """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if it was not measured for several."""
+        """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if measured without accumulation."""
         if accumulation == 1:
             return self.boundary_seconds
         if self.accumulate_seconds is None:
@@ -72,7 +72,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One candidate in one trial: the unit of history."""
+    """The result of one candidate in one trial; a history consists of these."""
 
     candidate_key: str
     trial: str
@@ -80,7 +80,7 @@ class Record:
     outcome: Outcome
     measurement: Measurement | None = None
     tokens_per_second: float | None = None
-    """Of all ranks together; None for what does not fit, and for a probe."""
+    """Of all ranks together; None if it does not fit, and for a probe."""
     warnings: tuple[str, ...] = field(default=())
     nvme_path: str | None = None
-    """The folder that its engine swapped to; None without NVMe."""
+    """The folder to which its engine offloaded; None without NVMe."""

@@ -1,7 +1,7 @@
-"""What controller and ranks say to each other: one trial's specification, and the events a rank appends to its file.
+"""The data exchanged between controller and ranks: a trial's specification, and the events in a rank's file.
 
-Both cross a process boundary, so both are checked by pydantic. Times are seconds on CLOCK_MONOTONIC, which all
-processes of a host share; they order events across ranks.
+Both cross a process boundary, so pydantic validates them. Times are seconds on CLOCK_MONOTONIC, which is the same for
+all processes of a host, so events of different ranks can be ordered.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ladder.events.outcome import OutcomeKind
 from ladder.workload.script import ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
 
-# In the order a rank goes through them. A rank's silence is judged by the deadline of the phase it is in.
+# In the order in which a rank goes through them. Each phase has its own deadline.
 Phase = Literal["process_group", "model", "engine", "warmup", "measure", "evaluation", "gather", "teardown"]
 
-# Every process of a run carries this variable from its start, so that none can be mistaken for somebody else's.
+# Every process of a run has this environment variable from its start, so that it can be told from others.
 RUN_MARKER = "LADDER_RUN_MARKER"
 UNREPORTED = os.EX_IOERR
-"""The exit status of a rank that could not write what became of it."""
+"""The exit status of a rank that could not write its report."""
 
 
 class _Frozen(BaseModel):
-    # A loss may be infinite or no number; as null it would make the whole event unreadable.
+    # A loss may be infinite or NaN; written as null, the event could not be read back.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
@@ -36,30 +36,30 @@ class StepPolicy(_Frozen):
     """How many optimizer steps a candidate is timed for."""
 
     warmup: int = 1
-    """Untimed optimizer steps before timing; an engine's first candidate takes one more, where Adam's state appears."""
+    """Untimed optimizer steps; an engine's first candidate has one more, in which Adam's states are created."""
     minimum: int = 2
-    """Steps of what does not lose, however long they take: one alone may have been disturbed."""
+    """The fewest steps of a candidate that may win, however long they take: a single one may be disturbed."""
     maximum: int = 12
     target_spread: float = 0.01
-    """Timing stops once the median is known to this fraction."""
+    """Timing stops once the uncertainty of the median is below this fraction."""
     seconds: float = 4.0
-    """After these no further step is timed: long steps vary little."""
+    """Timing stops after this time, as long steps vary little."""
     disagreement: float = 0.04
-    """Unless there are two of them only, one longer than the other by this fraction: a third tells which is usual."""
+    """But if there are only two steps, and one is longer by more than this fraction, a third one is timed."""
     loser_margin: float = 0.10
-    """A candidate whose fastest step, made faster by this fraction, still loses to the best so far is left early."""
+    """Timing stops if even the fastest step, made faster by this fraction, is slower than the best candidate so far."""
     loser_seconds: float = 0.5
-    """But not before it was timed for so long: short steps wait for their host, and the first ones for longest."""
+    """But not before this time: short steps wait for the host, the first ones most."""
     hopeless_margin: float = 0.75
-    """As `loser_margin`, of an untimed step, whose first allocations are slow: what still loses is timed at once."""
+    """Like `loser_margin`, for an untimed step, which is slow because of first allocations: no more of them follow."""
 
     def is_enough(
         self, candidate: CandidateSpec, steps: Sequence[float], before: float, timed: float, elapsed: float
     ) -> bool:
-        """Whether the candidate needs no further step after `steps`, the seconds of those timed in `timed` seconds.
+        """Whether no further step is needed after `steps`, which are the seconds of the steps timed in `timed` seconds.
 
-        `before` is what the untimed step before them took: of long steps, one that it agrees with is enough. `elapsed`
-        are the seconds since that one began.
+        `before` is the time of the untimed step before them: one long step is enough if it agrees with that. `elapsed`
+        is the time since that step began.
         """
         if len(steps) >= self.maximum or (
             timed >= self.loser_seconds and candidate.loses(min(steps), self.loser_margin)
@@ -69,14 +69,14 @@ class StepPolicy(_Frozen):
         if len(pair) < self.minimum:
             return False
         disagree = len(pair) == 2 and max(pair) > (1 + self.disagreement) * min(pair)
-        # Of a soak's many thousand steps the spread would take longer than a step, and none is small enough.
+        # A soak test never stops for precision, and computing the spread of thousands of steps would take too long.
         can_be_precise = len(steps) > 1 and self.target_spread > 0
         is_precise = can_be_precise and relative_spread(steps) / math.sqrt(len(steps)) < self.target_spread
         return is_precise or (elapsed > self.seconds and not disagree)
 
 
 def relative_spread(seconds: Sequence[float]) -> float:
-    """Half the interquartile range over the median; 0 of one alone."""
+    """Half the interquartile range, divided by the median; 0 for a single value."""
     if len(seconds) < 2:
         return 0.0
     first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -84,7 +84,7 @@ def relative_spread(seconds: Sequence[float]) -> float:
 
 
 class CandidateSpec(_Frozen):
-    """A candidate as a rank sees it."""
+    """What a rank needs to know about a candidate."""
 
     key: str
     checkpoint_every: int
@@ -92,20 +92,20 @@ class CandidateSpec(_Frozen):
     accumulation: int
     offload_activations: bool = False
     beat_step_seconds: float | None = None
-    """Seconds of an optimizer step at the real accumulation that would equal the best so far."""
+    """Seconds of an optimizer step, with the real accumulation, that would equal the best candidate so far."""
     first_within: float | None = None
-    """Left out if the trial's first candidate took more seconds than this for an optimizer step."""
+    """Skip it if the trial's first candidate took more seconds than this for an optimizer step."""
 
     def step_seconds(self, accumulate: float | None, boundary: float) -> float:
-        """Seconds of an optimizer step, of those of its micro-steps without and with the optimizer."""
+        """Seconds of an optimizer step, from the seconds of micro-steps without and with the optimizer."""
         return boundary + (self.accumulation - 1) * (accumulate or 0.0)
 
     def loses(self, seconds: float, margin: float) -> bool:
-        """Whether an optimizer step of so many seconds, made faster by `margin`, is still behind the best so far."""
+        """Whether an optimizer step of `seconds`, made faster by `margin`, is still slower than the best so far."""
         return self.beat_step_seconds is not None and seconds * (1 - margin) > self.beat_step_seconds
 
     def is_left_out(self, first_seconds: float) -> bool:
-        """Whether the first candidate, which took so long for an optimizer step, was too slow for this one."""
+        """Whether it is skipped because the first candidate took `first_seconds` for an optimizer step."""
         return self.first_within is not None and first_seconds > self.first_within
 
 
@@ -114,12 +114,16 @@ class ScriptSpec(_Frozen):
 
     command: tuple[str, ...]
     """As it was typed."""
-    scratch: str
-    """The folder that takes what the script would write into its own."""
+    mode: Literal["look", "trial", "run"] = "trial"
+    """A look ends where training would begin; a run is the user's own, with the settings of an answer."""
+    scratch: str = ""
+    """The folder that takes what a look or a trial would write into the user's."""
     arguments: dict[str, Any] = {}
-    """TrainingArguments of the trial."""
+    """TrainingArguments of a trial or a run."""
+    resume: bool = False
+    """Of a run: from the script's last checkpoint."""
     facts: ScriptFacts | None = None
-    """None for the look, which finds them and ends."""
+    """What the look found; for a trial."""
 
 
 class TrialSpec(_Frozen):
@@ -137,31 +141,32 @@ class TrialSpec(_Frozen):
     optimizer: OptimizerName
     dtype: Literal["bf16", "fp16"]
     backend_module: str = "ladder.trial.backends.deepspeed"
-    """What ranks import to train the engine."""
+    """The module that ranks import to train the engine."""
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
     techniques: tuple[str, ...] = ()
-    """By name."""
+    """Their names."""
     rank_modules: tuple[str, ...] = ()
-    """What ranks import for the techniques that need it."""
+    """The modules that ranks import for techniques."""
     shares_sequences: bool = False
-    """All ranks work on the same sequences, each on its part of them."""
+    """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     same_data: bool = False
-    """All ranks train on the same sequences, as those that share them do: to be compared with such."""
+    """All ranks get the same sequences, so that losses can be compared with those under sequence parallelism."""
     candidates: tuple[CandidateSpec, ...]
     memory_limit: int
-    """Bytes each rank may hold in all: the device's own size, or less."""
+    """Bytes that a rank may use: the GPU's memory, or less."""
     steps: StepPolicy = StepPolicy()
     proof: bool = False
     """Also run an evaluation pass and gather the 16-bit weights."""
     probe: bool = False
-    """The model has a few of its layers only: what is measured says how fast the engine is, no more."""
+    """The model has only a few of its layers, to find out how fast the engine is."""
     parity: bool = False
-    """Losses are to be compared with another engine's: weights by name, no dropout, one batch again and again."""
+    """Losses are compared with another engine's: weights depend on their names, there is no dropout, and the batch is
+    always the same."""
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""
     stop_at: float | None = None
-    """No further candidate begins after this moment on CLOCK_MONOTONIC: the time budget is spent."""
+    """No further candidate begins after this time on CLOCK_MONOTONIC, as the time budget is spent."""
     seed: int = 0
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
@@ -175,7 +180,7 @@ class PhaseEvent(_Frozen):
 
 
 class StepEvent(_Frozen):
-    """A sign of progress: one micro-step is over."""
+    """Progress: a micro-step has ended."""
 
     kind: Literal["step"] = "step"
     t: float
@@ -184,7 +189,7 @@ class StepEvent(_Frozen):
 
 
 class MeasuredEvent(_Frozen):
-    """A candidate is measured. Step times are of the slowest rank and the same in every rank's event."""
+    """A candidate is measured. Step times are of the slowest rank, so they are the same in every rank's event."""
 
     kind: Literal["measured"] = "measured"
     t: float
@@ -206,7 +211,7 @@ class MeasuredEvent(_Frozen):
     """Share of the tokens that were padding, of a script's own batches."""
 
     def steps(self, accumulation: int) -> list[float]:
-        """Seconds of each timed optimizer step, had it `accumulation` micro-steps."""
+        """Seconds of each timed optimizer step if it had `accumulation` micro-steps."""
         micro = self.accumulate_seconds or [0.0] * len(self.boundary_seconds)
         return [(accumulation - 1) * one + last for one, last in zip(micro, self.boundary_seconds, strict=True)]
 
@@ -233,7 +238,7 @@ class HeldEvent(_Frozen):
 
 
 class FailedEvent(_Frozen):
-    """Why this rank ended. `consequence` marks the errors that a dying peer causes."""
+    """Why this rank failed. `consequence` says that the failure of another rank caused it."""
 
     kind: Literal["failed"] = "failed"
     t: float
@@ -262,5 +267,5 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def parse_event(line: str | bytes) -> Event:
-    """One line of a rank's file. Raises pydantic.ValidationError on a line this version does not know."""
+    """Parse one line of a rank's file. pydantic.ValidationError for a line that this version does not know."""
     return _EVENT.validate_json(line)

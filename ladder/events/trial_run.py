@@ -1,4 +1,4 @@
-"""One trial as seen from outside: what its ranks reported, how they ended, and what NVML saw meanwhile."""
+"""One trial as observed from outside: what its ranks reported, how they ended, and what NVML measured."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ladder.events.protocol import Event, TrialSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why the launcher itself ended a trial."""
+    """Why the launcher ended a trial."""
 
     kind: Literal["hang", "cancelled", "lost_server", "environment"]
-    """`environment`: the machine is at fault and the tune must end; what was measured before stands."""
+    """`environment`: the machine is at fault and the tune must end; earlier measurements are kept."""
     sentence: str
     rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceUse:
-    """NVML's view of the GPUs over one measurement."""
+    """What NVML reported about the GPUs during one measurement."""
 
     utilisation: float | None
     """Mean duty cycle over GPUs, 0 to 1."""
@@ -28,27 +28,27 @@ class DeviceUse:
     """Mean power of all GPUs together."""
     sm_clock_mhz: float | None
     peak_bytes: int | None
-    """The most any one GPU held, less what it held before the trial."""
+    """The most memory in use on any GPU, minus what was in use before the trial."""
 
 
 @dataclass(kw_only=True)
 class TrialRun:
-    """One trial as seen from outside. Times are seconds on CLOCK_MONOTONIC."""
+    """One trial as observed from outside. Times are seconds on CLOCK_MONOTONIC."""
 
     spec: TrialSpec
     events: list[list[Event]]
     """By rank, in the order written."""
     exits: dict[int, int] = field(default_factory=dict)
-    """Exit status by rank; negative is a signal."""
+    """Exit status by rank; negative for a signal."""
     killed: frozenset[int] = frozenset()
-    """The ranks that the launcher itself killed: their deaths are no evidence."""
+    """The ranks that the launcher killed; their exit status says nothing."""
     stop: Ending | None = None
     oom_kills: int = 0
-    """How far the kernel's count of OOM kills in our cgroup moved."""
+    """The number of OOM kills that the kernel counted in our cgroup during the trial."""
     requested: float = 0.0
     started: float = 0.0
-    """The ranks exist."""
+    """When the ranks existed."""
     ended: float = 0.0
-    """No process and no device memory of the trial is left."""
+    """When no process and no GPU memory of the trial was left."""
     device_use: dict[str, DeviceUse] = field(default_factory=dict)
     """By candidate key."""

@@ -1,4 +1,4 @@
-"""From what was seen of a trial to records: which candidates fit, which one ended it, and why."""
+"""Turns a trial's events into records: which candidates fit, which one ended the trial, and why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ladder.units import format_bytes
 from ladder.workload.workload import Workload
 
 _APART = 0.1
-"""Relative: a proof that differs more from its trial shows a machine whose speed varies. Seen where a shared host could
-hardly feed its GPU: 28,676, 31,936 and 32,477 tokens/s of one candidate within eight minutes."""
+"""If the speeds of a proof and its trial differ by more than this fraction, the machine's speed varies. Chosen: on a
+busy shared host, one candidate reached 28,676, 31,936 and 32,477 tokens/s within eight minutes (measured)."""
 
 
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
-    """Records for the candidates that were measured by every rank, and for the one that ended the trial, if one did."""
+    """Records of the candidates that every rank measured, and of the candidate that ended the trial, if one did."""
     by_key = {candidate.key: candidate for candidate in candidates}
     purpose: Purpose = "proof" if run.spec.proof else "probe" if run.spec.probe else "measure"
     records, by_all = [], _measured_by_all(run)
@@ -51,14 +51,14 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     if (ending := _ending(run)) is not None:
         passed = by_all.keys() | _left_out(run.spec, by_all)
         culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in passed), None)
-        if culprit is None:  # everything was measured and the teardown failed: nothing a candidate is to blame for
+        if culprit is None:  # everything was measured and then the teardown failed, which is no candidate's fault
             return records
         records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=ending))
     return records
 
 
 def _left_out(spec: TrialSpec, by_all: Mapping[str, Sequence[MeasuredEvent]]) -> set[str]:
-    """Those that were passed over, whatever became of those after them."""
+    """The candidates that the ranks skipped because the first one was too slow."""
     first = spec.candidates[0]
     if first.key not in by_all:
         return set()
@@ -67,12 +67,12 @@ def _left_out(spec: TrialSpec, by_all: Mapping[str, Sequence[MeasuredEvent]]) ->
 
 
 def _over_the_limit(key: str, measurement: Measurement, run: TrialRun, purpose: Purpose) -> Record:
-    """It ran because the device is larger than the limit; a device of that size would not have had the memory."""
+    """An OOM record for a candidate that only ran because the GPU has more memory than the limit."""
     held, limit = format_bytes(measurement.peak_device), format_bytes(run.spec.memory_limit)
     outcome = Outcome(
         kind="gpu_oom",
         moment="measure",
-        sentence=f"a rank held {held} in all, over the limit of {limit}",
+        sentence=f"a rank used {held} in all, more than the limit of {limit}",
         bytes_asked=measurement.peak_device - run.spec.memory_limit,
         bytes_free=0,
     )
@@ -114,25 +114,25 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
     if measurement.alloc_retries:
         warnings.append(f"the allocator emptied its cache {measurement.alloc_retries} times while timing")
     if measurement.skipped_steps:
-        warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped for overflow")
+        warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped because gradients overflowed")
     if measurement.peak_device > 0.97 * limit:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
     return tuple(warnings)
 
 
 def apart(proof: Record, trial: Record | None) -> str:
-    """A warning where a proof ran at another speed than its candidate's own trial; else nothing."""
+    """A warning if a proof's speed differs from that of its candidate's trial; otherwise empty."""
     if trial is None or not trial.tokens_per_second or not proof.tokens_per_second:
         return ""
     difference = proof.tokens_per_second / trial.tokens_per_second - 1
     if abs(difference) < _APART:
         return ""
     which = f"{abs(difference):.0%} {'faster' if difference > 0 else 'slower'}"
-    return f"its proof ran {which} than its trial: on this machine smaller differences between candidates say little"
+    return f"its proof was {which} than its trial, so smaller differences between candidates here may be noise"
 
 
 def _ending(run: TrialRun) -> Outcome | None:
-    """The earliest root cause over all ranks; what dying peers cause counts only if nothing else is known."""
+    """The earliest cause over all ranks; errors caused by another rank's failure count only if there is no other."""
     if run.stop is not None and run.stop.kind == "cancelled":
         return Outcome(kind="cancelled", sentence=run.stop.sentence)
     failures = [
@@ -154,10 +154,11 @@ def _ending(run: TrialRun) -> Outcome | None:
 
 
 def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
-    own = "GPU memory" if device == "cuda" else "the memory it is held to"
+    own = "GPU memory" if device == "cuda" else "its memory limit"
     resource = {"gpu_oom": own, "host_oom": "host memory", "pinned_oom": "pinned host memory"}
     if event.outcome in resource:
-        sentence = f"rank {rank} ran out of {resource[event.outcome]} in {event.moment}"
+        verb = "ran out of" if device == "cuda" or event.outcome != "gpu_oom" else "reached"
+        sentence = f"rank {rank} {verb} {resource[event.outcome]} in {event.moment}"
         if event.bytes_asked is not None:
             sentence += f": asked for {format_bytes(event.bytes_asked)}"
             sentence += f" with {format_bytes(event.bytes_free)} free" if event.bytes_free is not None else ""
@@ -178,7 +179,7 @@ def _reported(rank: int, event: FailedEvent, device: str) -> Outcome:
 
 
 def _silent_death(run: TrialRun) -> Outcome | None:
-    """A rank that left without a word. A SIGKILL is an OOM only if the kernel's own count says so."""
+    """The outcome of a rank that ended without a report. A SIGKILL is an OOM only if the kernel counted one."""
     for rank, status in run.exits.items():
         if rank in run.killed or any(isinstance(event, DoneEvent | FailedEvent) for event in run.events[rank]):
             continue
@@ -188,13 +189,13 @@ def _silent_death(run: TrialRun) -> Outcome | None:
                 kind="host_oom",
                 rank=rank,
                 moment=moment,
-                sentence=f"the kernel killed rank {rank} in {moment} for want of host memory",
+                sentence=f"the kernel killed rank {rank} in {moment} because host memory ran out",
             )
         if status == -signal.SIGBUS:
             return Outcome(
                 kind="host_oom", rank=rank, moment=moment, sentence=f"rank {rank} ran out of /dev/shm in {moment}"
             )
-        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"left with status {status}"
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
         return Outcome(
             kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report"
         )
@@ -214,7 +215,7 @@ def _last_phase(run: TrialRun, rank: int | None) -> str:
 
 
 def trial_seconds(run: TrialRun) -> dict[str, float]:
-    """Where the trial's time went, from the slowest rank's phases: by phase, with start-up and teardown."""
+    """The trial's seconds by phase, of the slowest rank in each; start-up and teardown included."""
     marks: dict[str, float] = {}
     seconds: dict[str, float] = {"start": max(0.0, run.started - run.requested)}
     for events in run.events:
@@ -233,7 +234,7 @@ def trial_seconds(run: TrialRun) -> dict[str, float]:
 
 
 def false_start(run: TrialRun, records: Sequence[Record]) -> str:
-    """Why the trial ended before anything of its engine was read, if it did: that says nothing about the engine."""
+    """Why the trial ended before its engine was created; empty if it did not. It then says nothing about the engine."""
     if run.stop is not None and run.stop.kind == "lost_server":
         return "The trial server ended unexpectedly"
     if run.stop is None and not records and not any(run.exits.values()):

@@ -1,1 +1,1 @@
-"""What a tune runs on."""
+"""The machine that a tune runs on."""

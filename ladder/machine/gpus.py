@@ -1,4 +1,4 @@
-"""The GPUs of this host as NVML shows them, and what is in the way of using one."""
+"""The GPUs of this host according to NVML, and why one cannot be used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from ladder.machine.described import BEST_FOR_TRIALS, GROWING, HUGE_PAGES, Gpu
 from ladder.units import format_bytes
 
 _BUSY_FRACTION = 0.10
-"""Of a GPU's memory. Chosen: drivers and displays hold a little without any process, and a tune needs the rest."""
+"""A GPU with more of its memory in use than this is busy. Chosen: drivers and displays use a little without any
+process, and a tune needs the rest."""
 _NO_GPU_HERE = frozenset(
     {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
@@ -37,26 +38,27 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What is in the way of using a GPU; `sentence` may go on. A passing one needs no one to end it."""
+    """Why a GPU cannot be used. The caller completes `sentence`."""
 
     sentence: str
     passing: bool = False
+    """It will go away in seconds by itself."""
     lasting: bool = False
-    """It does not go away while the tune waits."""
+    """It will not go away while the tune waits."""
 
 
 def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The user's own settings of the allocators in `environment`; of what it says nothing, those best for trials."""
+    """The user's allocator settings in `environment`; settings that are missing get the best values for trials."""
     own = allocator_in(environment)
     of_torch = {} if own.keys() & set(_OF_TORCH) else {"PYTORCH_CUDA_ALLOC_CONF": GROWING}
     return (BEST_FOR_TRIALS if of_torch and may_register() else of_torch | HUGE_PAGES) | own
 
 
 def may_register() -> bool:
-    """Whether torch can pin memory that the C library gave it, as on most hosts.
+    """Whether torch can pin memory that the C library allocated, as on most hosts.
 
-    Under WSL the GPU knows such memory by another address. Where the kernel promises no more memory than it has, it may
-    refuse some, and torch does not look whether it did.
+    Not under WSL, where such memory has another address on the GPU; and not with strict overcommit, where the
+    allocation may fail and torch does not check it.
     """
     try:
         is_strict = _OVERCOMMIT.read_text().strip() == "2"
@@ -66,14 +68,14 @@ def may_register() -> bool:
 
 
 def allocator_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """What `environment` tells the allocators of torch and of the C library; nothing if it does not."""
+    """The settings in `environment` for the allocators of torch and of the C library."""
     return {name: environment[name] for name in (*_OF_TORCH, *HUGE_PAGES) if environment.get(name)}
 
 
 def visible_gpus() -> list[Gpu]:
     """The GPUs that CUDA would show, in its order; empty without a driver.
 
-    EnvironmentFaultError where there is a driver that cannot be asked: a tune on the CPU instead would surprise.
+    EnvironmentFaultError if there is a driver but it does not work: using the CPU instead would surprise the user.
     """
     try:
         pynvml.nvmlInit()
@@ -97,7 +99,7 @@ def _explained(error: Any) -> str:
 
 
 def _gpu(index: int) -> Gpu:
-    """The GPU at `index`, with its fault if it has one: others may still be in order."""
+    """The GPU at `index`, with its `fault` if it does not work; others may still work."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         return Gpu(
@@ -113,7 +115,7 @@ def _gpu(index: int) -> Gpu:
 def _mig_fault(index: int, handle: Any) -> str:
     try:
         enabled = pynvml.nvmlDeviceGetMigMode(handle)[0] == 1
-    except pynvml.NVMLError:  # most GPUs know no MIG, and old drivers do not either
+    except pynvml.NVMLError:  # most GPUs and old drivers do not have MIG
         return ""
     if not enabled:
         return ""
@@ -121,10 +123,10 @@ def _mig_fault(index: int, handle: Any) -> str:
 
 
 def _as_cuda_sees(gpus: list[Gpu], visible: str | None, *, in_bus_order: bool = False) -> list[Gpu]:
-    """CUDA_VISIBLE_DEVICES names GPUs by index or by the start of the UUID; the first unknown one ends the list.
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or by the start of the UUID, up to the first unknown name.
 
-    UsageError where an index may mean another GPU to CUDA than to NVML, whose order is that of the bus: of several
-    models, CUDA puts the fastest first unless it is told otherwise.
+    UsageError if an index may mean another GPU to CUDA than to NVML: NVML uses the order on the bus, while CUDA by
+    default puts the fastest of several models first.
     """
     if visible is None:
         return gpus
@@ -132,25 +134,25 @@ def _as_cuda_sees(gpus: list[Gpu], visible: str | None, *, in_bus_order: bool = 
     chosen: list[Gpu] = []
     for name in (part.strip() for part in visible.split(",")):
         if name.startswith("MIG-"):
-            raise UsageError("CUDA_VISIBLE_DEVICES names a MIG partition; ladder tunes whole GPUs, name those.")
+            raise UsageError("CUDA_VISIBLE_DEVICES names a MIG partition, but ladder tunes whole GPUs; name those.")
         match = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         if name.isascii() and name.isdecimal() and int(name) < len(gpus):
             if is_ambiguous:
                 raise UsageError(
-                    f"CUDA_VISIBLE_DEVICES names GPU {name} by its number, and CUDA numbers GPUs of several models "
-                    "in an order of its own; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name them by UUID (nvidia-smi -L)."
+                    f"CUDA_VISIBLE_DEVICES names GPU {name} by its number, but CUDA and nvidia-smi may number GPUs of "
+                    "different models differently; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs (nvidia-smi -L)."
                 )
             match = [gpus[int(name)]]
         if not match:
             break
-        if match[0] in chosen:  # CUDA shows no device at all then
+        if match[0] in chosen:  # CUDA then shows no device at all
             raise UsageError(f"CUDA_VISIBLE_DEVICES names GPU {name} twice; name each once.")
         chosen.append(match[0])
     return chosen
 
 
 def obstacle(gpu: Gpu, needed: int | None) -> Obstacle | None:
-    """What is in the way of giving `needed` bytes (None: all it has) of `gpu` to a tune; None if nothing is."""
+    """Why a tune cannot have `needed` bytes (None: all) of `gpu`; None if it can."""
     if gpu.fault:
         return Obstacle(gpu.fault, lasting=True)
     try:
@@ -165,15 +167,15 @@ def obstacle(gpu: Gpu, needed: int | None) -> Obstacle | None:
         return None
     who = f"is used by {', '.join(map(_named, pids))} and" if pids else "already"
     return Obstacle(
-        f"GPU {gpu.uuid} ({gpu.name}) {who} holds {format_bytes(info.used)} of {format_bytes(info.total)}; end what "
-        "uses it (nvidia-smi shows it), wait for it with --wait",
-        passing=not strangers,  # the driver takes seconds to release what a dead process held
+        f"GPU {gpu.uuid} ({gpu.name}) {who} holds {format_bytes(info.used)} of {format_bytes(info.total)}; end the "
+        "process that uses it (see nvidia-smi), wait for it with --wait",
+        passing=not strangers,  # the driver takes seconds to free the memory of a process that ended
     )
 
 
 def _users(handle: Any) -> list[int]:
-    """The processes that compute on a GPU, as far as NVML shows them: inside a container it may show none."""
-    # By version: the plain name fails in a way of its own under a driver that lacks the newest.
+    """The processes that use a GPU, as far as NVML shows them; in a container it may show none."""
+    # Explicit versions: under an older driver, the name without a version raises another error.
     for query in (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2):
         with contextlib.suppress(pynvml.NVMLError):
             return sorted({int(process.pid) for process in query(handle)})
@@ -189,7 +191,7 @@ def _named(pid: int) -> str:
 
 
 def _is_ladders(pid: int) -> bool:
-    """Whether `pid` is a rank of some tune of this user: its lease says who holds it, and a dead tune's ranks end."""
+    """Whether `pid` belongs to a tune of this user. Leases handle those, and the ranks of a killed tune end soon."""
     try:
         return RUN_MARKER in psutil.Process(pid).environ()
     except (psutil.Error, OSError):

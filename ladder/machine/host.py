@@ -1,4 +1,4 @@
-"""The host: how much of its memory and of its cores the kernel lets a process have."""
+"""The host: how much memory and how many cores the kernel lets a process use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psutil
 from ladder.units import MIB
 
 _UNLIMITED = 1 << 60
-"""Bytes. Chosen: more than any machine has, and less than the 2⁶³ that a cgroup without a limit may name."""
+"""Bytes. Chosen: more than any machine has, and less than the 2⁶³ that a cgroup without a limit may report."""
 
-# For the environment of a CPU rank, which is held to a limit by failing allocations. Large blocks get a mapping each
-# and go back at once: glibc otherwise keeps freed ones of up to 32 MiB, some 30 MiB more in one run than in the next.
-# Small ones come from one heap that is ahead of them: at the limit a tensor must fail, which torch reports, and not a
-# small object of oneDNN's, which does not look whether it got one and dies of a segmentation fault.
+# For the environment of a CPU rank, whose memory limit makes allocations fail. Large blocks get a mapping each and are
+# returned at once: otherwise glibc keeps freed blocks of up to 32 MiB, and runs differ by some 30 MiB. Small blocks
+# come from one heap with a reserve: at the limit a tensor must fail, which torch reports, and not a small object of
+# oneDNN, which does not check the allocation and ends with a segmentation fault.
 MALLOC_OF_A_CPU_RANK = {
     "MALLOC_MMAP_THRESHOLD_": str(MIB),
     "MALLOC_ARENA_MAX": "1",
@@ -26,24 +26,24 @@ MALLOC_OF_A_CPU_RANK = {
 
 
 class Cgroup(NamedTuple):
-    """The folder of a cgroup, the root of its hierarchy, and whether that is of version 2."""
+    """The folder of a cgroup, the root of its hierarchy, and whether it is version 2."""
 
     folder: Path
     root: Path
     v2: bool
 
     def upwards(self) -> list[Path]:
-        """Its folder and those above it, up to the root: what any of them is held to, it is held to."""
+        """Its folder and those above it, up to the root. The limits of all of them apply."""
         return [folder for folder in (self.folder, *self.folder.parents) if folder.is_relative_to(self.root)]
 
 
 def memory_cgroups(pid: int | str = "self") -> list[Cgroup]:
-    """The memory cgroups that process `pid` is in; none where the kernel tells of none."""
+    """The memory cgroups of process `pid`; empty if the kernel shows none."""
     return _cgroups("memory", pid)
 
 
 def cpu_cgroups() -> list[Cgroup]:
-    """The cgroups that share out cores, likewise, of this process."""
+    """The CPU cgroups of this process."""
     return _cgroups("cpu", "self")
 
 
@@ -64,7 +64,7 @@ def _cgroups(controller: str, pid: int | str) -> list[Cgroup]:
 
 
 def host_memory() -> int:
-    """The cgroup's limit where it sets one, else MemTotal: ballooned machines report too little there."""
+    """Bytes of the cgroup's limit if it has one, otherwise MemTotal, which is too low on VMs with memory ballooning."""
     files = [
         folder / ("memory.max" if cgroup.v2 else "memory.limit_in_bytes")
         for cgroup in memory_cgroups()
@@ -75,13 +75,13 @@ def host_memory() -> int:
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on, or, where its CFS quota pays for fewer, so many (rounded up)."""
+    """The number of cores that this process may run on, or its CFS quota (rounded up) if that is lower."""
     quotas = [_quota(folder, cgroup.v2) for cgroup in cpu_cgroups() for folder in cgroup.upwards()]
     return min([len(os.sched_getaffinity(0)), *(math.ceil(cores) for cores in quotas if cores)])
 
 
 def _quota(folder: Path, v2: bool) -> float | None:
-    """How many cores' time the processes of one cgroup get; None if that is not limited."""
+    """The CFS quota of one cgroup, in cores; None if there is none."""
     files = ["cpu.max"] if v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
     try:
         quota, period = (int(word) for name in files for word in (folder / name).read_text().split())

@@ -1,4 +1,4 @@
-"""Leases: one tune to a GPU. A lease is a file lock, so it ends with its process, however that dies."""
+"""Leases: only one tune uses a GPU. A lease is a file lock, so the kernel releases it when its process ends."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ladder.errors import EnvironmentFaultError, LadderError
 from ladder.machine.described import Gpu
 from ladder.machine.gpus import Obstacle, obstacle
 
-# Shared by all users of the host: their tunes meet on the same GPUs. Not TMPDIR, which differs between sessions.
+# Shared by all users of the host, because they share its GPUs. Not TMPDIR, which differs between logins.
 _FOLDER = Path("/tmp/ladder-leases")
 _POLL_SECONDS = 0.5
-"""Between two looks at GPUs that are not free. Chosen: nobody notices the delay, and looking costs next to nothing."""
+"""Between two checks of GPUs that are not free. Chosen: a delay that nobody notices, and a check costs little."""
 _PASSING_SECONDS = 15.0
-"""A dead process's memory takes the driver seconds to release: nobody has to be asked to wait for that. Chosen: several
-times those seconds."""
+"""How long a tune waits without --wait: the driver needs seconds to free the memory of a process that ended. Chosen:
+several times as long."""
 _MOST_TEXT = 4096
-"""Bytes that are read of a lease, which anybody may write to. Chosen: the longest path on Linux."""
+"""Bytes to read from a lease, to which every user can write. Chosen: the longest path on Linux."""
 
 
 class InterruptedWaitError(LadderError):
-    """The user stopped waiting for GPUs; nothing had begun."""
+    """The user stopped waiting for GPUs before anything began."""
 
     exit_code = 130
 
@@ -51,10 +51,10 @@ class Leases:
         self._held: dict[str, int] = {}
 
     def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
-        """Lease the first `count` GPUs that have `needed` bytes free and are nobody's; see `machine.Choice`.
+        """Lease the first `count` GPUs that have `needed` bytes free and that nobody uses; see `machine.Choice`.
 
-        Where there are too few: waits, if the tune is to wait or what is in the way passes by itself; else raises
-        EnvironmentFaultError with who or what is in the way. No process but this one is touched.
+        If there are too few, it waits if the user asked for that or if the obstacle will pass by itself. Otherwise
+        EnvironmentFaultError says who or what uses them. No other process is touched.
         """
         passing_until = time.monotonic() + _PASSING_SECONDS
         told = ""
@@ -62,7 +62,7 @@ class Leases:
             chosen, in_the_way = self._try(visible, count, needed)
             if len(chosen) == count:
                 return chosen
-            self.close()  # whoever waits holds nothing: two tunes cannot wait for each other
+            self.close()  # hold no lease while waiting, so that two tunes cannot wait for each other
             lasting = [found for found in in_the_way if found.lasting]
             first = (lasting or in_the_way)[0]
             hopeless = len(visible) - len(lasting) < count
@@ -75,7 +75,7 @@ class Leases:
                 self._note(f"Waiting: {told.split(';')[0]}.")
             time.sleep(_POLL_SECONDS)
             if self._cancelled():
-                raise InterruptedWaitError("interrupted while it waited for GPUs.")
+                raise InterruptedWaitError("interrupted while waiting for GPUs.")
 
     def _try(self, visible: Sequence[Gpu], count: int, needed: int | None) -> tuple[list[Gpu], list[Obstacle]]:
         chosen: list[Gpu] = []
@@ -92,19 +92,19 @@ class Leases:
         return chosen, in_the_way
 
     def name_run(self, run_folder: Path) -> None:
-        """Say on every lease which run it is for."""
+        """Write into every lease which run it is for."""
         for descriptor in self._held.values():
             _write_holder(descriptor, run_folder)
 
     def _lease(self, gpu: Gpu) -> Obstacle | None:
-        """Take the lease of `gpu`; who holds it if it is taken."""
+        """Take the lease of `gpu`; returns who holds it if it is taken already."""
         path = self._folder / re.sub(r"[^\w-]", "_", gpu.uuid)
         try:
             _make_shared(self._folder)
             descriptor = _open_shared(path)
         except OSError as error:
             raise EnvironmentFaultError(
-                f"The lease of GPU {gpu.uuid} cannot be taken ({path}: {error.strerror}); let every user write to "
+                f"GPU {gpu.uuid} cannot be leased ({path}: {error.strerror}); let every user write to "
                 f"{self._folder}, or set LADDER_LEASES to a folder that all tunes of this host share."
             ) from None
         try:
@@ -114,8 +114,8 @@ class Leases:
             os.close(descriptor)
             if error.errno != errno.EWOULDBLOCK:
                 raise EnvironmentFaultError(
-                    f"{self._folder} cannot hold leases ({error.strerror}); set LADDER_LEASES to a folder on a local "
-                    "disk."
+                    f"{self._folder} does not support file locks ({error.strerror}); set LADDER_LEASES to a folder on "
+                    "a local disk."
                 ) from None
             return Obstacle(f"GPU {gpu.uuid} ({gpu.name}) is held by another tune ({holder}); wait for it with --wait")
         self._held[gpu.uuid] = descriptor
@@ -130,7 +130,7 @@ class Leases:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Give all leases back."""
+        """Release all leases."""
         for uuid in list(self._held):
             self._release(uuid)
 
@@ -144,7 +144,7 @@ class Leases:
 
 
 def _make_shared(folder: Path) -> None:
-    """A folder like /tmp itself: every user may add a lease, none may remove another's."""
+    """Create a folder like /tmp: every user can add a lease, but not remove another user's."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -155,33 +155,33 @@ def _make_shared(folder: Path) -> None:
 
 
 def _open_shared(path: Path) -> int:
-    """The file for reading and writing by every user; a link or anything else that somebody put there is refused."""
+    """Open a file that every user can read and write. OSError for a link or anything else but a regular file."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        # O_CREAT on an existing file of another user in such a folder is forbidden (fs.protected_regular).
+        # Without O_CREAT, which is forbidden for another user's file in such a folder (fs.protected_regular).
         descriptor = os.open(path, flags)
     except FileNotFoundError:
         try:
             descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            os.fchmod(descriptor, 0o666)  # the umask took some of it away
+            os.fchmod(descriptor, 0o666)  # the umask may have removed some permissions
         except FileExistsError:
             descriptor = os.open(path, flags)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
-        raise PermissionError(errno.EPERM, "it is no file of ours", str(path))
+        raise PermissionError(errno.EPERM, "it is not a regular file of ladder", str(path))
     return descriptor
 
 
 def _write_holder(descriptor: int, run_folder: Path | None) -> None:
     text = json.dumps({"pid": os.getpid(), "run_folder": str(run_folder.resolve()) if run_folder else None})
-    with contextlib.suppress(OSError):  # the lock counts; a full disk only costs the next tune a name
+    with contextlib.suppress(OSError):  # only the lock matters; without this the next tune cannot name the holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
 
 
 def _holder(descriptor: int) -> str:
-    """Who the lease says it belongs to. Any user may write there, so it is shown and never acted upon."""
+    """The holder that is named in the lease. Every user can write there, so this is only shown and not relied on."""
     try:
         holder = json.loads(os.pread(descriptor, _MOST_TEXT, 0))
         pid, run_folder = int(holder["pid"]), holder["run_folder"]

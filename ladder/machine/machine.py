@@ -1,4 +1,4 @@
-"""What a tune runs on: the GPUs or CPU ranks, their memory limits, host memory, NVMe path, and what is missing."""
+"""Detects the machine: GPUs or CPU ranks, memory limits, host memory, NVMe path, and rungs that cannot work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ladder.units import format_bytes
 from ladder.workload.workload import OptimizerName
 
 CPU_RANKS = 2
-"""Ranks on a machine without GPUs. Chosen: the fewest with which ZeRO partitions anything."""
+"""Ranks on a machine without GPUs. Chosen: the fewest with which ZeRO partitions something."""
 
 Choice = Callable[[Sequence[Gpu], int, int | None], Sequence[Gpu]]
-"""Takes the visible GPUs, how many of them, and the bytes that each must have free (None: all it has)."""
+"""Chooses from the visible GPUs: how many are wanted, and how many bytes each must have free (None: all)."""
 
 
 def free_gpus(visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
-    """The first `count` GPUs that nobody uses. EnvironmentFaultError says what is in the way where there are fewer."""
+    """The first `count` GPUs that nobody uses. If there are fewer, EnvironmentFaultError says why."""
     in_the_way = {gpu: obstacle(gpu, needed) for gpu in visible}
     chosen = [gpu for gpu, found in in_the_way.items() if found is None][:count]
     if len(chosen) < count:
@@ -43,10 +43,10 @@ def detect_machine(
     nvme_path: Path | None,
     choose: Choice = free_gpus,
 ) -> Machine:
-    """The machine at hand, held to what the user allows; sizes in bytes.
+    """This machine, limited to what the user allows; sizes in bytes.
 
-    `gpus` is None for all visible ones, 0 for CPU ranks. Raises UsageError for more than there are; what `choose`
-    raises for GPUs that are in use or out of order passes through.
+    `gpus` is None for all visible ones, 0 for CPU ranks. UsageError if more is asked for than there is; also raises
+    what `choose` raises for GPUs that are in use or do not work.
     """
     found = visible_gpus() if gpus != 0 else []
     if gpus and len(found) < gpus:
@@ -57,14 +57,16 @@ def detect_machine(
     largest = max((gpu.total_bytes for gpu in found), default=0)
     if found and gpu_memory and gpu_memory > largest > 0:
         raise UsageError(
-            f"--gpu-memory {format_bytes(gpu_memory)} is more than the GPUs have ({format_bytes(largest)})."
+            f"--gpu-memory {format_bytes(gpu_memory)} is more than the GPUs have ({format_bytes(largest)}); lower it."
         )
     chosen = tuple(choose(found, gpus or len(found), gpu_memory)) if found else ()
     host = host_memory or all_host_memory()
     world_size = len(chosen) or CPU_RANKS
     size = min((gpu.total_bytes for gpu in chosen), default=int(0.8 * host / world_size))
     if chosen and gpu_memory and gpu_memory > size:
-        raise UsageError(f"--gpu-memory {format_bytes(gpu_memory)} is more than the GPUs have ({format_bytes(size)}).")
+        raise UsageError(
+            f"--gpu-memory {format_bytes(gpu_memory)} is more than the GPUs have ({format_bytes(size)}); lower it."
+        )
     return Machine(
         device="cuda" if chosen else "cpu",
         world_size=world_size,
@@ -78,9 +80,9 @@ def detect_machine(
 
 
 def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -> str | None:
-    """Why `rung` cannot work on this machine, before anything is built; None if it may."""
+    """Why `rung` cannot work on this machine, as far as is known before anything is built; None if it may."""
     if machine.device == "cpu" and "cpu" in rung.devices:
-        return "on the CPU device everything is in host memory already"
+        return "CPU ranks have everything in host memory already"
     if "nvme" in rung.devices:
         if machine.nvme_path is None:
             return "no --nvme-path was given"
@@ -92,13 +94,13 @@ def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -
 
 
 def compiler() -> str:
-    """The program CXX names, which may be a command with arguments."""
+    """The program that CXX names; CXX may be a command with arguments."""
     words = [word for word in shlex.split(os.environ.get("CXX", "")) if not word.startswith("-")]
     return words[-1] if words else "g++"
 
 
 def operators_of(rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
-    """The DeepSpeed operators `rung` needs built, by our names for them."""
+    """The DeepSpeed operators that must be built for `rung`, by our names for them."""
     names = []
     if "nvme" in rung.devices:
         names.append("async_io")

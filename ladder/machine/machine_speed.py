@@ -1,4 +1,4 @@
-"""What a machine does a second: vendors' figures by GPU name, and the prior for machines that nobody measured yet."""
+"""The speeds of a machine: vendors' figures by GPU name, as the prior before anything is measured."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ladder.workload.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpeed:
-    """What one node does a second: of one GPU where not said otherwise."""
+    """The speeds of one node, per second and per GPU if not said otherwise."""
 
     flops: float
     """Dense 16-bit floating-point operations, as the vendor states them."""
     achievable: float
-    """The share of `flops` that transformer blocks reach at a large micro-batch."""
+    """The share of `flops` that transformer blocks reach with a large micro-batch."""
     device_bytes: float
-    """Bytes of the GPU's own memory."""
+    """Memory bandwidth of the GPU."""
     link_bytes: float
-    """Bytes between GPUs, of a collective's bus."""
+    """Bus bandwidth of collectives between GPUs."""
     pcie_bytes: float
-    """Bytes between a GPU and the host, pinned."""
+    """Bandwidth between GPU and pinned host memory."""
     cpu_adam_parameters: float
-    """Parameters that CPU Adam updates, on all cores together."""
+    """Parameters that CPU Adam updates on all cores together."""
     nvme_bytes: float
-    """Bytes to and from the disk, for all ranks together."""
+    """Bandwidth of the drive, for all ranks together."""
     host_seconds: float = 0.014
-    """Host work for one block's gathering hooks at stage 3; measured 13 to 16 ms, whatever the micro-batch."""
+    """Host work per block for stage 3's gathering hooks (measured: 13 to 16 ms, with any micro-batch)."""
     doubt: float = 1.0
-    """How much less than a listed GPU this machine is known: a factor on the standard deviations all engines share."""
+    """A factor on the standard deviations that all engines share: above 1 if less is known than about a listed GPU."""
 
 
 # Dense bf16 FLOP/s (fp16 where there is no bf16), memory bytes/s and NVLink or PCIe bytes/s between GPUs: data sheets.
@@ -53,16 +53,16 @@ _GPUS: tuple[tuple[str, float, float, float], ...] = (
     ("RTX 3090", 71e12, 0.94e12, 12e9),
 )
 _NETWORK = 25e9
-"""Bytes a second of a GPU between nodes: one port of 200 Gbit/s for each (estimate)."""
+"""Bytes per second and GPU between nodes. Chosen: one port of 200 Gbit/s per GPU."""
 _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
 """Figures as in `_GPUS`. Chosen: between an A10 and an RTX 4090; `MachineSpeed.doubt` says how little is known."""
 
 
 def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:
-    """The prior for `world_size` GPUs of this name (None: unknown) on nodes of `cores` together, or for ranks on a CPU.
+    """The prior for `world_size` GPUs of this name (None: unknown) on nodes with `cores` in all, or for CPU ranks.
 
-    A core is believed to update 47 million parameters a second with CPU Adam (measured: 64 cores, 3.0e9), and on a CPU
-    to reach 20 GFLOP/s in bf16.
+    It assumes that a core updates 47 million parameters per second with CPU Adam (measured: 64 cores, 3.0e9), and that
+    a core reaches 20 GFLOP/s in bf16.
     """
     cores = max(1, cores)
     if device == "cpu":
@@ -93,13 +93,13 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
-    """Dense 16-bit FLOP/s of a GPU by its name as the driver gives it; None for one that is not listed."""
+    """Dense 16-bit FLOP/s of a GPU by the driver's name for it; None for one that is not listed."""
     known = _gpu(gpu_name)
     return None if known is None else known[0]
 
 
 def _gpu(gpu_name: str | None) -> tuple[float, float, float] | None:
-    """The first entry of which every word is among the words of `gpu_name`: "NVIDIA A100-SXM4-80GB" is an "A100"."""
+    """The first entry whose words all occur in `gpu_name`: "NVIDIA A100-SXM4-80GB" is an "A100"."""
     if gpu_name is None:
         return None
     text = f" {gpu_name.upper()} ".replace("-", " ").replace("_", " ")
@@ -111,12 +111,12 @@ def _gpu(gpu_name: str | None) -> tuple[float, float, float] | None:
 
 
 def flops_per_token(workload: Workload) -> float:
-    """Floating-point operations of forward and backward for a token: 6 N, and 6·L·h·s of causal attention."""
+    """Floating-point operations of forward and backward per token: 6·N, plus 6·L·h·s for causal attention."""
     model = workload.model
     return 6.0 * model.num_matmul_parameters + 6.0 * model.num_layers * model.hidden_size * workload.seq_len
 
 
 def mfu(workload: Workload, tokens_per_second: float, world_size: int, gpu_name: str | None) -> float | None:
-    """Model FLOP/s utilisation, 0 to 1, of all GPUs; what checkpointing computes again does not count."""
+    """Model FLOP/s utilisation of all GPUs, 0 to 1; recomputation does not count."""
     peak = peak_flops(gpu_name)
     return None if peak is None else flops_per_token(workload) * tokens_per_second / (peak * world_size)

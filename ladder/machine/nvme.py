@@ -1,4 +1,4 @@
-"""The folder for NVMe offload: whether async I/O can work there, what it takes, and how fast it is."""
+"""The folder for NVMe offload: whether async I/O works there, how much space it needs, and how fast the drive is."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ladder.units import MIB, format_bytes
 from ladder.workload.workload import Workload
 
 _PROBE_SECONDS = 0.5
-"""A slow drive is written to no longer. Chosen: a tune should not wait for this look."""
+"""The longest time for the speed test. Chosen: a tune should not have to wait for it."""
 _PROBE_BLOCKS = 64
-"""Of 1 MiB each. Chosen: enough to see a drive's speed, and soon written."""
+"""Blocks of 1 MiB that the speed test writes. Chosen: enough to see a drive's speed, and quickly written."""
 _OPTIMIZER_BYTES = {"adamw": 12, "adam": 12, "sgd": 4}
 _MOVED_BYTES = 30
-"""For a parameter in one optimizer step, with optimizer and parameters on the drive. Derived: states, master weights
-and gradients are read, states and master weights written."""
+"""Bytes per parameter in an optimizer step, with optimizer and parameters on the drive. Derived: states, master weights
+and gradients are read, states and master weights are written."""
 
 
 def check_nvme_path(path: Path) -> float:
-    """Bytes a second that `path` takes with O_DIRECT, as async I/O writes.
+    """The write speed of `path` in bytes per second, with O_DIRECT as async I/O uses it.
 
-    Raises UsageError unless it is a folder whose file system has O_DIRECT, EnvironmentFaultError for one that is full
-    or cannot be written.
+    UsageError unless it is a folder on a file system with O_DIRECT, EnvironmentFaultError if it is full or cannot be
+    written.
     """
     if not path.is_dir():
         raise UsageError(f"--nvme-path {shown(path)} is not a folder; create it on the NVMe drive first.")
@@ -42,21 +42,21 @@ def check_nvme_path(path: Path) -> float:
     except OSError as error:
         raise _explained(error, path) from None
     finally:
-        # A read-only file system says so even where there is nothing to remove.
+        # On a read-only file system, unlink fails even if there is nothing to remove.
         if probe.exists():
             probe.unlink()
 
 
 def _write_speed(descriptor: int) -> float:
     began, written = time.monotonic(), 0
-    with mmap.mmap(-1, MIB) as block:  # page-aligned, as O_DIRECT wants it
+    with mmap.mmap(-1, MIB) as block:  # page-aligned, as O_DIRECT needs it
         for _ in range(_PROBE_BLOCKS):
             try:
                 count = os.write(descriptor, block)
             except OSError as error:
                 if error.errno != errno.ENOSPC or not written:
                     raise
-                break  # nearly full: what each rung needs is compared with what is free
+                break  # nearly full; `nvme_shortage` compares what a rung needs with what is free
             written += count
             if count < MIB or time.monotonic() - began > _PROBE_SECONDS:
                 break
@@ -73,19 +73,19 @@ def _explained(error: OSError, path: Path) -> UsageError | EnvironmentFaultError
             "local NVMe file system such as ext4 or xfs."
         )
     return EnvironmentFaultError(
-        f"--nvme-path {shown(path)} cannot be written ({error.strerror}); choose a folder that is yours to write."
+        f"--nvme-path {shown(path)} cannot be written ({error.strerror}); choose a folder that you can write to."
     )
 
 
 def needed_bytes(rung: Rung, workload: Workload) -> int:
-    """What all ranks together keep on the drive: fp32 states of the optimizer, 16-bit parameters."""
+    """Bytes that all ranks together need on the drive: fp32 optimizer states and 16-bit parameters."""
     optimizer = _OPTIMIZER_BYTES[workload.optimizer] if rung.offload_optimizer == "nvme" else 0
     parameters = 2 if rung.offload_param == "nvme" else 0
     return (optimizer + parameters) * workload.model.num_parameters
 
 
 def step_patience(workload: Workload) -> float:
-    """Seconds that a trial waits for a step that moves states to a drive."""
+    """Seconds that a trial waits for a step that writes states to a drive."""
     return 240 + 60 * workload.model.num_parameters / 1e9
 
 
@@ -100,7 +100,7 @@ def nvme_shortage(rung: Rung, workload: Workload, path: Path, bytes_per_second: 
     moved, patience = _MOVED_BYTES * workload.model.num_parameters, step_patience(workload)
     if moved > patience * bytes_per_second:
         return (
-            f"a step moves up to {format_bytes(moved)} and --nvme-path takes {bytes_per_second / MIB:.1f} MiB/s: "
-            f"{moved / bytes_per_second / 60:.0f} minutes, where a trial waits {patience / 60:.0f}"
+            f"a step moves up to {format_bytes(moved)}, which takes {moved / bytes_per_second / 60:.0f} minutes at the "
+            f"{bytes_per_second / MIB:.1f} MiB/s of --nvme-path, and a trial waits for {patience / 60:.0f} minutes"
         )
     return None

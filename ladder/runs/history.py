@@ -1,4 +1,4 @@
-"""The run folder, and the Optuna study in it: the only state there is."""
+"""The run folder and the Optuna study in it, which is the only state of a tune."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 
 SCHEMA_VERSION = 1
-"""Of a run folder. Chosen: it is counted up when a folder would mean something else to this reader."""
+"""Version of the run folder's format. Chosen: it is increased when older versions would misread a folder."""
 _STUDY = "ladder"
 _SECONDS = "seconds of trials without a record"
 _RECORD = TypeAdapter(Record)
@@ -34,20 +34,20 @@ _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
 
 _RESERVE_BYTES = 256 << 10
-"""Disk space held back: with the disk full, the trial that has just been measured is still written down. Chosen: many
-times what the records of a trial take."""
-# What a tune leaves in its folder if it is killed before its journal is there.
+"""Reserved disk space, so that the last trial can still be recorded when the disk is full. Chosen: many times the size
+of a trial's records."""
+# What a tune may leave in its folder if it is killed before its journal exists.
 _FIRST_FILES = frozenset({"trials", "lock", "reserve"})
 
 
 class History:
-    """An open run folder, locked against a second tune. `records` is everything measured so far, in order."""
+    """An open run folder, locked against other tunes. `records` is everything measured so far, in order."""
 
     def __init__(self, folder: Path, fingerprint: str, facts: dict[str, Any]) -> None:
-        """Open or create. `facts` describe the run for a reader of the study.
+        """Open or create the folder. `facts` describe the run for readers of the study.
 
-        Raises UsageError for a folder that holds another workload's or machine's history, EnvironmentFaultError for one
-        that cannot be written or that another tune is using.
+        UsageError if the folder has the history of another workload or machine, EnvironmentFaultError if it cannot be
+        written or another tune is using it.
         """
         self.folder = folder
         self._journal = folder / "journal.log"
@@ -71,11 +71,11 @@ class History:
             raise self.unwritable(error) from None
 
     def unwritable(self, error: OSError) -> EnvironmentFaultError:
-        """What to tell the user when the run folder cannot be written."""
+        """The error for a run folder that cannot be written."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return EnvironmentFaultError(
-                f"The disk of the run folder {shown(self.folder)} is full; all that was measured is kept, so free "
-                "some space and start the same command again."
+                f"The disk of the run folder {shown(self.folder)} is full; free some space and start the same command "
+                "again (measurements are kept)."
             )
         return _unusable(self.folder, f"cannot be written ({error.strerror})")
 
@@ -113,8 +113,8 @@ class History:
 
     def _of_another_version(self) -> UsageError:
         return UsageError(
-            f"The history in {shown(self.folder)} was written by another version of ladder; use that one, or choose "
-            "another --run-dir."
+            f"The history in {shown(self.folder)} was written by another version of ladder; use that version, or "
+            "choose another --run-dir."
         )
 
     def _take_lock(self) -> int:
@@ -131,16 +131,16 @@ class History:
                 f"Another tune (pid {holder or 'unknown'}) is using {shown(self.folder)}; "
                 "wait for it or choose another --run-dir."
             ) from None
-        with contextlib.suppress(OSError):  # a full disk is told elsewhere; the lock holds without a name on it
+        with contextlib.suppress(OSError):  # a full disk is reported elsewhere; the lock works without a pid
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
-        # Whoever held Optuna's own lock held ours too, so a lock file still there is a dead process's.
+        # A process with Optuna's own lock also has ours, so a lock file that is still here is a killed process's.
         (self.folder / "journal.log.lock").unlink(missing_ok=True)
         return fd
 
     def _check(self, fingerprint: str, facts: dict[str, Any]) -> None:
         known = self._study.user_attrs.get("run")
-        if known is None:  # one attribute, one write: a kill leaves all of it or nothing
+        if known is None:  # a single attribute, so that a kill leaves all of it or nothing
             run = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "facts": facts}
             try:
                 self._study.set_user_attr("run", run)
@@ -167,16 +167,16 @@ class History:
             raise self._of_another_version() from None
 
     def next_trial(self) -> tuple[str, Path]:
-        """A name for the next trial and its folder, not yet made: above all that made a folder or left a record."""
+        """The name and the folder of the next trial, which is not created yet. Names increase and are never reused."""
         names = [path.name for path in (self.folder / "trials").iterdir()] + [record.trial for record in self.records]
         taken = max((int(name) for name in names if _TRIAL_FOLDER.fullmatch(name)), default=0)
         name = f"{taken + 1:04d}"
         return name, self.folder / "trials" / name
 
     def add(self, records: Sequence[Record], candidates: dict[str, Candidate], seconds: dict[str, float]) -> None:
-        """Append the records of one trial, with where its time went.
+        """Append the records of one trial, with its seconds by phase.
 
-        Raises EnvironmentFaultError when the disk is full, and has written them all even so: the reserve is for that.
+        EnvironmentFaultError if the disk is full, after writing them all into the reserved space.
         """
         full: OSError | None = None
         for record in records:
@@ -197,24 +197,24 @@ class History:
         except OSError as error:
             raise EnvironmentFaultError(
                 f"Trial {record.trial} could not be written to {shown(self.folder)} ({error.strerror}) and will be "
-                "run again; see to the disk, then start the same command again."
+                "run again; check the disk, then start the same command again."
             ) from None
 
     def note_space(self, space: dict[str, Any], unsupported: dict[str, str]) -> None:
-        """Remember what is searched, for those who read the run later."""
+        """Store what is searched, for later readers of the run."""
         facts = {"space": space, "unsupported": unsupported}
         if self._study.user_attrs.get("space") != facts:
             self._study.set_user_attr("space", facts)
 
     def note_seconds(self, trial: str, seconds: dict[str, float]) -> None:
-        """Where the time of a trial went that leaves no record."""
+        """Store the seconds by phase of a trial without records."""
         try:
             self._study.set_user_attr(_SECONDS, self._study.user_attrs.get(_SECONDS, {}) | {trial: seconds})
         except OSError as error:
             raise self.unwritable(error) from None
 
     def trial_seconds(self, records: Sequence[Record]) -> dict[str, dict[str, float]]:
-        """As `seconds_of`."""
+        """See `seconds_of`."""
         return seconds_of(self._study, records)
 
     def close(self) -> None:
@@ -232,11 +232,11 @@ class History:
 
 
 def seconds_of(study: optuna.Study, records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Where the time of each trial went that left one of `records`, or none at all: by trial and phase."""
+    """Seconds by trial and phase, of trials with one of `records` and of trials without any record."""
     attributes = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
     wanted = {record.trial for record in records}
     recorded = {each["record"]["trial"]: each["trial_seconds"] for each in attributes if "record" in each}
-    # None were spent on what was refused, or ruled out by another trial.
+    # Candidates that were refused or ruled out by another trial took no time.
     recorded = {trial: seconds for trial, seconds in recorded.items() if trial in wanted and seconds}
     return dict(sorted((study.user_attrs.get(_SECONDS, {}) | recorded).items()))
 
@@ -271,7 +271,10 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
 
 
 def make_private(folder: Path) -> None:
-    """Make `folder` for its owner alone, or take over one that is ours. What others could read or swap is refused."""
+    """Create `folder`, readable only by its owner, or make an existing one so.
+
+    EnvironmentFaultError if it is not safe to use, for example because it belongs to another user.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -286,7 +289,7 @@ def make_private(folder: Path) -> None:
         if found.st_mode & 0o077:
             inside = {path.name for path in folder.iterdir()}
             if "journal.log" not in inside and not inside <= _FIRST_FILES:
-                raise _unusable(folder, "holds other files and is open to other users")
+                raise _unusable(folder, "contains other files and is open to other users")
             folder.chmod(0o700)
     except OSError as error:
         raise _unusable(folder, f"cannot be written ({error.strerror})") from None

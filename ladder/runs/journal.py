@@ -1,4 +1,4 @@
-"""The Optuna journal of a run, every line with a checksum: a torn tail is dropped, damage is found and kept."""
+"""The Optuna journal of a run with a checksum in every line, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 
 _CHECKSUM = "ladder_crc32"
 _FOREIGN_OPERATIONS = (3, 9)
-"""Attributes that optuna-dashboard writes for its own notes; whoever else writes here is damage. Defined by Optuna's
+"""Operations with which optuna-dashboard stores notes; other lines without a checksum are damage. Defined by Optuna's
 `JournalOperation`: system attributes of a study and of a trial."""
 
 
 class DamagedJournalError(Exception):
-    """A line in the middle is not what was written; `line` counts from 1."""
+    """A line is not as it was written; `line` counts from 1."""
 
     def __init__(self, line: int) -> None:
         super().__init__(f"line {line} is damaged")
@@ -30,20 +30,20 @@ class DamagedJournalError(Exception):
 
 
 class Journal(JournalFileBackend):
-    """Optuna's own format with one key more in each line, which Optuna ignores.
+    """Optuna's format with one more key in each line, which Optuna ignores.
 
-    A checksum covers its line and the checksum before it, so a line that is changed, lost or moved shows.
+    A checksum covers its line and the checksum before it, so changed, lost and moved lines are detected.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create. Raises DamagedJournalError, and OSError where the file cannot be read or written."""
+        """Open or create the file. DamagedJournalError if it is damaged, OSError if it cannot be read or written."""
         drop_torn_tail(path)
         self._last = _check(path.read_bytes().splitlines(keepends=True) if path.exists() else [])
         self._path = path
         super().__init__(str(path))
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """All of `logs` or, with an OSError, none of them."""
+        """Append all of `logs` or, with an OSError, none of them."""
         last, lines = self._last, []
         for log in logs:
             last = _checksum(log, last)
@@ -57,10 +57,10 @@ class Journal(JournalFileBackend):
 
 
 class ReadOnlyJournal(BaseJournalBackend):
-    """A journal as it stood when it was opened. Takes no lock and writes nothing: a tune may be at work in it."""
+    """The journal at the time of opening. Takes no lock and writes nothing, because a tune may be running."""
 
     def __init__(self, path: Path) -> None:
-        """Read all of it. Raises DamagedJournalError, and OSError where the file cannot be read."""
+        """Read the file. DamagedJournalError if it is damaged, OSError if it cannot be read."""
         data = path.read_bytes()
         lines = data[: _whole_lines(data)].splitlines(keepends=True)
         _check(lines)
@@ -71,12 +71,12 @@ class ReadOnlyJournal(BaseJournalBackend):
         return self._logs[log_number_from:]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Nobody who only reads does this."""
+        """Always a RuntimeError."""
         raise RuntimeError("this journal is open for reading only")
 
 
 def open_storage(journal: BaseJournalBackend) -> JournalStorage:
-    """Optuna's storage over `journal`, without its notes and warnings on the user's screen."""
+    """Optuna's storage for `journal`, without Optuna's log messages and warnings."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -84,7 +84,7 @@ def open_storage(journal: BaseJournalBackend) -> JournalStorage:
 
 
 def drop_torn_tail(path: Path) -> None:
-    """Cut off what a killed writer or a power cut left of a line; what is appended next must not be glued to it."""
+    """Remove an incomplete last line, left by a killed process or a power cut, before something is appended to it."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -95,15 +95,15 @@ def drop_torn_tail(path: Path) -> None:
 
 
 def _whole_lines(data: bytes) -> int:
-    """How many bytes of `data` are lines that were written to their end."""
+    """How many bytes of `data` are complete lines."""
     whole = data.rfind(b"\n") + 1
     last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
-    # A zero byte: the file had grown, but this part of the write never reached the disk.
+    # A zero byte means that the file had grown, but this part did not reach the disk.
     return last if b"\0" in data[last:whole] else whole
 
 
 def keep_copy(path: Path) -> Path:
-    """A copy beside `path` under a name that no file has; the one from before if it holds the same."""
+    """Copy `path` to a new name beside it; returns an earlier copy if that has the same content."""
     number = 1
     while (copy := path.with_name(f"{path.name}.damaged-{number}")).exists():
         if copy.read_bytes() == path.read_bytes():
@@ -114,7 +114,7 @@ def keep_copy(path: Path) -> Path:
 
 
 def _check(lines: Sequence[bytes]) -> int:
-    """The last checksum. Raises DamagedJournalError at the first line that is not as it was written."""
+    """The last checksum. DamagedJournalError for the first line that is not as it was written."""
     last = 0
     for number, line in enumerate(lines, start=1):
         log = _parse(line)

@@ -1,4 +1,4 @@
-"""A space as plain values and back, so that a run folder tells later what was searched."""
+"""Converts a space to plain values and back, so that a run folder stores what was searched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ladder.workload.workload import ModelShape, Workload
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
-    """`space` as JSON can hold it."""
+    """`space` as values for JSON."""
     facts = {field.name: getattr(space, field.name) for field in fields(space)}
     facts["workload"] = asdict(space.workload)
     facts["workload"]["model"]["config"] = dict(space.workload.model.config)
@@ -25,7 +25,7 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 
 
 def space_from_dict(facts: Mapping[str, Any]) -> Space:
-    """The space that `space_to_dict` was given. KeyError or TypeError for anything else."""
+    """The reverse of `space_to_dict`. KeyError or TypeError for other values."""
     workload = dict(facts["workload"])
     script = workload.pop("script", None)
     workload["script"] = Script.from_dict(script) if script is not None else None

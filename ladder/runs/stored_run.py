@@ -1,4 +1,4 @@
-"""What a run folder holds, read without locking it: a tune may be writing there."""
+"""Reads a run folder without locking it, since a tune may be running."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _RECORD = TypeAdapter(Record)
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A tune as far as it has come."""
+    """A finished tune, or a running one so far."""
 
     space: Space
     unsupported: dict[Rung, str]
     records: list[Record]
-    """Of what the last tune in the folder searched."""
+    """Only those that belong to the space of the folder's last tune."""
     trial_seconds: dict[str, dict[str, float]]
-    """Where each trial's time went, by trial and phase."""
+    """Seconds by trial and phase."""
     facts: dict[str, Any]
-    """What the history is good for: model, GPU, versions, …"""
+    """The facts in the history's fingerprint: model, GPU, versions, …"""
 
 
 def read_run(folder: Path) -> StoredRun:
-    """The run in `folder`. UsageError where there is none, EnvironmentFaultError where it cannot be read."""
+    """The run in `folder`. UsageError if there is none, EnvironmentFaultError if it cannot be read."""
     journal = folder / "journal.log"
     if not journal.is_file():
-        raise UsageError(f"{shown(folder)} is no run folder: it has no journal.log.")
+        raise UsageError(f"{shown(folder)} is not a run folder, as it has no journal.log; name a folder of a tune.")
     try:
         study = optuna.load_study(study_name=None, storage=open_storage(ReadOnlyJournal(journal)))
         facts = study.user_attrs["space"]
@@ -60,7 +60,7 @@ def read_run(folder: Path) -> StoredRun:
         raise EnvironmentFaultError(f"{shown(journal)} cannot be read ({error.strerror}).") from None
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"{shown(folder)} does not say what was searched; "
-            "it was written by another version of ladder, or no trial began."
+            f"{shown(folder)} does not say what was searched: another version of ladder wrote it, or no trial began; "
+            "start the tune again."
         ) from None
     return StoredRun(space=space, unsupported=unsupported, records=records, trial_seconds=seconds, facts=about)

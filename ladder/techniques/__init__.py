@@ -1,1 +1,1 @@
-"""What an engine can be made of beside its rung, one file each."""
+"""Techniques and ways of checkpointing that an engine can use besides its rung, one file each."""

@@ -1,4 +1,4 @@
-"""Master weights and Adam's moments in bf16, as DeepSpeed keeps them from stage 1 on."""
+"""Master weights and Adam's moments in bf16, which DeepSpeed supports from stage 1 on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Bf16States(Technique):
     title = "states in bf16"
     slot = "numerics"
     consent = Consent(
-        caution="master weights and optimizer states are kept in bf16, as --allow bf16-states permits: small updates "
-        "are rounded away, so hold the loss against that of an ordinary run before a long one"
+        caution="master weights and optimizer states are kept in bf16 (--allow bf16-states): small updates are "
+        "rounded away, so compare the loss with that of an ordinary run before a long one"
     )
     why_not = "no rung that is tried keeps optimizer states on the GPU"
     # DeepSpeed's bf16_master_weights_and_grads with bf16_optimizer_states.
@@ -24,17 +24,19 @@ class Bf16States(Technique):
     changes_numerics = True
 
     def refusal(self, workload: Workload, device: str) -> str:
-        return f"--allow {self.name} needs --dtype bf16, not {workload.dtype}." if workload.dtype != "bf16" else ""
+        if workload.dtype == "bf16":
+            return ""
+        return f"--allow {self.name} needs --dtype bf16, but training is in {workload.dtype}; change one of them."
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
-        """On the host DeepSpeed would want them of an optimizer that neither the Trainer nor accelerate makes."""
+        """Not with an offloaded optimizer: DeepSpeed needs one then that neither the Trainer nor accelerate creates."""
         return rung.states_on_gpu and problem.workload.dtype == "bf16"
 
     def configure(self, config: dict[str, Any]) -> None:
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """All in half the width; the optimizer needs no copy of the gradient in fp32, and half of the traffic."""
+        """Half the bytes for all states, no fp32 copy of the gradient, and half the traffic."""
         return replace(terms, master=2.0, moment=2.0, fp32_gradient=0.0, update_traffic=30.0)
 
 

@@ -9,12 +9,12 @@ from ladder.candidates import Candidate, Consent, Effects, Export, Library, Prob
 from ladder.workload.workload import Workload
 
 FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
-"""Families known here whose norms, nets and causal-lm loss liger-kernel 0.8 replaces."""
+"""Families whose norms, MLPs and causal-lm loss liger-kernel 0.8 replaces."""
 _LARGE_VOCABULARY = 100_000
-"""Tokens from which the advice to install it is given. Chosen: with fewer, the logits are rarely the fullest moment."""
+"""From this vocabulary size on, installing it is recommended. Chosen: with fewer tokens, logits rarely set the peak."""
 _COMPUTE, _COMPUTE_DOUBT = 0.97, 0.05
-"""Seconds of computing, relative: less traffic to memory, a loss in pieces (estimate)."""
-# All that axolotl's plugin can switch on for a Llama-like model, as the Trainer's `use_liger_kernel` does.
+"""Relative seconds of computing, and their uncertainty. Chosen: less memory traffic, but a loss in chunks."""
+# Everything that axolotl's plugin can switch on for a Llama-like model, as the Trainer's `use_liger_kernel` does.
 _AXOLOTL = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 
 
@@ -27,9 +27,9 @@ class Liger(Technique):
     )
     libraries = (Library("liger-kernel", "liger_kernel"),)
     rank_module = "ladder.trial.techniques.liger"
-    # liger-kernel 0.8: RMSNorm saves its 16-bit input (2 of 6 bytes a value), SwiGLU recomputes the activated gate, the
-    # loss is fused with the head. Counted in its Triton sources: a norm reads and writes 10 bytes a value instead of
-    # 108, rotary positions 12 instead of 60, a gated net 16 instead of 33; 13 kernels run forward instead of 33.
+    # liger-kernel 0.8: RMSNorm saves its 16-bit input (2 of 6 bytes per value), SwiGLU recomputes the activated gate,
+    # the loss is fused with the head. Counted in its Triton sources: a norm reads and writes 10 bytes per value instead
+    # of 108, rotary positions 12 instead of 60, a gated MLP 16 instead of 33; forward runs 13 kernels instead of 33.
     effects = Effects(norm_keeps=1 / 3, keeps_gate=False, chunked_loss=True, traffic=0.25, kernels=0.45)
     changes_blocks = True
     breaks_as_one = True
@@ -37,26 +37,26 @@ class Liger(Technique):
     def refusal(self, workload: Workload, device: str) -> str:
         if not self._knows(workload):
             return (
-                f"Liger's kernels are tried with {', '.join(FAMILIES)} for causal-lm, not with "
-                f"{workload.model.model_type} for {workload.task}; leave --liger out."
+                f"Liger's kernels work with {', '.join(FAMILIES)} for causal-lm, but not with "
+                f"{workload.model.model_type} for {workload.task}; leave out --liger."
             )
-        return "Liger's kernels need a GPU; leave --liger out." if device == "cpu" else ""
+        return "Liger's kernels need a GPU; leave out --liger." if device == "cpu" else ""
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
         return problem.device == "cuda" and self._knows(problem.workload)
 
     def advice(self, workload: Workload, *, installed: bool) -> str:
         if installed:
-            return "Each rung is tried on Liger's kernels too, which are installed; --no-liger leaves them out."
+            return "Liger's kernels are installed, so each rung is also tried with them (--no-liger leaves them out)."
         if workload.model.vocab_size < _LARGE_VOCABULARY:
             return ""
         return (
-            f"With {workload.model.vocab_size:,} tokens, rungs on Liger's kernels, which keep no logits, may be far "
-            "faster: `pip install liger-kernel`, and they are tried."
+            f"With a vocabulary of {workload.model.vocab_size:,} tokens, Liger's kernels, which do not keep logits, "
+            "may be much faster; `pip install liger-kernel` to try them."
         )
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """A norm keeps its input in 16 bits and its output, a net not the activated gate; the loss is fused."""
+        """A norm keeps its 16-bit input and its output, an MLP does not keep the activated gate; the loss is fused."""
         gated = workload.model.gated_mlp
         return replace(
             terms,
@@ -66,7 +66,7 @@ class Liger(Technique):
             loss=_fused_loss(workload, terms.tokens),
             compute=terms.compute * _COMPUTE,
             doubts=(*terms.doubts, (self.name, _COMPUTE_DOUBT)),
-            # It was the fullest moment of nothing that was measured.
+            # Measured candidates never had their peak there.
             loss_doubt=(f"logits:{self.name}", 0.2),
         )
 
@@ -74,7 +74,7 @@ class Liger(Technique):
         return {"use_liger_kernel": True}
 
     def first_call(self) -> str:
-        """For the Trainer `use_liger_kernel` does it."""
+        """Scripts without the Trainer, which has `use_liger_kernel`, call this."""
         return "transformers.integrations.liger.apply_liger_kernel(model, None)"
 
     def export(self, program: str) -> Export | str:
@@ -90,10 +90,11 @@ class Liger(Technique):
 
 
 def _fused_loss(workload: Workload, tokens: int) -> float:
-    """Bytes of Liger's fused linear cross-entropy, which takes the logits in chunks (liger-kernel 0.8.5, ops/).
+    """Bytes of Liger's fused linear cross-entropy, which computes the logits in chunks (liger-kernel 0.8.5, ops/).
 
-    A chunk has as many 16-bit logits as `tokens` hidden values, rounded up to a power of two; their gradient replaces
-    them. Gradients of hidden states and head are made at once, the head's with a product of the same size beside it.
+    A chunk's 16-bit logits are about as many as the hidden values of `tokens`, with rows rounded up to a power of two;
+    their gradient overwrites them. The gradients of hidden states and head are computed at once; the head's needs a
+    temporary product of the same size.
     """
     h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
     rows = -(-tokens // -(-vocabulary // h))

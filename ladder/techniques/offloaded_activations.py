@@ -1,4 +1,4 @@
-"""Activations on the host: what checkpointing keeps, the input of each layer, waits there for backward."""
+"""Offloaded activations: the checkpoints, which are the inputs of layers, stay in host memory until backward."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class OffloadedActivations(WayOfCheckpointing):
     is_more_frugal = True
 
     def suits(self, problem: Problem) -> bool:
-        """An encoder's output is an input of every layer of the decoder, and would be offloaded as often."""
+        """Not for encoder-decoder models: the encoder's output is an input of every decoder layer, and each would
+        offload it."""
         return problem.device == "cuda" and not problem.workload.model.is_encoder_decoder
 
     def candidates(
         self, problem: Problem, usual: Sequence[Candidate], peak: Callable[[Candidate], int]
     ) -> list[Candidate]:
-        """The smallest micro-batch, where checkpointing alone is not sure to make it fit.
+        """The smallest micro-batch, if it may not fit with checkpointing alone.
 
-        A larger one saves less time than the copies take, so it could win nothing.
+        A larger one cannot win: it saves less time than the copies take.
         """
         checkpointed = [candidate for candidate in usual if candidate.checkpointing == "on"]
         smallest = min(checkpointed, key=lambda candidate: candidate.micro_batch)
@@ -41,8 +42,8 @@ class OffloadedActivations(WayOfCheckpointing):
         if program != "llama-factory":
             return Export({})
         return (
-            "this answer keeps activations on the host, which it cannot be told, and without that they would not fit; "
-            "take --for axolotl or --for trl"
+            "it has no setting to keep activations on the host, and this answer does not fit without that; "
+            "use --for axolotl or --for trl"
         )
 
 

@@ -1,4 +1,4 @@
-"""Half checkpointing: every second layer is computed again in backward, the others keep what they saved."""
+"""Half checkpointing: every second layer is recomputed in backward, the others keep their activations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PartialCheckpointing(WayOfCheckpointing):
     def export(self, program: str) -> Export | str:
         if program != "llama-factory":
             return Export({})
-        return Export({}, "It checkpoints all layers or none: all takes less memory than was measured, and more time.")
+        return Export({}, "LLaMA-Factory checkpoints all layers or none: all need less memory, but take longer.")
 
 
 PARTIAL_CHECKPOINTING = PartialCheckpointing()

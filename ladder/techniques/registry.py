@@ -19,7 +19,7 @@ Known = TypeVar("Known", Technique, WayOfCheckpointing)
 
 
 class Registry(Mapping[str, Known]):
-    """By name, in the order in which they are tried and listed."""
+    """Techniques or ways of checkpointing by name, in the order in which they are tried and listed."""
 
     def __init__(self, *known: Known) -> None:
         self._known: dict[str, Known] = {each.name: each for each in known}
@@ -35,7 +35,7 @@ class Registry(Mapping[str, Known]):
 
     @contextmanager
     def including(self, one_more: Known) -> Iterator[None]:
-        """For a while there is `one_more`, at the end."""
+        """Add `one_more` at the end for the duration of the block."""
         before = self._known
         self._known = {**before, one_more.name: one_more}
         try:
@@ -49,5 +49,5 @@ WAYS_OF_CHECKPOINTING = Registry(PARTIAL_CHECKPOINTING, OFFLOADED_ACTIVATIONS)
 
 
 def allowable() -> list[Technique]:
-    """Those that are tried only where `--allow` names them."""
+    """The techniques that are tried only if `--allow` names them."""
     return [technique for technique in TECHNIQUES.values() if not technique.consent.switch]

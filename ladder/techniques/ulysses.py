@@ -1,7 +1,7 @@
-"""Ulysses: ranks share each sequence, by DeepSpeed's sequence parallelism (arXiv 2309.14509).
+"""Ulysses: DeepSpeed's sequence parallelism, in which ranks share each sequence (arXiv 2309.14509).
 
-At stage 3 alone: below it DeepSpeed 0.19.8 makes the gradient as many times too large as there are ranks, which Adam
-does not notice, but clipping does (measured: 2.403 instead of 1.201 with two ranks at stages 1 and 2, 1.201 at 3).
+Only at stage 3: at lower stages DeepSpeed 0.19.8 multiplies the gradient by the number of ranks, which does not change
+Adam's steps but does change clipping (measured: 2.403 instead of 1.201 with two ranks at stages 1 and 2, 1.201 at 3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ladder.techniques.worth import SURE, WORTH
 from ladder.workload.workload import Workload
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Whose attention transformers hands to Ulysses as a whole, with keys of as many heads as their configuration says."""
+"""Families whose attention works with Ulysses in transformers, with as many key heads as their configuration says."""
 _IN_ENVIRONMENT = ("torchrun", "sbatch")
 """Exports that can hold environment variables."""
 
@@ -37,26 +37,25 @@ class Ulysses(Technique):
     title = "shared sequences"
     slot = "sequences"
     consent = Consent(
-        caution="ranks share each sequence, as --allow ulysses permits: train with the Trainer in this environment "
-        "for one epoch, on data with position_ids and without packing; evaluation is not shared, and was "
-        "shown to fit with sequences as long as a rank's part alone"
+        caution="ranks share each sequence (--allow ulysses): train with the Trainer in this environment for one "
+        "epoch, on data with position_ids and without packing; evaluation is not shared, and is only proven to fit "
+        "with sequences as long as one rank's part"
     )
     libraries = (Library("accelerate", "accelerate", since="1.12"),)  # from then on it has `sp_size`
     rank_module = "ladder.trial.techniques.ulysses"
     effects = Effects(shares_sequence=True)
     why_not = (
-        "sequences are shared at stage 3, by two or more GPUs of one host by which heads and sequence length "
-        "divide, for causal-lm with llama, mistral, qwen2 or qwen3 and attention without a window"
+        "sequences are shared at stage 3, by two or more GPUs of one host whose number divides the heads and the "
+        "sequence length, for causal-lm with llama, mistral, qwen2 or qwen3 and attention without a window"
     )
     shares_sequences = True
     is_tried_everywhere = False
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
-        """Whether the ranks can work on one sequence, each on its part.
+        """Whether the ranks can share a sequence.
 
-        Each rank has some of the heads, so their number divides by the ranks (or the ranks by that of the keys). It
-        knows no mask but the causal one: a sliding window would silently be the whole sequence. Between nodes the
-        exchange was never tried.
+        Each rank has some of the heads, so the number of ranks must divide them (or the key heads the ranks). Only
+        causal attention works: a sliding window would silently become the whole sequence. Several nodes are untested.
         """
         workload, ranks = problem.workload, problem.world_size
         model, keys = workload.model, workload.model.num_kv_heads
@@ -73,15 +72,15 @@ class Ulysses(Technique):
         )
 
     def engines(self, problem: Problem, engines: Sequence[Engine], peak: Callable[[Candidate], int]) -> list[Engine]:
-        """Those of stage 3 with hardly room for one sequence.
+        """Engines of stage 3 that hardly have memory for one sequence.
 
-        Where a sequence fits, be it on other kernels, sharing it saves nothing that is wanted, and costs the exchange
-        of heads; where not even its part fits, or what does not fit are the parameters, it is no help.
+        If a sequence fits, perhaps with other kernels, sharing it only costs the exchange of heads. If not even a
+        rank's part fits, or if it is the parameters that do not fit, sharing does not help.
         """
         sequences = problem.workload.global_batch_size // problem.world_size
 
         def needs(engine: Engine) -> int:
-            """With one sequence at a time, all layers checkpointed."""
+            """Predicted bytes with one sequence at a time and all layers checkpointed."""
             return peak(Candidate(engine, 1, 1, sequences * engine.ranks_of_a_sequence(problem.world_size)))
 
         limit = problem.memory_limit
@@ -98,14 +97,14 @@ class Ulysses(Technique):
         return sharing
 
     def configure(self, config: dict[str, Any]) -> None:
-        # transformers, which makes the model, and the Trainer hold it against as many sequences as there are ranks.
+        # transformers and the Trainer would compare it with one sequence per rank, and fail.
         del config["train_batch_size"]
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """A rank keeps its part of a sequence, what attention made of its heads and what it got for it, and copies.
+        """A rank keeps its part of a sequence, and the output of attention before and after the exchange.
 
-        The copies exist while heads are exchanged (measured: 6 to 8 bytes a query's value). Queries, keys, values and
-        what attention makes of them are exchanged in each pass.
+        There are copies while heads are exchanged (measured: 6 to 8 bytes per value of the queries). Queries, keys,
+        values and the output of attention are exchanged in each pass.
         """
         model = workload.model
         shared = 2 * model.num_heads * model.head_dim
@@ -115,7 +114,7 @@ class Ulysses(Technique):
         return replace(terms, attention=terms.attention + shared, passing=terms.passing + 3 * shared, exchange=sent)
 
     def environment(self, world_size: int) -> dict[str, str]:
-        """What accelerate reads where nobody gives it a ParallelismConfig: no file of the Trainer's has a place."""
+        """Variables for accelerate's ParallelismConfig, which the Trainer's files cannot set."""
         return {
             "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
             "PARALLELISM_CONFIG_SP_BACKEND": "deepspeed",
@@ -126,14 +125,13 @@ class Ulysses(Technique):
 
     def only_the_trainer(self, world_size: int) -> TrainerOnly | None:
         return TrainerOnly(
-            f"All {world_size} ranks share each sequence, as the exports below tell the Hugging Face Trainer.",
+            f"All {world_size} ranks share each sequence; the exports below configure the Hugging Face Trainer for it.",
             (
-                f"Sequences have position_ids (torch.arange of their length), and a length that divides by "
+                f"Sequences need position_ids (torch.arange of their length), and a length that is a multiple of "
                 f"{world_size}.",
-                "They are neither packed nor padded on the left: attention sees all that comes before a token.",
-                "Training is one epoch of the data: accelerate's loader ends later ones early. Repeat the data "
-                "instead.",
-                "Evaluation is not shared: there each rank has whole sequences, or shorter ones if they do not fit.",
+                "Do not pack them or pad them on the left: attention sees everything before a token.",
+                "Train for one epoch, because accelerate's loader ends later epochs early; repeat the data instead.",
+                "Evaluation is not shared: each rank has whole sequences; use shorter ones if they do not fit.",
             ),
         )
 
@@ -141,13 +139,13 @@ class Ulysses(Technique):
         if program in _IN_ENVIRONMENT:
             return Export({})
         return (
-            "in this answer ranks share each sequence, as the environment tells the Trainer and no file can; "
-            f"take --for {' or '.join(_IN_ENVIRONMENT)}"
+            "in this answer ranks share each sequence, which only environment variables can configure; "
+            f"use --for {' or '.join(_IN_ENVIRONMENT)}"
         )
 
 
 def _has_window(workload: Workload) -> bool:
-    """As transformers reads the configuration: Mistral's has a window where it names none, Qwen's where it says so."""
+    """Whether attention has a sliding window. Mistral has one by default, Qwen only if its configuration says so."""
     config, kind = workload.model.config, workload.model.model_type
     is_used = config.get("use_sliding_window", not kind.startswith("qwen"))
     windowed = is_used and config.get("sliding_window", 4096 if kind != "llama" else None) is not None

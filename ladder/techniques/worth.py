@@ -1,7 +1,7 @@
-"""When a technique that is there to save memory is worth a trial."""
+"""When a technique that saves memory is worth a trial."""
 
 SURE = 0.85
-"""Of the limit: what is predicted to take more, before any trial, is not sure to fit. Chosen: the prior's worst error
-on recorded sweeps is 14 %."""
+"""A candidate that is predicted to need more than this fraction of the limit may not fit. Chosen: the largest error of
+predictions before any trial is 14 % on recorded sweeps."""
 WORTH = 0.15
-"""Of the limit: the technique has to save more, so that what it saves is what was too much. Chosen with `SURE`."""
+"""The technique must save more than this fraction of the limit. Chosen to match `SURE`."""

@@ -95,7 +95,7 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     if spec.device == "cuda":
         # CUDA starts sooner if a process sees only its own GPU; NCCL finds the others anyway.
         os.environ.update(CUDA_VISIBLE_DEVICES=spec.gpu_uuids[rank], LOCAL_RANK="0")
-    if spec.script is not None and spec.script.facts is None:
+    if spec.script is not None and spec.script.mode == "look":
         # A look: one process that trains nothing, but whose script may ask for its rank.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         return

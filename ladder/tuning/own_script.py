@@ -75,7 +75,7 @@ def look_at(
         deepspeed={"zero_optimization": {"stage": 0}},
         candidates=(),
         memory_limit=machine.memory_limit,
-        script=ScriptSpec(command=tuple(command), scratch=str(folder / "scratch")),
+        script=ScriptSpec(command=tuple(command), mode="look", scratch=str(folder / "scratch")),
     )
     with closing(launcher):
         run = launcher.run(spec, Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS), lambda *_: None)

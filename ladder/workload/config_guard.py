@@ -1,6 +1,6 @@
-"""A config.json is data that nobody has checked: what would run somebody's code is refused, what is read is validated.
+"""Validates a config.json, which is untrusted data, and refuses keys that would run code from a repository.
 
-Every complaint is a ModelNotAccessibleError in one short sentence that names the key.
+Every error is a ModelNotAccessibleError with one short sentence that names the key.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Any
 from ladder.errors import ModelNotAccessibleError
 
 _LARGEST_DIMENSION = 10_000_000
-"""Chosen: several times any vocabulary or width that is known, and small enough that products of two stay harmless."""
+"""Chosen: several times any known vocabulary or width, and small enough for products of two."""
 _MOST_LAYERS = 10_000
-"""Chosen: many times any model that is known; more would only take time."""
+"""Chosen: many times any known model; with more, computing the shape would take long."""
 _MOST_NESTED = 32
-"""Chosen: several times what any configuration needs, and far from Python's own limit of recursion."""
+"""Chosen: several times what any configuration needs, and far from Python's limit of recursion."""
 
-# Keys that name code or kernels which transformers would fetch and run, or that ask for it.
+# Keys that make transformers download and run code or kernels.
 _CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "use_kernels", "kernel_config")
-# Keys that make a vision part fetch weights from a repository when it is built.
+# Keys that make the vision part of a model download weights when it is built.
 _WEIGHT_KEYS = ("use_pretrained_backbone", "use_timm_backbone")
 _IMPLEMENTATION_KEY = re.compile(r"_?(attn|experts)_implementation(_internal)?")
-# These live in torch and transformers. All others may fetch a kernel from the Hub, flash_attention_2 included.
+# These are part of torch and transformers. All others, even flash_attention_2, may download a kernel from the Hub.
 _BUILT_IN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-# What says nothing about the shape: where the file came from, and a dtype that the workload decides.
+# Keys without influence on the shape: where the file came from, and a dtype, which the workload decides.
 _IGNORED_KEYS = ("_name_or_path", "name_or_path", "torch_dtype", "dtype")
 
 
 def shorten(value: object, length: int = 60) -> str:
-    """`value` as text for a message, whatever it is: escaped, and cut to `length` characters."""
+    """Any `value` as text for a message: escaped, and cut to `length` characters."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}…"
 
 
 def checked_config(config: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    """A copy of `config` that makes transformers fetch and run nothing, and a note on what was left out, or "".
+    """A copy of `config` with which transformers downloads and runs nothing, and a note on what was left out, or "".
 
-    Raises ModelNotAccessibleError naming the key that would run code from a repository, at any depth, or that makes
-    the model one which cannot be fully fine-tuned.
+    ModelNotAccessibleError, which names the key, if a key at any depth would run code from a repository, or if the
+    model cannot be fully fine-tuned.
     """
     notes: list[str] = []
     clean: dict[str, Any] = _cleaned(config, name, notes, _MOST_NESTED)
@@ -61,7 +61,7 @@ def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
         clean[key] = _cleaned(item, name, notes, depth - 1)
         if _IMPLEMENTATION_KEY.fullmatch(key) and not set(_texts(item)) <= set(_BUILT_IN_IMPLEMENTATIONS):
             del clean[key]
-            notes.append(f"Its {key} {shorten(item)} is not used: trials run transformers' own default.")
+            notes.append(f"The model's {key} {shorten(item)} is not used: trials use transformers' default.")
     return clean
 
 
@@ -70,7 +70,7 @@ def _check_key(key: str, item: Any, name: str) -> None:
     if key == "auto_map" or (key in _CODE_KEYS and item):
         raise ModelNotAccessibleError(f"{refusal} would run code from a model repository, which ladder never does.")
     if key in _WEIGHT_KEYS and item:
-        raise ModelNotAccessibleError(f"{refusal} would fetch weights, which ladder never does.")
+        raise ModelNotAccessibleError(f"{refusal} would download weights, which ladder never does.")
     if _IMPLEMENTATION_KEY.fullmatch(key) and any("/" in text for text in _texts(item)):
         raise ModelNotAccessibleError(f"{refusal} names a kernel repository, whose code ladder never runs.")
     if key == "quantization_config" and item is not None:
@@ -80,7 +80,7 @@ def _check_key(key: str, item: Any, name: str) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    """The leaves of `value` that are set, as text. Not recursive: its depth is not known to be small."""
+    """The leaves of `value` that are not None, as text. Not recursive, because the depth is not checked yet."""
     leaves, rest = [], [value]
     while rest:
         item = rest.pop()
@@ -92,7 +92,7 @@ def _texts(value: Any) -> list[str]:
 
 
 class ConfigReader:
-    """Reads a config.json that nobody has checked; every complaint is a ModelNotAccessibleError naming the key."""
+    """Reads an untrusted config.json; every error is a ModelNotAccessibleError that names the key."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config = config

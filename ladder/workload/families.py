@@ -1,6 +1,6 @@
-"""What a model of each family consists of: exact for the families we know, an estimate for other decoders.
+"""The parameters of each model family: exact for families that we know, an estimate for other decoders.
 
-The counts are those of transformers' own classes with a language-model head, which tests compare on the meta device.
+The counts are those of transformers' classes with a language-model head; tests compare them on the meta device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a model consists of, in elements, and the dimensions that a ModelShape reports."""
+    """The tensors of a model, in elements, and the dimensions for its ModelShape."""
 
     hidden: int
     intermediate: int
@@ -34,7 +34,7 @@ class Parts:
     gated: bool
     blocks: list[Block]
     tables: list[int]
-    """Embedding tables, looked up."""
+    """Embedding tables, in which tokens or positions are looked up."""
     head: int
     """The output matrix."""
     tied: bool
@@ -43,7 +43,7 @@ class Parts:
     others: int = 0
     """Norms and biases outside the blocks."""
     fused: int = 0
-    """The largest tensor where transformers may keep several matrices as one: experts, or the gate with its like."""
+    """The largest tensor if transformers may store several matrices as one, such as all experts."""
     estimated: bool = False
 
 
@@ -53,7 +53,7 @@ def _llama_like(config: ConfigReader) -> Parts:
     hidden = config.size("hidden_size")
     free_head_dim = family in ("mistral", "qwen3", "gemma")
     heads = config.size("num_attention_heads") if free_head_dim else config.heads(hidden, "num_attention_heads")
-    # transformers' own defaults for a key that is absent, which differ from those for a key that is null.
+    # transformers' defaults for a missing key, which differ from those for a key that is null.
     absent = {"mistral": 8, "qwen2": 32, "qwen3": 32, "gemma": 16}.get(family, heads)
     kv_heads = config.size("num_key_value_heads", default=heads if "num_key_value_heads" in config.config else absent)
     if heads % kv_heads:
@@ -140,21 +140,21 @@ def _t5(config: ConfigReader) -> Parts:
         # The first block of each stack has a table of relative positions.
         tables=[vocab * hidden, *[config.size("relative_attention_num_buckets", default=32) * heads] * 2],
         head=vocab * hidden,
-        tied=True,  # transformers 5 ties them whatever tie_word_embeddings says
+        tied=True,  # transformers 5 ties them even if tie_word_embeddings is false
         others=2 * hidden,
     )
 
 
 def _bert(config: ConfigReader) -> Parts:
-    """bert and roberta with the masked-LM head; they differ in which positions are usable."""
+    """bert and roberta with the masked-LM head; they differ in how many positions are usable."""
     hidden, ffn, vocab = config.size("hidden_size"), config.size("intermediate_size"), config.size("vocab_size")
     heads, positions = config.heads(hidden, "num_attention_heads"), config.size("max_position_embeddings")
     tied = config.flag("tie_word_embeddings", True)
-    # roberta numbers its positions from the one after the padding token's.
+    # roberta's positions start after the padding token's.
     roberta = config.config["model_type"] == "roberta"
     reserved = config.size("pad_token_id", default=1, least=0) + 1 if roberta else 0
     if positions <= reserved:
-        raise config.refuse(f"max_position_embeddings is {positions}, and {reserved} of them are reserved")
+        raise config.refuse(f"max_position_embeddings is {positions}, of which {reserved} are reserved")
     return Parts(
         hidden=hidden,
         intermediate=ffn,
@@ -220,7 +220,7 @@ def _gpt_neox(config: ConfigReader) -> Parts:
 
 
 def _other_decoder(config: ConfigReader) -> Parts:
-    """A decoder of a family we do not know, counted as a llama without biases; with experts, all of them."""
+    """A decoder of an unknown family, counted like a llama without biases; all experts are counted."""
     if config.config.get("is_encoder_decoder") is True:
         raise config.refuse(f"encoder-decoder models of type {shorten(config.config['model_type'])} are not supported")
     hidden, vocab = config.size("hidden_size", "n_embd", "d_model"), config.size("vocab_size")
@@ -234,7 +234,7 @@ def _other_decoder(config: ConfigReader) -> Parts:
     feed_forward = [hidden * ffn] * (3 if gated else 2)
     q, kv = heads * head_dim, kv_heads * head_dim
     matrices = [hidden * q, hidden * kv, hidden * kv, q * hidden, *feed_forward * active]
-    # A token meets only the active experts; the others are parameters all the same.
+    # A token uses only the active experts; the others count as parameters outside its matrices.
     others = (experts - active) * sum(feed_forward) + (hidden * experts if experts > 1 else 0) + 2 * hidden
     layers = config.layers("num_hidden_layers", "n_layer", "num_layers")
     positions = config.size("max_position_embeddings", "n_positions", default=0) or None
@@ -268,8 +268,8 @@ FAMILIES: dict[str, Callable[[ConfigReader], Parts]] = {
 
 
 def parts_of(config: ConfigReader) -> Parts:
-    """The parts of the model that `config`, whose model_type is a text, describes.
+    """The parts of the model that `config` describes; its model_type must be a text.
 
-    Raises ModelNotAccessibleError when a needed field is missing or makes no sense.
+    ModelNotAccessibleError if a needed field is missing or invalid.
     """
     return FAMILIES.get(config.config["model_type"], _other_decoder)(config)

@@ -1,4 +1,4 @@
-"""From a config.json to a ModelShape, and what follows from it: task, sequence length, another depth."""
+"""Turns a config.json into a ModelShape; default task and sequence length; the same model with fewer layers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers
 def shape_from_config(config: Mapping[str, Any], *, name: str, source: Source, note: str = "") -> ModelShape:
     """The shape of the model that `config`, the content of a config.json, describes.
 
-    Raises ModelNotAccessibleError when a needed field is missing or makes no sense. For a family we do not know the
-    counts are an estimate, and the shape's `note` says so.
+    ModelNotAccessibleError if a needed field is missing or invalid. For an unknown family the counts are an estimate,
+    and the shape's `note` says so.
     """
     reader = ConfigReader(config, name)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise reader.refuse("model_type is missing")
     if config.get("per_layer_config"):
-        raise reader.refuse("per_layer_config makes its layers differ, which is not supported")
+        raise reader.refuse("its layers differ (per_layer_config), which is not supported")
     parts = parts_of(reader)
     if parts.estimated:
         estimate = (
@@ -61,7 +61,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, source: Source, n
 
 
 def default_task(model_type: str, config: Mapping[str, Any]) -> Task:
-    """The task a model of this type is usually trained for: read from the family, then from `architectures`."""
+    """The usual training task for a model of this type, from its family or else from `architectures`."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     if model_type in ("t5", "mt5") or config.get("is_encoder_decoder") is True:
@@ -72,28 +72,28 @@ def default_task(model_type: str, config: Mapping[str, Any]) -> Task:
 
 
 def check_task(model_type: str, config: Mapping[str, Any], task: Task) -> None:
-    """Raise UsageError if a model of a family we know cannot be trained for `task`."""
+    """Raise UsageError if a model of a known family cannot be trained for `task`."""
     possible = default_task(model_type, config)
     if model_type in FAMILIES and task != possible:
         raise UsageError(f"A {model_type} model is trained as {possible}, not as {task}; leave --task out.")
 
 
 def default_seq_len(shape: ModelShape) -> int:
-    """Tokens of a sequence when the user does not say: 2048, or less where the model has fewer positions. T5: 512."""
+    """The default sequence length in tokens: 2048, or less if the model has fewer positions; 512 for T5."""
     if shape.is_encoder_decoder:
-        return 512  # what T5 was trained with; its relative positions set no limit
+        return 512  # T5 was trained with it; relative positions have no limit
     return min(2048, shape.max_positions or 2048)
 
 
 def depth_of(shape: ModelShape) -> int:
-    """Layers of the model, or of its encoder: what `with_layers` changes."""
+    """Layers of the model, or of its encoder: the number that `with_layers` changes."""
     return int(next(shape.config[key] for key in _LAYER_KEYS if shape.config.get(key) is not None))
 
 
 def with_layers(shape: ModelShape, num_layers: int) -> ModelShape:
-    """The same model with `num_layers` blocks: as many encoder and as many decoder blocks where it has both.
+    """The same model with `num_layers` blocks, or with that many encoder and that many decoder blocks.
 
-    The configuration changes with it, lists with an entry for each layer included. ValueError below one layer.
+    Its configuration is changed too, including lists with an entry per layer. ValueError below one layer.
     """
     if num_layers < 1:
         raise ValueError(f"a model needs at least one layer, not {num_layers}")
@@ -107,7 +107,7 @@ def with_layers(shape: ModelShape, num_layers: int) -> ModelShape:
 
 
 def with_vocabulary(shape: ModelShape, most: int) -> ModelShape:
-    """The same model with at most `most` tokens; special tokens beyond them are no more."""
+    """The same model with at most `most` tokens in its vocabulary; special tokens beyond them are removed."""
     if shape.vocab_size <= most:
         return shape
     gone = {

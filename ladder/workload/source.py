@@ -1,6 +1,6 @@
-"""Where a model's shape comes from: a folder, a config.json, a bundled shape, or the Hub — configuration only.
+"""Finds a model's configuration: in a folder, a config.json, a bundled shape, or on the Hub.
 
-No weights are fetched, and `config_guard` sees every configuration before transformers does.
+No weights are downloaded, and `config_guard` checks every configuration before transformers gets it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ladder.workload.shapes import check_task, shape_from_config
 from ladder.workload.workload import ModelShape, Source, Task
 
 HUB_REQUEST_SECONDS = 4.0
-"""Chosen: a Hub that answers does so in a fraction of it."""
+"""Chosen: the Hub usually answers in a fraction of it."""
 HUB_TOTAL_SECONDS = 9.0
-"""Chosen: two requests and a little, since the user waits for an answer before anything else happens."""
+"""Chosen: enough for two requests; the user has to wait for it before anything else happens."""
 _CONFIG_BYTES = MIB
-"""Chosen: hundreds of times what a config.json has."""
+"""Chosen: hundreds of times the size of a config.json."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def resolve_model(text: str, *, task: Task | None = None) -> ModelShape:
-    """The shape of MODEL: an existing folder or config.json, else the name of a bundled shape, else a Hub id.
+    """The shape of MODEL: an existing folder or config.json, or else a bundled shape, or else a Hub id.
 
-    A Hub id that is gated or cannot be reached, but is known as a bundled shape, gives that shape with a `note`
-    saying so. Raises ModelNotAccessibleError if there is no usable configuration, UsageError if `task` does not suit
-    the model. Asks the network for Hub ids only, and for no longer than about ten seconds.
+    If a Hub model is gated or cannot be reached but has a bundled shape, that is returned with a `note`.
+    ModelNotAccessibleError if there is no usable configuration, UsageError if `task` does not suit the model. The
+    network is used for Hub ids only, for at most about ten seconds.
     """
     path_like = text.strip() and "\0" not in text
     shape = _from_path(text) if path_like else None
@@ -54,19 +54,19 @@ def resolve_model(text: str, *, task: Task | None = None) -> ModelShape:
 def bundled_models() -> dict[str, Path]:
     """The files of the bundled shapes by their lower-case names, sorted."""
     package = Path(__file__).resolve().parent.parent
-    # A wheel carries configs/ inside the package; in a checkout it lies beside it.
+    # In a wheel configs/ is inside the package; in a checkout it is beside the package.
     folders = (package / "configs" / "models", package.parent / "configs" / "models")
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
 def hub_ids(name: str) -> list[str]:
-    """The Hub ids that a bundled shape stands in for."""
+    """The Hub ids of the models that have this bundled shape."""
     return list(_bundle(name)["hub_ids"])
 
 
 def smoke_defaults(model: ModelShape) -> dict[str, Any] | None:
-    """What a bundled shape suggests for a quick try on a CPU (seq_len, global_batch_size, gpu_memory); else None."""
+    """A bundled shape's defaults for a quick try on a CPU (seq_len, global_batch_size, gpu_memory), or None."""
     name = _bundled_name(model.name) if model.source == "bundled" else None
     return None if name is None else _bundle(name).get("smoke")
 
@@ -77,7 +77,7 @@ def _bundle(name: str) -> dict[str, Any]:
 
 
 def _bundled_name(text: str) -> str | None:
-    """The bundled shape that goes by this name or Hub id, in any case of letters."""
+    """The name of the bundled shape with this name or Hub id, ignoring case."""
     wanted = text.lower()
     if wanted in bundled_models():
         return wanted
@@ -96,17 +96,17 @@ def _bundled_shape(text: str, name: str, note: str = "") -> ModelShape:
 
 
 def _from_path(text: str) -> ModelShape | None:
-    """The shape of an existing folder or file; None where there is neither."""
+    """The shape of an existing folder or file; None if there is neither."""
     path = Path(text)
     try:
         if path.is_dir():
             if not (path / "config.json").exists():
-                if text.lower() in bundled_models():  # a run folder named after its model does not hide the model
+                if text.lower() in bundled_models():  # a run folder may have the name of its model
                     return None
                 raise ModelNotAccessibleError(f"The folder {text!r} has no config.json; give the folder that has one.")
             return _read_shape(path / "config.json", name=text, source="folder")
         return _read_shape(path, name=text, source="file") if path.exists() else None
-    except OSError as error:  # a folder on the way that may not be entered, or a name too long
+    except OSError as error:  # a parent folder that may not be entered, or a name that is too long
         if _is_hub_id(text):
             return None
         raise ModelNotAccessibleError(f"{shorten(text)} cannot be read: {error.strerror}.") from None
@@ -118,7 +118,7 @@ def _read_shape(path: Path, *, name: str, source: Source) -> ModelShape:
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    """The JSON object in `path`, at most 1 MiB of it, without Python's additions to JSON."""
+    """The JSON object in `path`, of at most 1 MiB. ModelNotAccessibleError for NaN and infinity, which are not JSON."""
     problem = f"The configuration of {shorten(name)} cannot be used: {path.name}"
     if not path.is_file():
         raise ModelNotAccessibleError(f"{problem} is not a regular file.")
@@ -153,7 +153,7 @@ def _is_hub_id(text: str) -> bool:
 
 
 class _HubError(Exception):
-    """The Hub gave no configuration: what happened, and what else than another MODEL would help."""
+    """The Hub gave no configuration. `what` says why, `remedy` what would help besides another MODEL."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
@@ -162,9 +162,7 @@ class _HubError(Exception):
 
 def _from_hub(text: str) -> ModelShape:
     if not _is_hub_id(text):
-        raise ModelNotAccessibleError(
-            f"There is no file or folder {shorten(text)}, and it is no Hub id; {_advice(text)}"
-        )
+        raise ModelNotAccessibleError(f"{shorten(text)} is neither a file, a folder nor a Hub id; {_advice(text)}")
     try:
         path = _within(HUB_TOTAL_SECONDS, text)
     except _HubError as problem:
@@ -176,7 +174,7 @@ def _from_hub(text: str) -> ModelShape:
 
 
 def _within(seconds: float, hub_id: str) -> Path:
-    """`_fetch`, given up after `seconds`: name resolution and a server that trickles know no time-out of their own."""
+    """`_fetch` with a time limit: name resolution and a server that answers slowly have none of their own."""
     ending: list[Path | Exception] = []
 
     def fetch() -> None:
@@ -202,9 +200,9 @@ def _offline() -> bool:
 
 
 def hub_token() -> str | None:
-    """The user's own: of HF_TOKEN, or the one that `hf auth login` has stored.
+    """The user's token: from HF_TOKEN, or the one that `hf auth login` has stored.
 
-    HF_HUB_DISABLE_IMPLICIT_TOKEN leaves the stored one unread, as for the Hub's own library.
+    With HF_HUB_DISABLE_IMPLICIT_TOKEN the stored one is not used, as in huggingface_hub.
     """
     from huggingface_hub import constants, get_token
 
@@ -214,20 +212,20 @@ def hub_token() -> str | None:
 
 
 def _fetch(hub_id: str) -> Path:
-    """The config.json of `hub_id` in the Hub's local cache, brought up to date where the Hub can be reached."""
-    import huggingface_hub as hub  # here, because its import takes longer than reading a bundled shape
+    """The config.json of `hub_id` in the local cache, updated if the Hub can be reached."""
+    import huggingface_hub as hub  # imported here because it takes longer than reading a bundled shape
 
     token = hub_token() or False
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # our own sentence says it better than its warnings
+    logger.setLevel(logging.ERROR)  # we report errors ourselves
     try:
-        # Asked first because it does not retry: hf_hub_download does, for more than a minute.
+        # This request comes first because it does not retry; hf_hub_download retries for more than a minute.
         url = hub.hf_hub_url(hub_id, "config.json")
         size = hub.get_hf_file_metadata(url, token=token, timeout=HUB_REQUEST_SECONDS).size
         if size is None or size <= _CONFIG_BYTES:
             return Path(hub.hf_hub_download(hub_id, "config.json", token=token, etag_timeout=HUB_REQUEST_SECONDS))
-    except Exception as error:  # what its HTTP library raises differs between versions of huggingface_hub
+    except Exception as error:  # which exceptions there are depends on the version of huggingface_hub
         try:
             return _cached(hub_id)
         except _HubError:
@@ -246,8 +244,8 @@ def _explained(error: Exception, hub_id: str, with_token: bool) -> _HubError:
         return _HubError(f"{hub_id!r} is gated{_refused(with_token)}", f"{accept}{login}, or ")
     if isinstance(error, errors.RepositoryNotFoundError):
         if with_token:
-            return _HubError(f"The Hub has no model {hub_id!r} that your token may see")
-        return _HubError(f"The Hub has no public model {hub_id!r}", "run `hf auth login` if it is a private one, or ")
+            return _HubError(f"The Hub has no model {hub_id!r} that your token can access")
+        return _HubError(f"The Hub has no public model {hub_id!r}", "run `hf auth login` if it is private, or ")
     if isinstance(error, errors.EntryNotFoundError):
         return _HubError(f"The Hub's repository {hub_id!r} has no config.json")
     if isinstance(error, errors.HfHubHTTPError):
@@ -260,7 +258,7 @@ def _refused(with_token: bool) -> str:
 
 
 def _cached(hub_id: str) -> Path:
-    """The config.json of an earlier download."""
+    """The config.json from an earlier download."""
     import huggingface_hub as hub
 
     path = hub.try_to_load_from_cache(hub_id, "config.json")

@@ -18,7 +18,7 @@ Source = Literal["bundled", "hub", "folder", "file"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The shape of a transformer, read from its config.json; all counts are of elements, not bytes."""
+    """The shape of a transformer, read from its config.json; counts are in elements, not bytes."""
 
     name: str
     """What the user asked for: a Hub id, a path, or the name of a bundled shape."""
@@ -35,37 +35,37 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_positions: int | None
-    """The longest sequence the model's position encoding allows; None where there is no limit."""
+    """The longest sequence that the model's position encoding allows; None if there is no limit."""
     num_parameters: int
     """All trainable parameters; a tied embedding counts once."""
     num_matmul_parameters: int
-    """Parameters every token is multiplied with: blocks and output head, without embeddings looked up and norms."""
+    """Parameters that every token is multiplied with: blocks and output head, without embedding tables and norms."""
     num_block_parameters: int
-    """Parameters of one block (the larger one, where encoder and decoder blocks differ)."""
+    """Parameters of one block; of the larger one if encoder and decoder blocks differ."""
     largest_parameter: int
-    """Elements of the largest single parameter tensor: the unit of NVMe buffers."""
+    """Elements of the largest parameter tensor, which is the size of an NVMe buffer."""
     gated_mlp: bool
     is_encoder_decoder: bool
     tied: bool = False
-    """The output head is the embeddings' table: its gradient is whole at the end of backward only."""
+    """The output head shares its weights with the embeddings, so its gradient is complete only after backward."""
     note: str = ""
-    """What the user should know about where the shape came from; printed."""
+    """A sentence for the user about where the shape came from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Everything the user fixes about the training itself."""
+    """Everything about the training that the user fixes."""
 
     model: ModelShape
     task: Task
     seq_len: int
     """Tokens of one sequence."""
     global_batch_size: int
-    """Sequences per optimizer step over all ranks; accumulation is derived from it."""
+    """Sequences per optimizer step over all ranks; gradient accumulation is derived from it."""
     dtype: Dtype = "bf16"
     optimizer: OptimizerName = "adamw"
     gradient_clipping: float = 1.0
-    """Maximal gradient norm; 0 switches clipping off."""
+    """Maximum gradient norm; 0 switches clipping off."""
     script: Script | None = None
     """The user's own script, where that is what trains. `seq_len` is then its longest sequence."""
 

@@ -66,7 +66,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_a_host_oom(
     outcome = outcome_of(run)
     assert outcome.kind == "host_oom"
     assert outcome.rank in killed
-    assert "for want of host memory" in outcome.sentence
+    assert "because host memory ran out" in outcome.sentence
 
 
 @pytest.fixture

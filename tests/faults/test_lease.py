@@ -260,7 +260,7 @@ def test_what_somebody_planted_in_place_of_a_lease_is_refused_and_not_written_to
     (tmp_path / "leases").mkdir()
     plant(tmp_path / "leases" / "GPU-fake-0", victim)
     said = gpus.run(choose())
-    assert said.startswith("EnvironmentFaultError 4: The lease of GPU GPU-fake-0 cannot be taken")
+    assert said.startswith("EnvironmentFaultError 4: GPU GPU-fake-0 cannot be leased")
     assert "LADDER_LEASES" in said
     assert victim.read_text() == "precious"
 

@@ -109,7 +109,8 @@ def test_a_drive_that_is_really_slow_makes_the_rungs_unsupported_with_the_figure
         reason = nvme_shortage(OPTIMIZER, WORKLOAD, drive, measured)
         assert reason is not None
         assert re.fullmatch(
-            r"a step moves up to 0\.57 GiB and --nvme-path takes \d\.\d MiB/s: \d+ minutes, where a trial waits 4",
+            r"a step moves up to 0\.57 GiB, which takes \d+ minutes at the \d\.\d MiB/s of --nvme-path, "
+            r"and a trial waits for 4 minutes",
             reason,
         )
         assert nvme_shortage(OPTIMIZER, WORKLOAD, drive, 500 * MIB) is None

@@ -128,7 +128,7 @@ def test_a_rank_that_leaves_with_status_zero_before_its_report_is_complete_is_a_
     assert not any(isinstance(event, DoneEvent) for event in run.events[rank])
     outcome = outcome_of(run)
     assert (outcome.kind, outcome.rank) == ("crash", rank)
-    assert "left with status 0" in outcome.sentence
+    assert "exited with status 0" in outcome.sentence
     assert not any(map(is_alive, leave.processes))
 
 

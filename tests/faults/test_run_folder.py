@@ -212,7 +212,7 @@ def test_when_the_disk_fills_while_records_are_added_all_of_them_are_kept(tmp_pa
             assert full.value.errno == errno.ENOSPC
             # The journal's own page may have room left; many candidates of one trial use that up.
             many = [make_record(CANDIDATES[1], "gpu_oom", trial="0002") for _ in range(20)]
-            with pytest.raises(EnvironmentFaultError, match="full; all that was measured is kept"):
+            with pytest.raises(EnvironmentFaultError, match="full; free some space"):
                 history.add(many, BY_KEY, {})
         filler.unlink()
         assert len(records_in(disk / "run")) == 1 + len(many)
@@ -269,7 +269,7 @@ def test_an_open_folder_with_other_things_in_it_is_not_taken_over(tmp_path: Path
     folder = tmp_path / "home"
     folder.mkdir(mode=0o755)
     (folder / "thesis.tex").touch()
-    with pytest.raises(EnvironmentFaultError, match=r"holds other files.*--run-dir"):
+    with pytest.raises(EnvironmentFaultError, match=r"contains other files.*--run-dir"):
         opened(folder)
     assert folder.stat().st_mode & 0o777 == 0o755
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]

@@ -13,7 +13,7 @@ class MadeUp(Technique):
     name = "made-up"
     title = "made-up kernels"
     slot = "kernels"
-    consent = Consent(caution="a block is computed by magic, as --allow made-up permits")
+    consent = Consent(caution="a block is computed by magic (--allow made-up)")
     rank_module = "helpers.made_up_rank"
     effects = Effects(traffic=0.2, kernels=0.2, moment_bytes=0.0)
     why_not = "magic is for causal-lm"

@@ -177,9 +177,9 @@ def test_a_model_that_cannot_be_read_comes_with_a_remedy_of_its_own(tmp_path: Pa
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("its build was killed by signal 2", "something outside ladder ended it"),
+        ("its build was killed by signal 2", "something outside ladder killed it"),
         ("its build was killed by signal 9", "free some host memory"),
-        ("its build was stopped before it finished", "given 15 minutes"),
+        ("its build was stopped before it finished", "may take 15 minutes"),
         ("[Errno 13] Permission denied: '/root'", "TORCH_EXTENSIONS_DIR"),
     ],
 )

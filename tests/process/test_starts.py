@@ -102,7 +102,7 @@ def test_where_no_operator_can_be_kept_no_compiler_is_asked_for(
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/none")
     machine = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
-    with pytest.raises(EnvironmentFaultError, match="set TORCH_EXTENSIONS_DIR to a folder that can be written"):
+    with pytest.raises(EnvironmentFaultError, match="set TORCH_EXTENSIONS_DIR to a folder that you can write to"):
         with_operators(machine, [], bundled_workload(), trial_environment, ignore)
 
 

@@ -322,7 +322,7 @@ def test_a_run_can_be_loaded_while_its_tune_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(ladder.UsageError, match="is no run folder"):
+    with pytest.raises(ladder.UsageError, match="is not a run folder"):
         ladder.load_run(tmp_path)
 
 

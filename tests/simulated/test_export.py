@@ -109,7 +109,7 @@ def test_axolotl_is_told_of_both_precisions(dtype: str, config: Path, document: 
 def test_a_program_gets_no_task_that_it_does_not_train(target: str, config: Path, document: dict[str, Any]) -> None:
     answer = document["ladder"]
     other = {**document, "ladder": {**answer, "workload": {**answer["workload"], "task": "masked-lm"}}}
-    with pytest.raises(UsageError, match=f"--for {target}: it trains causal-lm models"):
+    with pytest.raises(UsageError, match=f"--for {target}: it trains only causal-lm models"):
         exported(other, config, target)
 
 
@@ -139,7 +139,7 @@ def test_the_model_is_one_to_load_or_the_user_s_to_name(
     text = exported({**document, "ladder": {**document["ladder"], "model": found}}, config, target)
     assert yaml.safe_load(text)[NAMES[target]["model"]] == loadable
     assert yaml.safe_load(text).get("micro_batch_size") != 7
-    assert ("# Put the name of yours for `your model`: " in text) is (loadable == "your model")
+    assert ("# Replace `your model` with the name of your model: " in text) is (loadable == "your model")
 
 
 @pytest.mark.parametrize("version", ["5.22.0", "5.23.0"])
@@ -202,7 +202,7 @@ def test_the_answer_is_not_overwritten_by_what_is_exported_from_it(
     (tmp_path / "link.json").symlink_to("best_config.json")
     for output in ("best_config.json", str(tmp_path / "best_config.json"), "link.json"):
         assert main(["export", "--for", "torchrun", "--output", output]) == 2
-        assert "is the answer itself" in capsys.readouterr().err
+        assert "would replace the answer" in capsys.readouterr().err
     assert Path("best_config.json").read_bytes() == config.read_bytes()
 
 
@@ -305,8 +305,8 @@ def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loa
     # sbatch reads no further than the first line that is no comment.
     before, _, after = text.partition("#SBATCH --mem")
     assert all(line.startswith("#") for line in before.splitlines())
-    assert f"the ranks held {held:.2f} GiB when this was measured" in before
-    assert "Data loaders, and weights as they are loaded, may need more" in before
+    assert f"the ranks used {held:.2f} GiB when this was measured" in before
+    assert "Data loaders, and loading the weights, may need more" in before
     assert after.splitlines()[1] == "set -euo pipefail"
 
 

@@ -386,10 +386,10 @@ def test_a_run_folder_that_is_none_or_empty_or_older_is_one_sentence(
 ) -> None:
     (tmp_path / "file").touch()
     cases = {
-        tmp_path: "is no run folder",
-        tmp_path / "missing": "is no run folder",
-        tmp_path / "file": "is no run folder",
-        without_results(folder, tmp_path): "holds no results yet",
+        tmp_path: "is not a run folder",
+        tmp_path / "missing": "is not a run folder",
+        tmp_path / "file": "is not a run folder",
+        without_results(folder, tmp_path): "has no results yet",
         of_an_older_schema(folder, tmp_path): "another version of ladder",
     }
     for path, words in cases.items():

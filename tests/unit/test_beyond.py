@@ -183,7 +183,10 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
     ("options", "sentence"),
     [
         ({"allow": ["8-bit"]}, 'allow="8-bit" is unknown; choose from bf16-states, adam-8bit'),
-        ({"allow": ["bf16-states"], "dtype": "fp16"}, 'allow="bf16-states" needs dtype="bf16", not fp16'),
+        (
+            {"allow": ["bf16-states"], "dtype": "fp16"},
+            'allow="bf16-states" needs dtype="bf16", but training is in fp16',
+        ),
         ({"allow": ["adam-8bit"], "optimizer": "sgd"}, 'allow="adam-8bit" has no effect with optimizer="sgd"'),
         ({"allow": ["adam-8bit"], "rungs": ["zero0"]}, 'allow="adam-8bit" has no effect here: moments in 8 bits'),
         ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "here: no rung that is tried keeps optimizer states"),

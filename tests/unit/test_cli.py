@@ -100,7 +100,7 @@ def test_anything_else_is_a_bug_and_says_where(
     assert main_that_raises(ZeroDivisionError("in the depths"), monkeypatch) == 1
     printed = capsys.readouterr().err
     assert "ZeroDivisionError: in the depths" in printed
-    assert printed.rstrip().endswith("this is a bug in ladder; the lines above say where.")
+    assert printed.rstrip().endswith("this is a bug in ladder; please report it with the lines above.")
 
 
 def main_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -39,8 +39,8 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
         ("tuna: {gpus: 4}", "no command tuna; did you mean tune?"),
         ("tune: {gpus: many}", "--gpus"),
         ("tune: {gpu-memory: lots}", "'lots' is not a size"),
-        ("tune: 4", "has to be a mapping"),
-        ("[1, 2]", "has to be a mapping"),
+        ("tune: 4", "must be a mapping"),
+        ("[1, 2]", "must be a mapping"),
         ("tune: {", "is not YAML"),
     ],
 )
@@ -103,7 +103,8 @@ def test_a_file_that_is_nested_without_end_is_refused(folder: Path, capsys: pyte
     (folder / "ladder.yaml").write_text("[" * 5000)
     assert main(["plan", "tiny-llama"]) == 2
     assert (
-        capsys.readouterr().err == "ladder: ladder.yaml is nested too deeply; it takes commands, and their options.\n"
+        capsys.readouterr().err
+        == "ladder: ladder.yaml is nested too deeply; it may contain commands, and their options.\n"
     )
 
 

@@ -54,7 +54,7 @@ def test_headroom_is_the_fraction_of_the_limit_left_at_the_peak() -> None:
 
 
 def test_an_answer_that_changes_the_global_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="takes 32 sequences a step, the workload asks for 64"):
+    with pytest.raises(ValueError, match="has 32 sequences per step, but the workload has 64"):
         answer(workload={"global_batch_size": 64})
 
 
@@ -212,7 +212,7 @@ def test_a_newer_schema_asks_for_a_newer_ladder(written: Path) -> None:
     document = json.loads(written.read_text())
     document["ladder"]["schema_version"] = 2
     written.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=r"newer ladder \(schema 2, this one reads up to 1\)"):
+    with pytest.raises(UsageError, match=r"newer ladder \(schema 2, but this version reads up to 1\)"):
         load_best_config(written)
 
 

@@ -71,7 +71,7 @@ def test_a_key_tells_the_candidate_whatever_its_knobs():
         assert candidate_of(candidate.key, 16) == candidate
     assert plain(turned) == WINNER
     for text in ("", "zero9 ckpt=on mb=1", "zero2 ckpt=on mb=0", "zero2[ ckpt=on mb=1"):
-        with pytest.raises(ValueError, match="no candidate's key"):
+        with pytest.raises(ValueError, match="not a candidate's key"):
             candidate_of(text, 16)
 
 

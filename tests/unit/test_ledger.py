@@ -302,7 +302,7 @@ def test_explain_writes_one_json_document_also_of_an_error(run_folder: Path, tmp
     assert document["recipe_first_fit"]["measured_in_trial"] is None
     nowhere = CliRunner().invoke(app, [str(tmp_path / "nowhere"), "--format", "json"])
     assert isinstance(nowhere.exception, UsageError)
-    assert "is no run folder" in json.loads(nowhere.stdout)["error"]
+    assert "is not a run folder" in json.loads(nowhere.stdout)["error"]
 
 
 def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):
@@ -337,7 +337,7 @@ def test_explain_leaves_a_torn_tail_to_the_tune_that_writes_it(run_folder: Path)
 
 def test_explain_takes_the_newest_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no run under"):
+    with pytest.raises(UsageError, match="no run in"):
         CliRunner().invoke(app, [], catch_exceptions=False)
     run_folder.rename(tmp_path / "ladder-runs-one")
     (tmp_path / "ladder-runs").mkdir()

@@ -52,7 +52,7 @@ def test_it_is_in_the_engine_s_name_and_the_name_brings_it_back() -> None:
     assert turned.engine.name == "zero2+opt-cpu+liger"
     assert candidate_of(turned.key, 4) == turned
     assert turned.engine.states == "zero2+opt-cpu[overlap_comm=False]"
-    with pytest.raises(ValueError, match="no candidate's key"):
+    with pytest.raises(ValueError, match="not a candidate's key"):
         candidate_of("zero9+liger ckpt=on mb=1", 4)
 
 

@@ -78,7 +78,7 @@ def test_cuda_visible_devices_chooses_orders_and_ends_at_the_first_unknown_name(
 
 def test_among_gpus_of_several_models_a_number_is_taken_only_where_cuda_counts_as_nvml_does() -> None:
     mixed = [Gpu("GPU-small", "NVIDIA RTX A4000", 16 * GIB), GPUS[0]]
-    with pytest.raises(UsageError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name them by UUID"):
+    with pytest.raises(UsageError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs"):
         gpus_module._as_cuda_sees(mixed, "0")
     assert gpus_module._as_cuda_sees(mixed, "0", in_bus_order=True) == mixed[:1]
     assert gpus_module._as_cuda_sees(mixed, "GPU-small") == mixed[:1]

@@ -179,5 +179,5 @@ def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> Non
     assert "activations on the host (offload" in launch_script(found, OutputPaths.beside(config))
     assert settings_in(json.loads(json.dumps(document))).checkpointing == "cpu"
     assert yaml.safe_load(exported(document, config, "axolotl"))["gradient_checkpointing_kwargs"]["offload"] is True
-    with pytest.raises(UsageError, match="--for llama-factory: this answer keeps activations on the host"):
+    with pytest.raises(UsageError, match="--for llama-factory: it has no setting to keep activations"):
         exported(document, config, "llama-factory")

@@ -1,1 +1,1 @@
-"""The answer in the words of other training programs, one file each."""
+"""The answer in the formats of other training programs, one file each."""

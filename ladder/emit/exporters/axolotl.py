@@ -1,4 +1,4 @@
-"""axolotl: keys of its pydantic models."""
+"""axolotl: a fragment with the keys of its pydantic models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Axolotl(Exporter):
             "eval_batch_size": settings.micro_batch,
             "gradient_accumulation_steps": settings.accumulation,
             CHECKPOINTING: settings.gradient_checkpointing,
-            # Both: it takes bf16 where it is not told otherwise, and then drops fp16.
+            # Both, because axolotl defaults to bf16 and then ignores fp16.
             "bf16": settings.dtype == "bf16",
             "fp16": settings.dtype == "fp16",
             "max_grad_norm": settings.gradient_clipping,

@@ -1,4 +1,4 @@
-"""What an exporter is: the answer as a fragment for one training program's own files."""
+"""The base class of exporters, which write the answer as a fragment for one training program's files."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ladder.text import shown
 
 
 class Exporter(ABC):
-    """One training program. Keys are those of its own schema."""
+    """One training program, with the keys of its own schema."""
 
     name: str
-    """As `ladder export --for NAME`."""
+    """The NAME in `ladder export --for NAME`."""
     trains_causal_lms_only = False
 
     @abstractmethod
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
-        """The fragment, from the content of the best_config.json at `config`."""
+        """The fragment, made from the content of the best_config.json at `config`."""
 
     def require_possible(self, settings: Settings, task: str) -> None:
-        """UsageError where the program does not train such a model, or has no words for the answer."""
+        """UsageError if the program does not train such models, or has no settings for the answer."""
         if self.trains_causal_lms_only and task != "causal-lm":
-            raise UsageError(f"--for {self.name}: it trains causal-lm models, and this answer is for {task}.")
+            raise UsageError(f"--for {self.name}: it trains only causal-lm models, and this answer is for {task}.")
         for said in self._said(settings):
             if isinstance(said, str):
                 raise UsageError(f"--for {self.name}: {said}.")
 
     def apply(self, settings: Settings, fragment: dict[str, Any]) -> list[str]:
-        """Change `fragment` as techniques and the way of checkpointing want it; returns comments."""
+        """Change `fragment` for the answer's techniques and way of checkpointing; returns comments."""
         notes = []
         for said in self._said(settings):
             assert isinstance(said, Export)  # `require_possible` has refused the others
@@ -54,40 +54,38 @@ class Exporter(ABC):
 
 
 def making_accelerate(config: Path) -> str:
-    """The command that writes the companion for accelerate beside `config`, which may have been copied without it."""
+    """The command that writes the file for accelerate beside `config`, which may have been copied without it."""
     accelerate = OutputPaths.beside(config).accelerate
     words = ["ladder", "export", str(config), "--for", "accelerate", "--output", str(accelerate)]
     return shlex.join(words)
 
 
 def launch_line(settings: Settings, config: Path) -> str:
-    """torchrun with the Trainer's arguments, for a script and its own arguments."""
+    """The command with torchrun and the Trainer's arguments; the script and its own arguments are "$@"."""
     arguments = trainer_command_line(trainer_arguments(settings, config))
     return f'torchrun --standalone --nproc_per_node {settings.world_size} "$@" {arguments}'
 
 
 def export_lines(settings: Settings) -> list[str]:
-    """The environment, for a shell."""
+    """The environment as `export` commands for a shell."""
     return [f"export {name}={shlex.quote(value)}" for name, value in settings.environment.items()]
 
 
 def opening_comment(settings: Settings, run: str) -> str:
-    """What to add to the fragment, how to `run` it, and what it does not hold for."""
+    """A comment with what to add to the fragment, how to `run` it, and its warnings."""
     environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in settings.environment.items())
     yours = ""
     if settings.model == YOUR_MODEL:
-        yours = (
-            f"# Put the name of yours for `{YOUR_MODEL}`: {shown(settings.shape)} is a shape, with nothing to load.\n"
-        )
+        yours = f"# Replace `{YOUR_MODEL}` with the name of your model: {shown(settings.shape)} is only a shape.\n"
     said = as_text(warning_comments(settings))
     return f"# Written by ladder. Add your data and learning rate, then:\n#   {environment} {run}\n{said}{yours}"
 
 
 def warning_comments(settings: Settings) -> list[str]:
-    """What the measurement does not hold for, as comments of a script or of YAML; that it was none, where simulated."""
+    """The answer's warnings as comments for a script or YAML; for a simulated answer, they say that it is simulated."""
     return [f"# Warning: {shown(warning)}." for warning in settings.warnings]
 
 
 def as_text(lines: Iterable[str]) -> str:
-    """Lines, each with its end."""
+    """The lines joined, each with a line break."""
     return "".join(f"{line}\n" for line in lines)

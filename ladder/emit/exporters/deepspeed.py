@@ -1,4 +1,4 @@
-"""DeepSpeed: its own keys and nothing else."""
+"""DeepSpeed: only its own keys."""
 
 from __future__ import annotations
 

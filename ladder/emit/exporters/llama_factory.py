@@ -1,4 +1,4 @@
-"""LLaMA-Factory: keys of its model and training arguments."""
+"""LLaMA-Factory: a fragment with the keys of its model and training arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LlamaFactory(Exporter):
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
-        # It switches checkpointing by a name of its own.
+        # It has another name for the switch of checkpointing.
         for name in (CHECKPOINTING, CHECKPOINTING_KWARGS):
             arguments.pop(name, None)
         fragment = {

@@ -25,9 +25,9 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
-    """The text for `target`, a name of an exporter, from the content of the best_config.json at `config`.
+    """The text of the exporter named `target`, made from the content of the best_config.json at `config`.
 
-    UsageError for a program that does not train such a model, or cannot be told of the answer.
+    UsageError if the program does not train such models, or has no settings for the answer.
     """
     exporter, settings = EXPORTERS[target], settings_in(document)
     exporter.require_possible(settings, document[SECTION]["workload"]["task"])

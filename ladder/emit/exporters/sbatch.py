@@ -1,4 +1,4 @@
-"""Slurm: a batch script for a Trainer script, or for one that uses accelerate."""
+"""Slurm: a batch script that runs a Trainer script, or a script that uses accelerate."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ladder.emit.settings import Settings
 from ladder.units import GIB, format_bytes
 
 _LOADERS_OF_A_RANK = 4 * GIB
-"""For a rank's data loaders, which the trials had none of."""
+"""Host memory per rank for data loaders, which trials do not have. Chosen."""
 _USAGE = """\
 # Usage:
 #   sbatch job.sh train.py [its arguments]             for a script that uses accelerate
 #   sbatch job.sh --trainer train.py [its arguments]   for a script with the Hugging Face Trainer, whose arguments
 #                                                      for this configuration are added
-# Lines that begin with ##SBATCH are yours: fill in what your cluster asks for, and take one # away."""
+# Lines that begin with ##SBATCH are for you: fill in what your cluster needs, and remove one #."""
 
 
 class Sbatch(Exporter):
@@ -52,14 +52,14 @@ class Sbatch(Exporter):
             "set -euo pipefail",
             *_launch(settings, config),
             *export_lines(settings),
-            # Since Slurm 22.05 srun takes the number of cores from nowhere else.
+            # Since Slurm 22.05, srun does not inherit the number of cores from the job.
             f'srun --cpus-per-task={cores} "${{launch[@]}}"',
         ]
         return as_text(lines)
 
 
 def _launch(settings: Settings, config: Path) -> list[str]:
-    """What srun is to start, in the array `launch`. Paths are absolute: Slurm runs a copy of the script elsewhere."""
+    """The lines that set the array `launch` for srun. Paths are absolute, because Slurm runs a copy of the script."""
     accelerate = OutputPaths.beside(config).accelerate
     with_accelerate = [
         f"--config_file {shlex.quote(str(accelerate))}",
@@ -72,7 +72,7 @@ def _launch(settings: Settings, config: Path) -> list[str]:
         '  echo "usage: sbatch $0 [--trainer] train.py [its arguments]" >&2',
         "  exit 2",
         "fi",
-        *_required(config, "it was moved or removed: export this script again from where it is now"),
+        *_required(config, "it was moved or removed, so export this script again from its new place"),
         'if [ "$form" = trainer ]; then',
         f"  launch=({launch_line(settings, config)})",
         "else",
@@ -83,7 +83,7 @@ def _launch(settings: Settings, config: Path) -> list[str]:
 
 
 def _required(path: Path, otherwise: str) -> list[str]:
-    """Ends the script where `path` cannot be read; `otherwise` says what to do."""
+    """Lines that end the script if `path` cannot be read; `otherwise` says what to do."""
     sentence = shlex.quote(f"{path} cannot be read; {otherwise}.")
     return [f"if [ ! -r {shlex.quote(str(path))} ]; then", f"  echo {sentence} >&2", "  exit 2", "fi"]
 
@@ -93,17 +93,17 @@ def _job_name(shape: str) -> str:
 
 
 def _host_memory(settings: Settings) -> list[str]:
-    """What the job asks for: it otherwise gets its partition's default, and its cgroup kills an offload.
+    """The lines that request host memory. With the partition's default, the cgroup would kill a job that offloads.
 
-    Nothing where the file does not say what was held: a guess could be less than that default.
+    Empty if the file does not say how much was used: a guess could be less than the default.
     """
     held = settings.host_memory
     if held is None:
         return []
     asked = held + held // 10 + _LOADERS_OF_A_RANK * settings.world_size
     return [
-        f"# Host memory: the ranks held {format_bytes(held)} when this was measured; asked for are a tenth more and",
-        f"# {format_bytes(_LOADERS_OF_A_RANK)} a rank. Data loaders, and weights as they are loaded, may need more:",
-        "# a --mem on the command line of sbatch wins over this one.",
+        f"# Host memory: the ranks used {format_bytes(held)} when this was measured; this requests a tenth more, and",
+        f"# {format_bytes(_LOADERS_OF_A_RANK)} per rank. Data loaders, and loading the weights, may need more:",
+        "# --mem on the command line of sbatch overrides this.",
         f"#SBATCH --mem={-(-asked // GIB)}G",
     ]

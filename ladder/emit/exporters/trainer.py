@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: arguments for HfArgumentParser.parse_json_file."""
+"""The Hugging Face Trainer: its arguments, for HfArgumentParser.parse_json_file."""
 
 from __future__ import annotations
 

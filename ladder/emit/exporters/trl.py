@@ -24,7 +24,7 @@ class Trl(Exporter):
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
-        # accelerate brings the DeepSpeed configuration; the Trainer's own key would be a second one.
+        # accelerate's file names the DeepSpeed configuration, so the Trainer's key must not.
         del arguments["deepspeed"]
         accelerate = OutputPaths.beside(config).accelerate
         fragment = {
@@ -35,5 +35,5 @@ class Trl(Exporter):
         }
         missing = ""
         if not accelerate.exists():
-            missing = f"# First make its accelerate_config:\n#   {shown(making_accelerate(config))}\n"
+            missing = f"# First write its accelerate_config:\n#   {shown(making_accelerate(config))}\n"
         return opening_comment(settings, "trl sft --config your.yaml") + missing + to_yaml(fragment)

@@ -45,7 +45,11 @@ class Grip:
 
     @property
     def is_look(self) -> bool:
-        return self.script.facts is None
+        return self.script.mode == "look"
+
+    @property
+    def is_run(self) -> bool:
+        return self.script.mode == "run"
 
     def looked(self, find: Callable[[], ScriptFacts]) -> NoReturn:
         """Report what `find` finds, and end."""
@@ -73,6 +77,8 @@ class Grip:
 
     def engine(self, make: Callable[[], Any]) -> Any:
         """What `make` makes of the script's model; memory that runs out there is reported before the script sees it."""
+        if self.is_run:
+            return make()
         self.reporter.phase("engine")
         try:
             return make()

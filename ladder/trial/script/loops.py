@@ -54,11 +54,24 @@ class Loop:
         """Let `loader` give the trial's batches to the loop that iterates over it."""
 
         def iterated(own: Any, each: Any) -> Iterator[Any]:
-            if each is not loader:
+            if each is not loader or not self.is_training():
                 return cast("Iterator[Any]", own(each))
+            if self.grip.is_run:
+                return self._trained(own(loader))
             return self._real(lambda: own(loader)) if self.grip.spec.proof else self._measured(loader, move)
 
         wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
+
+    def is_training(self) -> bool:
+        """Whether the loop that asks is the one that trains."""
+        return bool(self.engine.module.training)
+
+    def _trained(self, epoch: Iterator[Any]) -> Iterator[Any]:
+        """The user's own training: every batch, with an optimizer step after as many as the answer accumulates."""
+        accumulation = self.grip.spec.candidates[0].accumulation
+        for number, batch in enumerate(epoch, start=1):
+            self.is_boundary = number % accumulation == 0
+            yield batch
 
     def _measured(self, loader: Any, move: Move) -> Iterator[Any]:
         """Batches as the measuring asks for them, in a thread of its own: the loop keeps the main one."""
@@ -75,7 +88,6 @@ class Loop:
     def _real(self, epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
         (candidate,) = self.grip.spec.candidates
-        set_checkpointing(self.engine.module, candidate)
         steps = RealSteps(self.grip)
         try:
             while True:
@@ -192,18 +204,23 @@ def hold_accelerate(grip: Grip) -> None:
         changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
         ready = grip.engine(lambda: own(accelerator, *changed, **options))
         loop.engine = ready[_place(models[0], things)]
+        set_checkpointing(loop.engine.module, grip.spec.candidates[0])
         loop.hold(ready[_place(loaders[0], things)], lambda batch: send_to_device(batch, accelerator.device))
         return ready
 
     def stepped(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> Any:
         if loop.engine is not None:  # whether or not the loop asks accelerate when to step
-            accelerator.gradient_state._set_sync_gradients(loop.is_boundary)
+            ends = loop.is_boundary or accelerator.gradient_state.end_of_dataloader
+            accelerator.gradient_state._set_sync_gradients(ends)
         return own(accelerator, *arguments, **options)
 
     wrap(accelerate.Accelerator, "__init__", made)
     wrap(accelerate.Accelerator, "prepare", prepared)
     wrap(accelerate.Accelerator, "backward", stepped)
-    _write_nothing(accelerate.Accelerator, ("save_state", "save_model", "init_trackers", "log", "end_training"), loop)
+    if not grip.is_run:
+        _write_nothing(
+            accelerate.Accelerator, ("save_state", "save_model", "init_trackers", "log", "end_training"), loop
+        )
 
 
 def _place(thing: Any, things: tuple[Any, ...]) -> int:
@@ -211,7 +228,9 @@ def _place(thing: Any, things: tuple[Any, ...]) -> int:
 
 
 def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
-    changes: dict[str, Any] = {"log_with": None, "fsdp_plugin": None, "project_dir": grip.script.scratch}
+    changes: dict[str, Any] = {"fsdp_plugin": None}
+    if not grip.is_run:
+        changes |= {"log_with": None, "project_dir": grip.script.scratch}
     if grip.is_look:
         return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None}
     # `cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more.
@@ -286,13 +305,15 @@ def hold_deepspeed(grip: Grip) -> None:
             given["args"].deepspeed_config = None
         ready = grip.engine(lambda: own(**_with_cpu_adam(given)))
         loop.engine = ready[0]
+        set_checkpointing(loop.engine.module, grip.spec.candidates[0])
         _rebatch(loader, grip.spec.candidates[0].micro_batch)
         loop.hold(loader, lambda batch: batch)
         return ready
 
     wrap(DataLoader, "__init__", noted)
     wrap(deepspeed, "initialize", initialized)
-    _write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model",), loop)
+    if not grip.is_run:
+        _write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model",), loop)
 
 
 def _training_loader(made: list[Any]) -> Any:

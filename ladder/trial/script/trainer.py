@@ -40,7 +40,7 @@ def hold_trainer(grip: Grip) -> None:
 
     def replaced(own: Any, arguments: Any) -> None:
         said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
-        changes = {"output_dir": grip.script.scratch, **_CONTAINED}
+        changes = {} if grip.is_run else {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING if grip.is_look else grip.script.arguments
         for name, value in changes.items():
             if hasattr(arguments, name):
@@ -48,9 +48,13 @@ def hold_trainer(grip: Grip) -> None:
         own(arguments)
         arguments._ladder_own = said
 
-    def held(own: Any, trainer: Trainer, *_: Any, **__: Any) -> Any:
+    def held(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
+        if grip.is_run:
+            return (
+                own(trainer, resume_from_checkpoint=True) if grip.script.resume else own(trainer, *arguments, **options)
+            )
         trainer.add_callback(_Held(trainer, grip))
         return own(trainer)  # without a checkpoint to go on from
 
