@@ -94,7 +94,8 @@ def _texts(number: int, seed: int) -> Iterator[str]:
 def _pairs(number: int, seed: int) -> Iterator[dict[str, str]]:
     columns = zip(_texts(number, seed), _texts(number, seed + 100), _texts(number, seed + 200), strict=True)
     for prompt, chosen, rejected in columns:
-        yield {"prompt": _cut(prompt), "chosen": _cut(chosen), "rejected": _cut(rejected)}
+        # An answer begins with a space, or its first word would become one with the prompt's last.
+        yield {"prompt": _cut(prompt), "chosen": " " + _cut(chosen), "rejected": " " + _cut(rejected)}
 
 
 def _labelled(number: int, seed: int) -> Iterator[dict[str, Any]]:

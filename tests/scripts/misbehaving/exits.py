@@ -1,0 +1,11 @@
+"""Ends with a status of its own before it trains, as a script does that misses something."""
+
+import os
+import sys
+
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("model")
+if "LICENCE_OF_THE_DATA" not in os.environ:
+    print("Accept the licence of the data first: set LICENCE_OF_THE_DATA.", file=sys.stderr)
+    sys.exit(3)
