@@ -175,11 +175,31 @@ def _section(answer: Answer) -> dict[str, Any]:
             "optimizer": workload.optimizer,
             "gradient_clipping": workload.gradient_clipping,
         },
+        **_script(answer),
         "proof": answer.proof,
         "warnings": answer.warnings,
         "environment": launch_environment(answer),
         "versions": answer.versions,
         "run_dir": os.path.abspath(answer.run_dir),
+    }
+
+
+def _script(answer: Answer) -> dict[str, Any]:
+    """The user's own script, where that is what was tuned."""
+    script, seen = answer.workload.script, answer.measurement
+    if script is None:
+        return {}
+    facts = script.facts
+    return {
+        "script": {
+            "command": list(script.command),
+            "kind": facts.kind,
+            "sha256": facts.digest,
+            "mean_tokens": round(facts.mean_tokens, 2),
+            "samples_per_second": round(answer.tokens_per_second / facts.mean_tokens, 3),
+            "padding": None if seen.padding is None else round(seen.padding, 4),
+            "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
+        }
     }
 
 

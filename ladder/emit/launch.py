@@ -11,6 +11,7 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
+from ladder.workload.script import Script
 
 # Without `fused`, an optimizer step makes copies of up to twice the bytes that it updates; trials use `fused`.
 _OPTIMIZERS = {
@@ -21,7 +22,12 @@ _OPTIMIZERS = {
 
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
-    """A bash script that runs the user's training script, given as its arguments, as the answer was measured."""
+    """A bash script that runs the user's training script, given as its arguments, as the answer was measured.
+
+    Where that very script was tuned, it needs no arguments.
+    """
+    if answer.workload.script is not None:
+        return _own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
     config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
     arguments = trainer_arguments(answer, paths.config)
@@ -53,6 +59,28 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
+    """Through `ladder run`, which gives the unchanged script the answer's settings."""
+    lines = [
+        "#!/usr/bin/env bash",
+        *_comment(_headline(answer)),
+        "#",
+        "# It starts the script that was tuned, unchanged; another command for it may follow the file's name.",
+        "set -euo pipefail",
+        'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
+        f"[ $# -gt 0 ] || set -- {shlex.join(script.command)}",
+        f'exec ladder run "$here"/{_quoted(paths.config.name)} -- "$@"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(answer: Answer) -> str:
+    return f"""\
+Written by ladder for {answer.workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}:
+{answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} \
+of {format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}"""
+
+
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
     candidate = answer.candidate
     told = (technique.only_the_trainer(answer.world_size) for technique in candidate.engine.techniques)
@@ -60,12 +88,7 @@ def _explanation(answer: Answer, paths: OutputPaths) -> str:
     scripts = _with_any_script(answer, paths)
     if alone is not None:
         scripts = _with_the_trainer_alone(alone, answer, paths)
-    return f"""\
-Written by ladder for {answer.workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}:
-{candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} of \
-{format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}
-
-{scripts}"""
+    return f"{_headline(answer)}\n\n{scripts}"
 
 
 def _with_any_script(answer: Answer, paths: OutputPaths) -> str:

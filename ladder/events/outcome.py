@@ -60,6 +60,10 @@ class Measurement:
     watts: float | None = None
     """Mean power of all GPUs together."""
     sm_clock_mhz: float | None = None
+    loader_share: float | None = None
+    """Of an optimizer step, waiting for a script's own data loader; None where nothing was loaded."""
+    padding: float | None = None
+    """Share of the tokens that were padding, of a script's own batches."""
 
     def step_seconds(self, accumulation: int) -> float:
         """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if measured without accumulation."""

@@ -205,9 +205,9 @@ class MeasuredEvent(_Frozen):
     peak_host: int
     alloc_retries: int
     losses: list[float]
-    loader_seconds: float = 0.0
-    """Of an optimizer step: waiting for a script's own loader."""
-    padding: float = 0.0
+    loader_share: float | None = None
+    """Of an optimizer step: waiting for a script's own data loader."""
+    padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
 
     def steps(self, accumulation: int) -> list[float]:

@@ -19,6 +19,9 @@ _APART = 0.1
 """If the speeds of a proof and its trial differ by more than this fraction, the machine's speed varies. Chosen: on a
 busy shared host, one candidate reached 28,676, 31,936 and 32,477 tokens/s within eight minutes (measured)."""
 
+_WAITING = 0.1
+"""Of a step, from which on the wait for a data loader is worth a warning. Chosen: as `_APART`."""
+
 
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
     """Records of the candidates that every rank measured, and of the candidate that ended the trial, if one did."""
@@ -106,6 +109,8 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         utilisation=use.utilisation if use else None,
         watts=use.watts if use else None,
         sm_clock_mhz=use.sm_clock_mhz if use else None,
+        loader_share=first.loader_share,
+        padding=first.padding,
     )
 
 
@@ -117,6 +122,11 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
         warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped because gradients overflowed")
     if measurement.peak_device > 0.97 * limit:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
+    if (measurement.loader_share or 0.0) > _WAITING:
+        warnings.append(
+            f"{measurement.loader_share:.0%} of a step waits for the script's data loader, which more of its workers "
+            "may shorten"
+        )
     return tuple(warnings)
 
 

@@ -67,7 +67,7 @@ class _Ending:
         if self.gauge:
             self.gauge.lift()
         try:
-            self.reporter.send(_failure(error, self._spec, self.reporter, free))
+            self.reporter.send(failure_event(error, self._spec, self.reporter, free))
             traceback.print_exception(error)
         except OSError:  # the disk of the run folder is full, so the log cannot be written either
             return UNREPORTED
@@ -156,7 +156,8 @@ def _train_model(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     measure_all(spec, RandomModel(model, training, spec, reporter), reporter, gauge)
 
 
-def _failure(error: BaseException, spec: TrialSpec, reporter: Reporter, free: int | None) -> FailedEvent:
+def failure_event(error: BaseException, spec: TrialSpec, reporter: Reporter, free: int | None) -> FailedEvent:
+    """What `error` says of the trial, for its file."""
     outcome, consequence = classify(error, spec.device)
     return FailedEvent(
         t=now(),

@@ -270,6 +270,27 @@ class VerifyOptions:
     ] = 0.05
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the user asked of a run of their own script."""
+
+    script: Annotated[
+        tuple[str, ...],
+        Option(
+            "One word of your own script's command. Simpler: put the command behind `--`.",
+            WORKLOAD,
+            metavar="WORD",
+            unset="the command that was tuned",
+        ),
+    ] = ()
+    step_down: Annotated[
+        bool,
+        Option(
+            "If memory runs out, go on from the last checkpoint with a measured candidate that takes less.", WORKLOAD
+        ),
+    ] = False
+
+
 def require_text(options: TuneOptions) -> None:
     """UsageError for a path that is not valid UTF-8: paths are written to JSON files."""
     for value in (

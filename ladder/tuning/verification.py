@@ -27,6 +27,7 @@ from ladder.tuning.consent import require_usable
 from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.options import TuneOptions, VerifyOptions
+from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.run import workload_and_machine
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
@@ -115,6 +116,8 @@ def run_verification(
             )
         if machine.gpu_name != promise["gpu"]:
             tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
+        if workload.script is not None and workload.script.facts.digest != promise["script"]["sha256"]:
+            tell(Note("Warning: the script has changed since it was tuned."))
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
         for technique in candidate.engine.techniques:
@@ -201,8 +204,10 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOpt
     # A limit equal to the whole GPU is no limit: another driver may leave a little less memory.
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
+    script = tuple(promise.get("script", {}).get("command", ()))
     return TuneOptions(
-        model=_model(promise["model"]),
+        model="" if script else _model(promise["model"]),
+        script=script,
         gpus=0 if on_cpu else promise["world_size"],
         gpu_memory=limit if on_cpu or limit < 0.99 * smallest else None,
         nvme_path=Path(swap[0]) if swap else None,
@@ -239,13 +244,15 @@ def _spec(
         if "nvme_path" in section and machine.nvme_path is not None:
             swap = machine.nvme_path / f"{swap_prefix}-{_TRIAL}"
             config["zero_optimization"][name] = {**section, "nvme_path": str(swap)}
-    accumulation = min(2, candidate.accumulation)  # with and without the optimizer, timed separately as in the tune
+    # With and without the optimizer, timed separately as in the tune; a script's own loop makes whole steps.
+    accumulation = candidate.accumulation if workload.script is not None else min(2, candidate.accumulation)
     config["gradient_accumulation_steps"] = accumulation
     if "train_batch_size" in config:
         config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
+    folder = run_dir / "trials" / _TRIAL
     return trial_spec(
         _TRIAL,
-        run_dir / "trials" / _TRIAL,
+        folder,
         workload,
         machine,
         candidate.engine,
@@ -253,6 +260,7 @@ def _spec(
         [candidate_spec(candidate)],
         steps=steps,
         proof=True,
+        script=script_spec(workload, candidate, machine, config, folder),
     )
 
 
@@ -262,7 +270,7 @@ def _prove(
     """The proof's record, and the seconds it took. InterruptedVerificationError if the user ended it."""
     shutil.rmtree(spec.folder, ignore_errors=True)  # an earlier verification's
     tell(TrialBegins(spec, "what the file promises"))
-    deadlines = trial_deadlines(workload, candidate.engine)
+    deadlines = with_preparation(trial_deadlines(workload, candidate.engine), workload)
     if spec.steps.seconds > PROOF_SECONDS:
         deadlines = replace(deadlines, total=deadlines.total + min(spec.steps.seconds, _LONGEST_SECONDS))
     run = launcher.run(spec, deadlines, hearing(tell))

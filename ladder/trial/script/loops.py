@@ -183,6 +183,9 @@ def _write_nothing(owner: Any, names: tuple[str, ...], loop: Loop) -> None:
         wrap(owner, name, lambda own, *given, **options: None if loop.engine is not None else own(*given, **options))
 
 
+_WRITERS = ("save_state", "save_model", "init_trackers", "log", "end_training")
+
+
 def hold_accelerate(grip: Grip) -> None:
     """From now on every Accelerator of this process prepares what the trial says."""
     loop = Loop(grip, "accelerate")
@@ -218,9 +221,7 @@ def hold_accelerate(grip: Grip) -> None:
     wrap(accelerate.Accelerator, "prepare", prepared)
     wrap(accelerate.Accelerator, "backward", stepped)
     if not grip.is_run:
-        _write_nothing(
-            accelerate.Accelerator, ("save_state", "save_model", "init_trackers", "log", "end_training"), loop
-        )
+        _write_nothing(accelerate.Accelerator, _WRITERS, loop)
 
 
 def _place(thing: Any, things: tuple[Any, ...]) -> int:
@@ -299,8 +300,9 @@ def hold_deepspeed(grip: Grip) -> None:
         loader = _training_loader(loaders)
         if grip.is_look:
             grip.looked(lambda: _facts_of_deepspeed(given, said, loader))
-        more = {name: said[name] for name in ("optimizer", "scheduler") if name in said}
-        given |= {"config": {**copy.deepcopy(grip.spec.deepspeed), **more}, "config_params": None}
+        config = copy.deepcopy(grip.spec.deepspeed)
+        config |= {name: said[name] for name in ("optimizer", "scheduler") if name in said}
+        given |= {"config": config, "config_params": None}
         if getattr(given.get("args"), "deepspeed_config", None):
             given["args"].deepspeed_config = None
         ready = grip.engine(lambda: own(**_with_cpu_adam(given)))

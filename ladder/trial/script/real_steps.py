@@ -29,7 +29,7 @@ class RealSteps:
         self._timings = Timings()
         self._untimed = _UNTIMED
         self._losses: list[float] = []
-        self._loading, self._waits = 0.0, list[float]()
+        self._loading, self._waits, self._seconds = 0.0, list[float](), 0.0
         self._tokens, self._padded = 0, 0
         self._all_tokens, self._all_padded = 0.0, 0.0
         self._began = self._last = now()
@@ -70,6 +70,7 @@ class RealSteps:
                 self._began = now()
             self._last = now()
             return False
+        self._seconds += seconds
         seconds *= self._usual_tokens() / tokens if tokens else 1.0
         # The loop is not stopped between micro-steps: each has its share of the optimizer's.
         micro = seconds / self._candidate.accumulation
@@ -105,10 +106,9 @@ class RealSteps:
         timings = replace(self._timings, losses=self._losses)
         reading = self._grip.gauge.read()
         event = measured(self._candidate, reading, timings, began=self._began, ended=ended, losses=self._losses)
-        waits = sorted(self._waits)
         more = {
-            "loader_seconds": waits[len(waits) // 2] if waits else 0.0,
-            "padding": 1 - self._all_tokens / self._all_padded if self._all_padded else 0.0,
+            "loader_share": sum(self._waits) / self._seconds,
+            "padding": 1 - self._all_tokens / self._all_padded if self._all_padded else None,
         }
         self._grip.reporter.send(event.model_copy(update=more))
         self._grip.reporter.phase("teardown")

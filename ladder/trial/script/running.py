@@ -15,11 +15,10 @@ from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
 from ladder.trial.script.loops import hold_accelerate, hold_deepspeed
-from ladder.trial.script.program import program_of
+from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.trainer import hold_trainer
 
 _LOOKED_FOR = "Trainer.train() of transformers, Accelerator.prepare() and deepspeed.initialize()"
-
 _SILENT = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
 """No tracker is to show a run of a trial."""
 
@@ -33,31 +32,13 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     reporter.phase("model")
     os.makedirs(script.scratch, exist_ok=True)
     program = program_of(script.command)
-    file = program.file
-    grip = Grip(
-        spec,
-        script,
-        reporter,
-        gauge,
-        leave,
-        now(),
-        str(file),
-        hashlib.sha256(file.read_bytes()).hexdigest(),
-        frozenset(sys.modules),
-    )
-    for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
-        hold(grip)
+    grip = take_hold(spec, script, program, reporter, gauge, leave)
     if not grip.is_look:
         name_moments(grip)
         gauge.start(spec.memory_limit)
-    # Alive while the script runs: under stage 3 transformers builds every model in shards then.
-    is_sharded = not grip.is_look and spec.deepspeed["zero_optimization"]["stage"] == 3
-    for module in HIDDEN:
-        unhide(module)
     os.environ.update(_SILENT, MLFLOW_TRACKING_URI=script.scratch)
-    keep_alive = HfDeepSpeedConfig(spec.deepspeed) if is_sharded else None
     try:
-        program.run()
+        run_program(program, spec, script)
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise NotTakenHoldOfError(
@@ -68,9 +49,30 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
         raise NotTakenHoldOfError(
             "the script asks for input, which a trial cannot give; answer it by an option"
         ) from error
-    del keep_alive
-    sys.stdout.flush()
     raise NotTakenHoldOfError(
         f"the script ended without training in a way that ladder knows: it looked for {_LOOKED_FOR} in the process "
         "that it started"
     )
+
+
+def take_hold(
+    spec: TrialSpec, script: ScriptSpec, program: Program, reporter: Reporter, gauge: Gauge, leave: Leave
+) -> Grip:
+    """From now on whatever trains in this process does as `script` says."""
+    file = program.file
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    grip = Grip(spec, script, reporter, gauge, leave, now(), str(file), digest, frozenset(sys.modules))
+    for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
+        hold(grip)
+    return grip
+
+
+def run_program(program: Program, spec: TrialSpec, script: ScriptSpec) -> None:
+    """Run the script's program in this process."""
+    for module in HIDDEN:
+        unhide(module)
+    # Alive while the script runs: under stage 3 transformers builds every model in shards then.
+    is_sharded = script.mode != "look" and spec.deepspeed["zero_optimization"]["stage"] == 3
+    keep_alive = HfDeepSpeedConfig(spec.deepspeed) if is_sharded else None
+    program.run()
+    del keep_alive

@@ -35,6 +35,10 @@ _CONTAINED: dict[str, Any] = {
 _LOOKING: dict[str, Any] = {"deepspeed": None, "use_cpu": True, "bf16": False, "fp16": False, "tf32": None}
 
 
+_MANY = 1 << 20
+"""Optimizer steps. Chosen: more than any proof."""
+
+
 def hold_trainer(grip: Grip) -> None:
     """From now on every Trainer of this process is looked at, or trained as the trial says, once it begins to."""
 
@@ -42,6 +46,8 @@ def hold_trainer(grip: Grip) -> None:
         said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
         changes = {} if grip.is_run else {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING if grip.is_look else grip.script.arguments
+        if grip.script.mode == "trial":
+            changes["max_steps"] = _MANY  # a proof ends when its steps are timed, however few the script would make
         for name, value in changes.items():
             if hasattr(arguments, name):
                 setattr(arguments, name, copy.deepcopy(value))
@@ -52,9 +58,8 @@ def hold_trainer(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
-            return (
-                own(trainer, resume_from_checkpoint=True) if grip.script.resume else own(trainer, *arguments, **options)
-            )
+            more = {"resume_from_checkpoint": True} if grip.script.resume else {}
+            return own(trainer, *(() if more else arguments), **options | more)
         trainer.add_callback(_Held(trainer, grip))
         return own(trainer)  # without a checkpoint to go on from
 

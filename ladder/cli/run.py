@@ -1,0 +1,37 @@
+"""`ladder run`: the user's own script, unchanged, with the settings of an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ladder.cli.declared import takes
+from ladder.tuning.declaring import Option, checked
+from ladder.tuning.options import RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What is run with."""
+
+    config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
+
+
+@takes(Answered, RunOptions)
+def run(answered: Answered, options: RunOptions) -> int:
+    """Start your own training script, unchanged, on all GPUs of the answer and with its settings.
+
+    What the script says of DeepSpeed, micro-batch, accumulation and checkpointing is replaced; all else is its own.
+    Ends with the script's exit status.
+
+    Examples:
+
+      ladder run best_config.json
+
+      ladder run best_config.json --step-down -- train.py --learning_rate 1e-5
+    """
+    from ladder.tuning.script_run import run_script
+    from ladder.tuning.watch.plain import plain_lines
+
+    return run_script(answered.config, checked(options), plain_lines)

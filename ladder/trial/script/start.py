@@ -1,0 +1,48 @@
+"""One rank of the user's own training, with the settings of an answer: `python -m ladder.trial.script.start SPEC`.
+
+torchrun starts it, once for each GPU. The script is run unchanged; what it trains with is the answer's. A rank that
+fails leaves its reason beside SPEC, as the ranks of trials do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from ladder.events.protocol import TrialSpec
+from ladder.trial.gauge import CpuGauge
+from ladder.trial.rank import failure_event
+from ladder.trial.reporter import Reporter
+from ladder.trial.script.program import program_of
+from ladder.trial.script.running import run_program, take_hold
+
+
+def main() -> None:
+    """Run the script of the specification that the command names; what it raises is reported and raised again."""
+    path = Path(sys.argv[1])
+    spec = TrialSpec.model_validate_json(path.read_bytes())
+    assert spec.script is not None
+    reporter = Reporter(path.parent / f"rank{os.environ['RANK']}.jsonl")
+    if spec.device == "cpu" and not dist.is_initialized():  # DeepSpeed on a CPU looks for MPI otherwise
+        dist.init_process_group("gloo")
+    program = program_of(spec.script.command)
+    try:
+        take_hold(spec, spec.script, program, reporter, CpuGauge(), _never)
+        run_program(program, spec, spec.script)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        reporter.send(failure_event(error, spec, reporter, None))
+        raise
+
+
+def _never(error: BaseException | None) -> NoReturn:
+    raise error or SystemExit
+
+
+if __name__ == "__main__":
+    main()
