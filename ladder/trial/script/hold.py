@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import deepspeed
@@ -42,6 +41,8 @@ class Grip:
     """SHA-256 of that file."""
     modules: frozenset[str]
     """Those that were imported before the script was started."""
+    holders: set[ScriptKind] = field(default_factory=set)
+    """What the script was seen to use so far: the Trainer uses accelerate, which uses DeepSpeed."""
 
     @property
     def is_look(self) -> bool:
@@ -102,14 +103,6 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         return wrapper(own, *arguments, **options)
 
     setattr(owner, name, wrapped)
-
-
-def is_called_by(package: str) -> bool:
-    """Whether the innermost caller that is not ladder's belongs to `package`."""
-    frame = inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("ladder."):
-        frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__", "")).startswith(f"{package}.")
 
 
 def name_moments(grip: Grip) -> None:

@@ -29,7 +29,6 @@ from ladder.trial.script.hold import (
     class_in_words,
     config_of,
     count_parameters,
-    is_called_by,
     wrap,
 )
 from ladder.trial.script.real_steps import RealSteps
@@ -191,7 +190,8 @@ def hold_accelerate(grip: Grip) -> None:
     loop = Loop(grip, "accelerate")
 
     def made(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> None:
-        if not is_called_by("transformers"):  # the Trainer makes its own, as its arguments say
+        if "trainer" not in grip.holders:  # which makes its own, as its arguments say
+            grip.holders.add("accelerate")
             accelerator._ladder_own = dict(options)
             options |= _options_of_accelerate(grip)
         own(accelerator, *arguments, **options)
@@ -292,7 +292,7 @@ def hold_deepspeed(grip: Grip) -> None:
         loaders.append(loader)
 
     def initialized(own: Any, *arguments: Any, **options: Any) -> Any:
-        if is_called_by("accelerate"):
+        if grip.holders:  # they make their engines themselves, of a second model too
             return own(*arguments, **options)
         names = ("args", "model", "optimizer", "model_parameters", "training_data")
         given = dict[str, Any](zip(names, arguments, strict=False)) | options

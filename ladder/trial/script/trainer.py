@@ -43,6 +43,7 @@ def hold_trainer(grip: Grip) -> None:
     """From now on every Trainer of this process is looked at, or trained as the trial says, once it begins to."""
 
     def replaced(own: Any, arguments: Any) -> None:
+        grip.holders.add("trainer")
         said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
         changes = {} if grip.is_run else {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING if grip.is_look else grip.script.arguments
@@ -262,4 +263,5 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         torch.distributed.barrier()
         folder = get_last_checkpoint(trainer.args.output_dir)
         if folder is not None and not trainer.args.save_only_model:
-            deepspeed_load_checkpoint(trainer.model_wrapped, folder)
+            strict = not hasattr(trainer.model, "peft_config")  # an adapter's checkpoint has the adapter alone
+            deepspeed_load_checkpoint(trainer.model_wrapped, folder, load_module_strict=strict)
