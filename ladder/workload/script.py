@@ -97,17 +97,3 @@ def option_in(command: Sequence[str], option: str) -> str | None:
         if name == option:
             return value if equals else following
     return None
-
-
-def with_option(command: Sequence[str], option: str, value: str) -> tuple[str, ...]:
-    """`command` with another value for `option`, put at its end where it was not given."""
-    words, given = list(command), False
-    for place, word in enumerate(words):
-        name, equals, _ = word.partition("=")
-        if name == option:
-            given = True
-            if equals:
-                words[place] = f"{option}={value}"
-            elif place + 1 < len(words):
-                words[place + 1] = value
-    return tuple(words if given else [*words, option, value])
