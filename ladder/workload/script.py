@@ -91,9 +91,13 @@ class Script:
 
 
 def option_in(command: Sequence[str], option: str) -> str | None:
-    """The value that `command` gives to `option`, written with a space or with an equals sign; None without it."""
-    for word, following in zip(command, (*command[1:], None), strict=True):
+    """The value that `command` gives to `option`, written with a space or with an equals sign; None without it.
+
+    The last one, where it is given several times, as argparse has it.
+    """
+    found = None
+    for word, following in zip(command, (*command[1:], None), strict=False):
         name, equals, value = word.partition("=")
         if name == option:
-            return value if equals else following
-    return None
+            found = value if equals else following
+    return found
