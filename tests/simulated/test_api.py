@@ -161,7 +161,7 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
         ({"seq_len": -3}, "seq_len: -3 is not valid"),
         ({"dtype": "fp32"}, "dtype: 'fp32' is unknown"),
         ({"host_memory": 0}, "host_memory: 0 is not valid"),
-        ({"speed": 1}, r"plan\(\) has no option speed; there are dtype, "),
+        ({"speed": 1}, r"plan\(\) has no option speed; choose from dtype, "),
     ],
 )
 def test_a_plan_refuses_what_a_tune_refuses(options: dict[str, Any], words: str) -> None:
