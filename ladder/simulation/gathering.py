@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ladder.simulation.plan import Plan
+from ladder.simulation.assignment import Assignment
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,21 @@ def num_segments(num_layers: int) -> int:
     return 2 * num_layers + 3
 
 
-def gathering_of(plan: Plan) -> Gathering:
+def gathering_of(assignment: Assignment) -> Gathering:
     """For stage 3; nothing is gathered elsewhere, nor where a rank has all of each parameter on its GPU."""
-    segments = num_segments(plan.workload.model.num_layers)
-    if plan.stage < 3 or (plan.ranks == 1 and plan.parameter_device == "none"):
+    segments = num_segments(assignment.workload.model.num_layers)
+    if assignment.stage < 3 or (assignment.ranks == 1 and assignment.parameter_device == "none"):
         return Gathering((0,) * segments, ())
-    return _Coordinator(plan, _visits(plan), segments).play()
+    return _Coordinator(assignment, _visits(assignment), segments).play()
 
 
-def _visits(plan: Plan) -> list[Visit]:
+def _visits(assignment: Assignment) -> list[Visit]:
     """The trace of a micro-step; what persists on every rank is not in it."""
-    least, layers = plan.knobs["stage3_param_persistence_threshold"], plan.workload.model.num_layers
-    own = [(place, each.elements) for place, each in enumerate(plan.network.block) if each.elements > least]
-    table, head = Visit(0, (-1, 0), plan.network.table), Visit(layers + 1, (-2, 0), plan.network.head)
-    if plan.workload.model.tied:
-        head = Visit(layers + 1, (-1, 0), plan.network.table)
+    least, layers = assignment.knobs["stage3_param_persistence_threshold"], assignment.workload.model.num_layers
+    own = [(place, each.elements) for place, each in enumerate(assignment.network.block) if each.elements > least]
+    table, head = Visit(0, (-1, 0), assignment.network.table), Visit(layers + 1, (-2, 0), assignment.network.head)
+    if assignment.workload.model.tied:
+        head = Visit(layers + 1, (-1, 0), assignment.network.table)
 
     def pass_of(layer: int, segment: int, *, backward: bool) -> list[Visit]:
         visits = [Visit(segment, (layer, place), elements) for place, elements in own]
@@ -75,7 +75,7 @@ def _visits(plan: Plan) -> list[Visit]:
     visits += [head, head]
     for layer in reversed(range(layers)):
         segment = 2 * layers + 1 - layer
-        if plan.recomputes(layer):
+        if assignment.recomputes(layer):
             visits += pass_of(layer, segment, backward=False)
         visits += pass_of(layer, segment, backward=True)
     return [*visits, Visit(2 * layers + 2, table.parameter, table.elements)]
@@ -84,11 +84,11 @@ def _visits(plan: Plan) -> list[Visit]:
 class _Coordinator:
     """DeepSpeed's, with the trace complete: from the second micro-step on."""
 
-    def __init__(self, plan: Plan, visits: list[Visit], segments: int) -> None:
+    def __init__(self, assignment: Assignment, visits: list[Visit], segments: int) -> None:
         self._visits, self._segments = visits, segments
-        self._ahead = int(plan.knobs["stage3_prefetch_bucket_size"])
-        self._cap = int(plan.knobs["stage3_max_live_parameters"])
-        self._reuse = int(plan.knobs["stage3_max_reuse_distance"])
+        self._ahead = int(assignment.knobs["stage3_prefetch_bucket_size"])
+        self._cap = int(assignment.knobs["stage3_max_live_parameters"])
+        self._reuse = int(assignment.knobs["stage3_max_reuse_distance"])
         self._next_use = _next_uses(visits)
         self._before = [0]
         for visit in visits:
@@ -98,7 +98,7 @@ class _Coordinator:
         self._live = 0
         self._arriving: dict[tuple[int, int], list[int]] = {}
         """By parameter on its way: the sizes of all that come in the same piece, shared by them."""
-        self._copies = plan.ranks > 1
+        self._copies = assignment.ranks > 1
 
     def play(self) -> Gathering:
         most, fetches = [0] * self._segments, list[Fetch]()

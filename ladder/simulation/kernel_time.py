@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ladder.simulation.assignment import Assignment
 from ladder.simulation.operations import Operation
-from ladder.simulation.plan import Plan
 from ladder.workload.workload import ModelShape
 
 _TILE = (128, 256)
@@ -57,11 +57,11 @@ def chunk_rows(tokens: int, model: ModelShape) -> int:
 
 
 class Kernels:
-    """Seconds on `chip` of the parts of a plan's model."""
+    """Seconds on `chip` of the parts of an assignment's model."""
 
-    def __init__(self, plan: Plan, chip: Chip) -> None:
-        self._plan, self._chip, self._tokens = plan, chip, plan.tokens
-        self._network, self._effects = plan.network, plan.effects
+    def __init__(self, assignment: Assignment, chip: Chip) -> None:
+        self._assignment, self._chip, self._tokens = assignment, chip, assignment.tokens
+        self._network, self._effects = assignment.network, assignment.effects
 
     def block_forward(self) -> Stretch:
         return self._sum([self._forward(each) for each in self._network.block])
@@ -71,7 +71,7 @@ class Kernels:
 
     def ends(self) -> Stretch:
         """Final norm, head and loss, forward and backward."""
-        model, tokens, norm = self._plan.workload.model, self._tokens, self._network.norm
+        model, tokens, norm = self._assignment.workload.model, self._tokens, self._network.norm
         products = 3 * self._product(tokens, model.hidden_size, model.vocab_size)
         logits = _LOGITS_CHUNKED if self._effects.chunked_loss else _LOGITS_FORWARD + _LOGITS_BACKWARD
         pieces = 1
@@ -84,7 +84,7 @@ class Kernels:
 
     def lookup(self, *, backward: bool) -> Stretch:
         """Embeddings; their gradient is as large as their table."""
-        moved = 4.0 * self._tokens * self._plan.workload.model.hidden_size
+        moved = 4.0 * self._tokens * self._assignment.workload.model.hidden_size
         if backward:
             moved += 4.0 * self._network.table
         return Stretch(moved / self._chip.memory, 4.0)

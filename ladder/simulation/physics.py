@@ -22,12 +22,12 @@ from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.events.protocol import TrialSpec
 from ladder.simulation.allocation import Ledger
+from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering, gathering_of
 from ladder.simulation.host_memory import HostUse, host_use
 from ladder.simulation.kernel_time import Chip
 from ladder.simulation.memory_walk import MemoryWalk, walk_memory
 from ladder.simulation.paper_machine import SimulatedMachine
-from ladder.simulation.plan import Plan
 from ladder.simulation.step_clock import Rig, StepClock
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB
@@ -144,14 +144,14 @@ class Physics:
 
     def start_seconds(self, candidate: Candidate) -> tuple[float, float]:
         """Seconds to build the model and to initialise the engine: what has to be filled, pinned and written."""
-        plan = Plan(self._workload, candidate, self._world_size)
-        use, together = host_use(plan), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
-        model = 0.1 + 2.0 * plan.elements / 40e9  # random weights on the GPU, 16 bits each
-        if plan.stage == 3:
-            model += plan.elements / self._world_size * 2.0 / 10e9
-        if plan.parameter_device != "none":
-            model += 2.0 * plan.share / self._rig.bus + 4.0 * plan.share / _PAGE_BYTES
-        engine = 2.0 + 14.0 * plan.share / 40e9
+        assignment = Assignment(self._workload, candidate, self._world_size)
+        use, together = host_use(assignment), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
+        model = 0.1 + 2.0 * assignment.elements / 40e9  # random weights on the GPU, 16 bits each
+        if assignment.stage == 3:
+            model += assignment.elements / self._world_size * 2.0 / 10e9
+        if assignment.parameter_device != "none":
+            model += 2.0 * assignment.share / self._rig.bus + 4.0 * assignment.share / _PAGE_BYTES
+        engine = 2.0 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
         engine += use.disk / self._rig.drive
         factor = self._stray("start")
@@ -189,9 +189,9 @@ class Physics:
         return low + (high - low) * (0.5 + share)
 
     def _truth(self, candidate: Candidate) -> Truth:
-        plan = Plan(self._workload, candidate, self._world_size)
-        use = host_use(plan)
-        walk = self._walk(plan, use)
+        assignment = Assignment(self._workload, candidate, self._world_size)
+        use = host_use(assignment)
+        walk = self._walk(assignment, use)
         fullest_rank = 1 + self._machine.rank_spread if self._world_size > 1 else 1.0
         allocated = walk.peak * fullest_rank
         margin = random.Random(f"{self._machine.seed} fragments {candidate.key}").uniform(0.005, 0.05)
@@ -199,7 +199,7 @@ class Physics:
         outside = 0
         if self._device == "cuda":
             outside = int((_CONTEXT + (_NCCL if self._world_size > 1 else 0)) * self._stray("outside"))
-        accumulate, update = self._seconds(plan)
+        accumulate, update = self._seconds(assignment)
         host = use.resident * self._world_size * self._stray("host", candidate.engine.rung.family)
         return Truth(
             accumulate_seconds=accumulate,
@@ -213,9 +213,9 @@ class Physics:
             disk=int(use.disk * self._world_size),
         )
 
-    def _walk(self, plan: Plan, use: HostUse) -> MemoryWalk:
+    def _walk(self, assignment: Assignment, use: HostUse) -> MemoryWalk:
         """The walk with this machine's factors; ranks on a CPU have what is offloaded on the same device."""
-        name = plan.candidate.engine.rung.name
+        name = assignment.candidate.engine.rung.name
         factors = {kind: self._stray(kind) for kind in ("logits", "buffers", "live")}
         for kind in ("activations", "recomputed"):
             factors[kind] = self._stray(kind) * self._stray("engine_variant_time", f"memory {name}")
@@ -223,11 +223,11 @@ class Physics:
         ledger = Ledger(factors)
         if self._device == "cpu":
             ledger.take("offloaded", use.offloaded)
-        return walk_memory(plan, _gathering(plan), ledger)
+        return walk_memory(assignment, _gathering(assignment), ledger)
 
-    def _seconds(self, plan: Plan) -> tuple[float, float]:
+    def _seconds(self, assignment: Assignment) -> tuple[float, float]:
         """Seconds of an accumulating micro-step, and of one at the boundary with the optimizer."""
-        candidate, clock = plan.candidate, StepClock(plan, _gathering(plan), self._rig)
+        candidate, clock = assignment.candidate, StepClock(assignment, _gathering(assignment), self._rig)
         accumulate, boundary = clock.micro_step(boundary=False), clock.micro_step(boundary=True)
         update = clock.update() + boundary - accumulate
         # Engines that differ in knobs only are alike but for a little (measured: 1.5 and 1.8 %).
@@ -242,21 +242,21 @@ class Physics:
         return micro * whole, (micro + update) * whole
 
 
-def _gathering(plan: Plan) -> Gathering:
+def _gathering(assignment: Assignment) -> Gathering:
     """As `gathering_of`, once for all micro-batches."""
-    if plan.stage < 3:
-        return gathering_of(plan)
-    return _played(_Key(plan))
+    if assignment.stage < 3:
+        return gathering_of(assignment)
+    return _played(_Key(assignment))
 
 
 class _Key:
-    """A plan, known by what the gathering depends on."""
+    """An assignment, known by what the gathering depends on."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        model, engine = plan.workload.model, plan.candidate.engine
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        model, engine = assignment.workload.model, assignment.candidate.engine
         shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
-        self._facts = (shape, engine.rung, engine.knobs, plan.candidate.checkpoint_every, plan.ranks)
+        self._facts = (shape, engine.rung, engine.knobs, assignment.candidate.checkpoint_every, assignment.ranks)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and self._facts == other._facts
@@ -267,4 +267,4 @@ class _Key:
 
 @lru_cache(maxsize=256)
 def _played(key: _Key) -> Gathering:
-    return gathering_of(key.plan)
+    return gathering_of(key.assignment)

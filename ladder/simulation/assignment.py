@@ -1,4 +1,4 @@
-"""What a simulated rank is told to do: an engine's settings and a candidate's, as numbers."""
+"""What the ranks of a simulated trial do: one candidate of a workload, with its settings as numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ladder.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class Plan:
+class Assignment:
     """One candidate for one workload on `ranks` ranks, with the settings of the emitted `zero_optimization`."""
 
     workload: Workload
