@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ladder.backends.registry import backend_of
-from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors
+from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors, engines_having
 from ladder.events.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.forecast import MOST_GPUS, num_nodes
@@ -116,13 +116,10 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
 
 def _untried(technique: Technique, space: Space) -> list[Engine]:
     """Engines of the space with `technique` added, if they are not in the space already."""
-    engines = technique.engines(space, space.engines, space.predicted_peak)
     if technique.is_tried_everywhere:
-        engines = [
-            engine.having(technique)
-            for engine in space.engines
-            if not engine.has_slot_of(technique) and technique.suits(space, engine.rung)
-        ]
+        engines = engines_having(technique, space.engines, space)
+    else:
+        engines = technique.engines(space, space.engines, space.predicted_peak)
     return [engine for engine in engines if engine not in space.engines]
 
 
