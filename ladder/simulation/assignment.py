@@ -15,7 +15,7 @@ from ladder.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Assignment:
-    """One candidate for one workload on `ranks` ranks, with the settings of the emitted `zero_optimization`."""
+    """One candidate of a workload on `ranks` ranks, with the settings of its `zero_optimization`."""
 
     workload: Workload
     candidate: Candidate
@@ -56,7 +56,7 @@ class Assignment:
 
     @cached_property
     def tokens(self) -> int:
-        """Of a micro-step on one rank."""
+        """Tokens of a micro-step on one rank."""
         whole = self.candidate.micro_batch * self.workload.seq_len
         return whole // self.ranks if self.effects.shares_sequence else whole
 
@@ -65,7 +65,7 @@ class Assignment:
         return self.candidate.accumulation > 1
 
     def recomputes(self, layer: int) -> bool:
-        """Whether a layer keeps its input alone and runs forward again in backward."""
+        """Whether a layer is checkpointed: it saves only its input and is recomputed in backward."""
         every = self.candidate.checkpoint_every
         return every > 0 and layer % every == 0
 
@@ -76,5 +76,5 @@ class Assignment:
 
     @property
     def bucket(self) -> int:
-        """Elements of the buffer that gradients are reduced in."""
+        """Elements of the bucket in which gradients are reduced."""
         return int(self.knobs.get("reduce_bucket_size", 500_000_000))

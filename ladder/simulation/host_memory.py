@@ -1,7 +1,7 @@
-"""The host's memory and disk that a simulated rank takes: DeepSpeed's buffers, made one by one.
+"""Host memory and disk space of a simulated rank, as a list of DeepSpeed's buffers.
 
-PyTorch's pinned allocator hands out powers of two (aten/src/ATen/core/CachingHostAllocator.h); other memory is what it
-is. Names are those of DeepSpeed 0.19.8, runtime/zero.
+PyTorch's pinned allocator rounds up to powers of two (aten/src/ATen/core/CachingHostAllocator.h). Names are those of
+DeepSpeed 0.19.8, runtime/zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ladder.simulation.assignment import Assignment
 from ladder.units import GIB
 
 _PROCESS = 1.68 * GIB
-"""Resident memory of a rank that offloads nothing: 1.62 to 1.79 GiB in the recorded sweeps without offload."""
+"""Resident memory of a rank that offloads nothing (measured: 1.62 to 1.79 GiB in recorded sweeps without offload)."""
 _SWAP_BUFFERS, _PARAMETER_BUFFERS = 4, 5
 """`buffer_count` of the emitted offload sections."""
 
@@ -23,9 +23,9 @@ class HostUse:
     """Bytes of one rank."""
 
     resident: float
-    """The process, and what is offloaded."""
+    """The process and what it offloads."""
     pinned: float
-    """The page-locked part of it."""
+    """The page-locked part."""
     disk: float
 
     @property
@@ -34,7 +34,7 @@ class HostUse:
 
 
 def host_use(assignment: Assignment) -> HostUse:
-    """What a rank of `assignment` takes of its host."""
+    """The host memory and disk space of one rank of `assignment`."""
     pinned = [_power_of_two(size) for size in _pinned(assignment)]
     return HostUse(
         resident=_PROCESS + sum(_pageable(assignment)) + sum(pinned), pinned=sum(pinned), disk=_on_disk(assignment)
@@ -85,7 +85,7 @@ def _on_disk(assignment: Assignment) -> float:
 
 
 def _own_parameters(assignment: Assignment) -> list[int]:
-    """Elements of the parameters that belong to one rank; each rank has its turn (`round_robin_gradients`)."""
+    """Elements of the parameters that belong to one rank, with `round_robin_gradients`."""
     return _parameters(assignment)[:: assignment.ranks]
 
 

@@ -1,8 +1,8 @@
-"""What DeepSpeed's stages allocate at the start, as gradients come, and at the step.
+"""What DeepSpeed's stages allocate at the start, for gradients in backward, and in the step.
 
-Read off DeepSpeed 0.19.8: runtime/fp16/unfused_optimizer.py for stage 0, runtime/zero/stage_1_and_2.py and stage3.py
-for the others; the names of the functions stand beside what they do. The rank looked at is the last one: it owns the
-end of the model, whose gradients come first, while most activations are still there.
+Taken from DeepSpeed 0.19.8: runtime/fp16/unfused_optimizer.py for stage 0, runtime/zero/stage_1_and_2.py and stage3.py
+for the others; comments name the functions. The last rank is simulated: it owns the end of the model, whose gradients
+come first, when most activations still exist.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
 
 _UNFUSED_BUCKET = 500_000_000
-"""Elements; runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE."""
+"""Elements; defined in runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE."""
 _NORM_PIECE = 250_000_000
-"""Elements; stage3._constant_buffered_norm2."""
+"""Elements; defined in stage3._constant_buffered_norm2."""
 
 
 class Stage(ABC):
@@ -32,35 +32,35 @@ class Stage(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Allocate what earlier steps, and earlier micro-steps of this one, left."""
+        """Allocate what remains from earlier steps, and from earlier micro-steps of this step."""
 
     @abstractmethod
     def gradient(self, elements: int) -> None:
-        """Backward made the gradient of a parameter."""
+        """Backward has computed the gradient of a parameter."""
 
     @abstractmethod
     def end_of_backward(self) -> None:
-        """No gradient is missing any more."""
+        """All gradients are complete."""
 
     @abstractmethod
     def update(self) -> None:
         """Run the optimizer."""
 
     def _largest_matrix(self) -> int:
-        """Elements of a block's."""
+        """Elements of the largest matrix of a block."""
         return max(each.elements for each in self._assignment.network.block)
 
     def _take_moments(self, elements: int) -> None:
-        """Adam makes them in the first step."""
+        """Allocate Adam's moments, which it creates in the first step."""
         if self._on_gpu:
             self._ledger.take("moments", self._assignment.moments * self._effects.moment_bytes * elements)
 
 
 class _Replicated(Stage):
-    """Stage 0: all of everything on each rank."""
+    """Stage 0: everything on each rank."""
 
     def start(self) -> None:
-        """initialize_optimizer_states takes a whole step, with gradients of zeros in both widths."""
+        """initialize_optimizer_states runs a whole step with zero gradients in 16 and 32 bits."""
         ledger, elements = self._ledger, self._assignment.elements
         ledger.take("parameters", 2.0 * elements)
         ledger.take("master", self._effects.master_bytes * elements)
@@ -74,7 +74,7 @@ class _Replicated(Stage):
 
     def gradient(self, elements: int) -> None:
         if self._assignment.accumulates:
-            self._ledger.touch(2.0 * elements)  # added to what is there
+            self._ledger.touch(2.0 * elements)  # it is added to the accumulated one
         else:
             self._ledger.take("gradients", 2.0 * elements)
 
@@ -89,15 +89,15 @@ class _Replicated(Stage):
 
 
 class _Partitioned(Stage):
-    """Stages 1 and 2: parameters on each rank, the optimizer divided, at stage 2 the gradients too."""
+    """Stages 1 and 2: parameters on each rank; the optimizer, and at stage 2 the gradients, are divided."""
 
     def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
         super().__init__(assignment, ledger)
         self._filled = 0
         self._has_buckets = False
-        """From the first gradient on; stage 1 keeps them from micro-step to micro-step."""
+        """True from the first gradient on; stage 1 keeps buckets between micro-steps."""
         self._passed = 0
-        """Elements whose gradients have come, from the end of the model."""
+        """Elements whose gradients are reduced, from the end of the model."""
         self._left = 0
         """Elements whose gradients, accumulated at stage 1, are not in a bucket yet."""
         self._largest = max(assignment.network.table, assignment.network.head)
@@ -106,10 +106,10 @@ class _Partitioned(Stage):
     def start(self) -> None:
         share, ledger = self._assignment.share, self._ledger
         ledger.take("parameters", 2.0 * self._assignment.elements)
-        ledger.touch(2.0 * share)  # the clone of its partition, on its way to fp32
+        ledger.touch(2.0 * share)  # the clone of its partition, before it is converted to fp32
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
-            ledger.touch(self._effects.master_bytes * share)  # initialize_optimizer_states: a gradient of zeros
+            ledger.touch(self._effects.master_bytes * share)  # initialize_optimizer_states: a zero gradient
         else:
             ledger.take("temp_grad_buffer_for_gpu_offload", 2.0 * self._largest, "buffers")
 
@@ -120,7 +120,7 @@ class _Partitioned(Stage):
         if self._keeps_all:
             self._left = self._assignment.elements
             self._ledger.take("accumulated", 2.0 * self._left)
-            self._setup_buckets()  # made by the first hook, released at the boundary's epilogue only
+            self._setup_buckets()  # created by the first hook, freed only at the end of the last micro-step
         elif self._on_gpu:
             self._ledger.take("accumulated", 2.0 * self._assignment.share)
 
@@ -131,12 +131,12 @@ class _Partitioned(Stage):
             self._has_buckets = True
 
     def gradient(self, elements: int) -> None:
-        """reduce_independent_p_g_buckets_and_remove_grads: copied into the bucket, or by itself where it is larger."""
+        """reduce_independent_p_g_buckets_and_remove_grads: into the bucket, or by itself if it is larger."""
         self._setup_buckets()
         if self._filled + elements > self._assignment.bucket:
             self._reduce()
         if self._keeps_all and self._assignment.accumulates:
-            # Added to what is there; that is given back once the bucket has it, for the gradient is a view of it then.
+            # It is added to the accumulated one, which is freed when the gradient becomes a view of the bucket.
             self._ledger.touch(2.0 * elements)
             self._left = max(0, self._left - elements)
             self._ledger.set("accumulated", 2.0 * self._left)
@@ -147,7 +147,7 @@ class _Partitioned(Stage):
         self._filled += elements
 
     def _reduce(self) -> None:
-        """average_tensor and what follows: a copy where several ranks are meant, then the rank's own are put aside."""
+        """average_tensor and later: a copy if the bucket belongs to several ranks, then the rank's own part is kept."""
         assignment, ledger = self._assignment, self._ledger
         if not self._filled:
             return
@@ -161,14 +161,14 @@ class _Partitioned(Stage):
         self._passed, self._filled = self._passed + self._filled, 0
 
     def _straddles(self) -> bool:
-        """Whether the bucket holds gradients of several ranks: round robin deals parameters out one by one."""
+        """Whether the bucket has gradients of several ranks; with round robin, each parameter has another owner."""
         share, until = self._assignment.share, self._passed + self._filled
         if self._assignment.ranks == 1:
             return False
         return bool(self._assignment.knobs["round_robin_gradients"]) or self._passed // share != (until - 1) // share
 
     def _to_host(self, elements: int) -> None:
-        """set_norm_for_param_grad_in_gpu in fp64, then the copy in fp32; one parameter after the other."""
+        """set_norm_for_param_grad_in_gpu in fp64, then the copy in fp32, one parameter after another."""
         largest = elements if elements > self._assignment.bucket else min(elements, self._largest_matrix())
         own = min(largest, self._assignment.share)
         self._ledger.touch(8.0 * own, "buffers")
@@ -179,10 +179,10 @@ class _Partitioned(Stage):
         self._ledger.give("buckets")
 
     def update(self) -> None:
-        """step: gradients flattened, in fp32 beside that, the optimizer, and what is no longer needed freed."""
+        """step: flattened gradients, a copy in fp32, the optimizer; then they are freed."""
         ledger, share = self._ledger, self._assignment.share
         if self._assignment.accumulates and not self._keeps_all:
-            ledger.give("grads_in_partition")  # added to what was accumulated
+            ledger.give("grads_in_partition")  # it was added to the accumulated gradients
         if self._on_gpu:
             ledger.take("flat", 2.0 * share)
             ledger.take("gradients in fp32", self._effects.gradient_bytes * share)
@@ -196,7 +196,7 @@ class _Divided(Stage):
     def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
         super().__init__(assignment, ledger)
         self._filled = self._number = self._largest_waiting = 0
-        """Elements in the bucket, parameters they are of, and elements of the largest of these."""
+        """Elements in the bucket, the number of their parameters, and elements of the largest of these."""
 
     def start(self) -> None:
         share, ledger = self._assignment.share, self._ledger
@@ -204,7 +204,7 @@ class _Divided(Stage):
             ledger.take("partitions", 2.0 * share)
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
-            # initialize_optimizer_states: a gradient of zeros as large as the largest sub-group of all ranks together.
+            # initialize_optimizer_states: a zero gradient of the size of the largest sub-group of all ranks together.
             ledger.touch(
                 self._effects.master_bytes * min(self._assignment.elements, self._group() * self._assignment.ranks)
             )
@@ -213,7 +213,7 @@ class _Divided(Stage):
             ledger.take("gradients", 2.0 * share)
 
     def _group(self) -> int:
-        """Elements of a sub-group: parameters are added until it is full, so the last one goes beyond."""
+        """Elements of a sub-group: parameters are added until it is full, so the last one exceeds its size."""
         size = int(self._assignment.knobs["sub_group_size"])
         return min(self._assignment.share, size + self._largest_matrix() // self._assignment.ranks)
 
@@ -231,14 +231,14 @@ class _Divided(Stage):
         self._largest_waiting = max(self._largest_waiting, elements)
 
     def _reduce(self) -> None:
-        """reduce_scatter_coalesced joins the tensors; one alone is scattered from where it is. Then partition_grads."""
+        """reduce_scatter_coalesced joins several tensors, but not a single one; then partition_grads."""
         if not self._filled:
             return
         ledger = self._ledger
         if self._number > 1:
             ledger.take("joined", 2.0 * self._filled, "buffers")
         if not self._on_gpu:
-            # _offload_grad_partition_at_boundary: on the GPU again, its norm in fp64, and in fp32, one by one.
+            # _offload_grad_partition_at_boundary: one by one, the norm in fp64 and a copy in fp32 on the GPU.
             largest = self._largest_waiting / self._assignment.ranks
             ledger.take("partition", 2.0 * largest, "buffers")
             ledger.touch(8.0 * min(largest, _NORM_PIECE), "buffers")
@@ -262,6 +262,6 @@ class _Divided(Stage):
 
 
 def stage_of(assignment: Assignment, ledger: Ledger) -> Stage:
-    """The stage that `assignment` asks for."""
+    """The stage of `assignment`."""
     kinds: dict[int, type[Stage]] = {0: _Replicated, 3: _Divided}
     return kinds.get(assignment.stage, _Partitioned)(assignment, ledger)
