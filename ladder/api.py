@@ -21,7 +21,7 @@ from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
 from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyOptions
 from ladder.tuning.planning import as_json, plan_of
-from ladder.tuning.python_calls import python_words, with_options
+from ladder.tuning.python_calls import in_python_words, python_words, with_options, with_python_notes
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.tuning.stored import is_running, stored_output
 from ladder.tuning.trackers import tracking
@@ -232,7 +232,7 @@ def tune(
     with python_words(TuneOptions):
         asked = _asked(TuneOptions, "tune", {"model": model, **options})
         with interruptible_call() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
-            tell = each_of(tracked.beside(view), *map(harmless, callbacks))
+            tell = with_python_notes(TuneOptions, each_of(tracked.beside(view), *map(harmless, callbacks)))
             return Tuned(run_tune(asked, tell, cancelled))
 
 
@@ -243,7 +243,8 @@ def plan(model: str, **options: Unpack[PlanArguments]) -> Planned:
     The options are those of the command, with underscores. Sizes are bytes or a text such as "80GiB".
     """
     with python_words(PlanOptions):
-        return Planned(as_json(*plan_of(_asked(PlanOptions, "plan", {"model": model, **options}), say)))
+        asked = _asked(PlanOptions, "plan", {"model": model, **options})
+        return Planned(as_json(*plan_of(asked, lambda note: say(in_python_words(note, PlanOptions)))))
 
 
 @with_options(VerifyOptions)
@@ -257,7 +258,7 @@ def verify(
     with python_words(VerifyOptions):
         asked = _asked(VerifyOptions, "verify", options)
         with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
-            return run_verification(Path(path), asked, tell, cancelled)
+            return run_verification(Path(path), asked, with_python_notes(VerifyOptions, tell), cancelled)
 
 
 def load_run(path: str | Path) -> Tuned:

@@ -1,1 +1,1 @@
-"""What runs an engine: its configuration, its memory and time, one room each."""
+"""Backends, which train engines: their configuration and the formulas for memory and time, one package each."""

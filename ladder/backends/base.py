@@ -1,6 +1,6 @@
-"""What a backend is: a library that trains an engine. Each stands in a room of `ladder/backends/`.
+"""The base class of backends, which are libraries that train engines. Each has a package in `ladder/backends/`.
 
-Everybody else asks these methods of `backend_of` a rung and names no backend.
+All other code uses `backend_of` a rung and these methods, and names no backend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True)
 class Moment:
-    """Bytes allocated at one moment, by part, before any correction."""
+    """Bytes allocated at one moment of a step, by part, before calibration."""
 
     name: str
     parameters: float
@@ -35,31 +35,31 @@ class Moment:
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Seconds of a candidate's parts by the machine's prior, before any correction."""
+    """Seconds of the parts of a candidate's step, from the machine's prior, before calibration."""
 
     compute: float
     ramp: float
-    """What compute takes more because kernels of a finite batch do not fill the GPU: the same for any micro-batch."""
+    """Additional compute because kernels do not fill the GPU at their start and end; the same for any micro-batch."""
     launch: float
-    """Host work to start the kernels: the least a micro-step takes, however small its batch."""
+    """Host work to launch the kernels, which is the least time of a micro-step with any batch."""
     reduce: float
-    """Reduction of gradients, and their way to the host, in every micro-step."""
+    """Reduction of gradients and copying them to the host, in every micro-step."""
     gather: float
-    """Stage 3's parameters: the transfers, or the host's work for them where that takes longer."""
+    """Gathering stage 3's parameters: the transfers, or the host's work for them if that takes longer."""
     exchange: float
-    """What ranks exchange in forward and backward besides gradients and parameters."""
+    """Exchanges between ranks in forward and backward, besides gradients and parameters."""
     inputs: float
-    """Of layers, on their way to the host in forward and back in backward: the kernels wait for them."""
+    """Copying offloaded inputs of layers to the host in forward and back in backward, for which kernels wait."""
     hidden: float
-    """The share of `reduce` that runs beside backward."""
+    """The share of `reduce` that overlaps with backward."""
     update: float
-    """All that only the boundary does: the optimizer, reduction at stages 0 and 1, parameters on their way back."""
+    """Work of the last micro-step only: the optimizer, reduction at stages 0 and 1, copying parameters back."""
     doubts: tuple[tuple[str, float], ...]
-    """What the techniques leave unknown, as in `Terms`."""
+    """Unknowns that techniques add, as in `Terms`."""
 
 
 class Backend(ABC):
-    """One backend. Its half in the ranks is the module that `rank_module` names."""
+    """One backend. `rank_module` names the module with its part for the ranks."""
 
     name: str
     rank_module: str
@@ -75,22 +75,19 @@ class Backend(ABC):
         world_size: int,
         nvme_path: Path | None,
     ) -> dict[str, Any]:
-        """What the backend is started with, here and in training.
-
-        ValueError for a rung that swaps to a drive without an `nvme_path`.
-        """
+        """The backend's configuration, for trials and for training. ValueError for an NVMe rung without `nvme_path`."""
 
     @abstractmethod
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
-        """The settings of `engine` that can be turned, with their values."""
+        """The knobs of `engine` and their values."""
 
     @abstractmethod
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
-        """The moments at which a rank may hold the most; the first is the engine at rest after its first step."""
+        """The moments at which a rank's memory may peak; the first is the idle engine after its first step."""
 
     @abstractmethod
     def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        """What all ranks together keep in host memory, in bytes, and the page-locked part of it."""
+        """Bytes that all ranks together offload to host memory, and the page-locked part of it."""
 
     @abstractmethod
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:

@@ -8,6 +8,7 @@ from ladder.candidates.candidate import (
     candidates_of,
     checkpointing_name,
     divisors,
+    engines_having,
     variant_name,
 )
 from ladder.candidates.effects import Effects
@@ -38,5 +39,6 @@ __all__ = [
     "candidates_of",
     "checkpointing_name",
     "divisors",
+    "engines_having",
     "variant_name",
 ]

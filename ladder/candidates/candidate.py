@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 
+from ladder.candidates.problem import Problem
 from ladder.candidates.rungs import Knob, Rung
 from ladder.candidates.technique import SLOTS, Technique
 
@@ -69,6 +70,15 @@ class Engine:
     def numerics(self) -> tuple[Technique, ...]:
         """The techniques that change the numerics of training."""
         return tuple(technique for technique in self.techniques if technique.changes_numerics)
+
+
+def engines_having(technique: Technique, engines: Sequence[Engine], problem: Problem) -> list[Engine]:
+    """`engines` with `technique` added, of those that it suits and that have no technique of its slot."""
+    return [
+        engine.having(technique)
+        for engine in engines
+        if not engine.has_slot_of(technique) and technique.suits(problem, engine.rung)
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Tables and figures from a run: the numbers are gathered in one place and drawn in others."""
+"""Tables and figures of a run. Figures are plain data in some modules and are drawn in others."""

@@ -1,4 +1,4 @@
-"""Where a report comes from: the command, the date and the driver, noted in the run folder when a tune ends."""
+"""The command, the date and the driver of a tune, which are stored in its run folder for reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMMAND = "ladder"
 
 
 def note_about(folder: Path, *, on_gpus: bool) -> dict[str, str]:
-    """Write about.json into the run folder `folder`, and return what it says."""
+    """Write about.json into the run folder, and return its content."""
     now = datetime.datetime.now(datetime.timezone.utc)
     facts = {"date": f"{now:%Y-%m-%d %H:%M} UTC"}
     if (command := command_line(sys.argv)) is not None:
@@ -28,7 +28,7 @@ def note_about(folder: Path, *, on_gpus: bool) -> dict[str, str]:
 
 
 def read_about(folder: Path) -> dict[str, str]:
-    """What about.json says; nothing where there is none, as while a tune runs."""
+    """The content of about.json; empty if there is none, as during a tune."""
     try:
         facts = json.loads((folder / ABOUT_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -37,7 +37,7 @@ def read_about(folder: Path) -> dict[str, str]:
 
 
 def command_line(arguments: Sequence[str]) -> str | None:
-    """The command as it can be typed again; None where a script or a notebook called ladder."""
+    """The command to repeat the tune; None if a script or a notebook called ladder."""
     if not arguments or Path(arguments[0]).name != _COMMAND:
         return None
     return shlex.join([_COMMAND, *arguments[1:]])

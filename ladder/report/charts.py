@@ -1,4 +1,4 @@
-"""Figures as plain data: what is drawn, in which colours and units. How it is drawn is the page's affair."""
+"""Figures as plain data, with colours and units. The page's modules draw them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Shape = Literal["circle", "star", "cross", "ring", "diamond", "square"]
 _SIGNS: dict[Shape, str] = {"circle": "●", "star": "★", "cross": "✕", "ring": "○", "diamond": "◇", "square": "□"}
 
-# Told apart by people with any colour vision (Okabe and Ito), on white and on black.
+# Distinguishable with any colour vision (Okabe and Ito), on white and on black.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a000", "#8c6bb1", "#7f7f7f")
 FAILED = "#d62728"
 ANSWER, RECIPE = "#2da44e", "#d55e00"
@@ -17,18 +17,18 @@ GREY = "#8a8a8a"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A mark of a scatter plot, with the range its `y` may be in."""
+    """A mark of a scatter plot, with the range of its `y`."""
 
     x: float
     y: float
     text: str
-    """All that is known of it, for whoever points at it."""
+    """The tooltip."""
     low: float | None = None
     high: float | None = None
     label: str = ""
     """Words beside the mark, for the few that matter most."""
     tied_to: tuple[float, float] | None = None
-    """Another place that a thin line leads to: from a proof to its trial."""
+    """Another position to which a thin line is drawn: from a proof to its trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Scatter:
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
-        """Names, colours and signs; what is switched by them is found by its place."""
+        """Names, colours and signs, in the order of the series."""
         return [(series.name, series.colour, _SIGNS[series.shape]) for series in self.series]
 
 
@@ -70,10 +70,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A stacked bar: a length for each of the figure's parts, None where it has none."""
+    """A stacked bar: a length for each of the figure's parts, or None."""
 
     name: str
-    """Beside the bar; empty where a group has one bar only."""
+    """The text beside the bar; empty if its group has only one bar."""
     lengths: tuple[float | None, ...]
 
     @property
@@ -83,7 +83,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Bars below one heading."""
+    """Bars with a common heading."""
 
     label: str
     bars: tuple[Bar, ...]

@@ -1,4 +1,4 @@
-"""The bars of a report: memory by part, the time of a step, where the tune's time went, several answers."""
+"""The bar charts of a report: memory by part, the time of a step, the tune's time, and several answers compared."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PARTS = (
 )
 _OUTSIDE = len(_PREDICTED_PARTS) - 1
 _SMALL_LIMIT = 10
-"""GiB below which a tenth of one is too coarse. Chosen."""
+"""For limits below this many GiB, one decimal is too coarse. Chosen."""
 _MOST_GROUPS = 12
-"""Of a figure: engines that say no more than the fastest ones are left out. Chosen."""
+"""The most engines in a figure; the slowest are left out. Chosen."""
 
 
 def memory_by_part(run: ReportedRun) -> Bars | None:
-    """The answer, and each engine's candidate that came furthest: predicted before any trial, beside measured."""
+    """Memory of the answer and of each engine's best candidate: as predicted before any trial, and as measured."""
     chosen = {key: record for key, record in furthest(run).items() if record.measurement or record.outcome.bytes_asked}
     if not chosen:
         return None
@@ -61,7 +61,7 @@ def memory_by_part(run: ReportedRun) -> Bars | None:
 
 
 def step_time(run: ReportedRun) -> Bars | None:
-    """What the micro-steps of the answer, and of each engine's fastest, take of an optimizer step, and what is left."""
+    """The time of an optimizer step of the answer and of each engine's fastest candidate: micro-steps, and the rest."""
     chosen = {key: record for key, record in furthest(run).items() if record.measurement}
     if not chosen:
         return None
@@ -88,7 +88,7 @@ def step_time(run: ReportedRun) -> Bars | None:
 
 
 def time_by_trial(run: ReportedRun) -> Bars | None:
-    """Where the tune's time went."""
+    """The tune's seconds by trial and phase."""
     if not run.trial_seconds:
         return None
     phases = [
@@ -107,7 +107,7 @@ def time_by_trial(run: ReportedRun) -> Bars | None:
 
 
 def answers_compared(runs: Sequence[ReportedRun]) -> Bars | None:
-    """The best of several runs beside each other."""
+    """The best speeds of several runs."""
     groups = [
         Group(
             label=f"{run.name}: {run.best.candidate_key}", bars=(Bar(name="", lengths=(run.best.tokens_per_second,)),)
@@ -122,15 +122,15 @@ def answers_compared(runs: Sequence[ReportedRun]) -> Bars | None:
 
 
 def needed(record: Record, run: ReportedRun) -> float:
-    """GiB that what ran out would have needed at least."""
+    """GiB that a candidate which ran out of memory would have needed at least."""
     missing = max(0, (record.outcome.bytes_asked or 0) - (record.outcome.bytes_free or 0))
     return (run.space.memory_limit + missing) / GIB
 
 
 def furthest(run: ReportedRun) -> dict[str, Record]:
-    """The answer's trial, then by engine its fastest candidate that fits, else the last that ran out while it trained.
+    """The answer's trial, then by engine its fastest candidate that fits, or else one that ran out while training.
 
-    The fastest engines first, and no more than there is room for.
+    The fastest engines come first, up to `_MOST_GROUPS`.
     """
     tried = measured(run.records)
     chosen: list[Record] = []
@@ -148,7 +148,7 @@ def furthest(run: ReportedRun) -> dict[str, Record]:
 
 
 def _seen(name: str, record: Record, run: ReportedRun) -> Bar:
-    """What was measured of `record`, or what it would have needed."""
+    """The bar of measured memory of `record`, or of what it would have needed."""
     seen, lengths = record.measurement, [0.0] * len(_PARTS)
     if seen is None:
         lengths[-1] = needed(record, run)
@@ -160,7 +160,7 @@ def _seen(name: str, record: Record, run: ReportedRun) -> Bar:
 
 
 def _step(seen: Measurement, accumulation: int) -> tuple[float, float]:
-    """Seconds of the micro-steps' passes, and of what only the last one does."""
+    """Seconds of forward and backward of all micro-steps, and of the optimizer."""
     whole = seen.step_seconds(accumulation)
     passes = accumulation * seen.accumulate_seconds if accumulation > 1 and seen.accumulate_seconds else whole
     return passes, max(0.0, whole - passes)

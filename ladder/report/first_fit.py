@@ -1,4 +1,4 @@
-"""What the documented recipe would have ended on: its first step that fits, and how much faster the answer is."""
+"""The documented recipe's first step that fits, and how much faster the answer is."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ladder.search.policy import documented_steps
 from ladder.search.space import Space, measured, ruled_out
 
 _AS_FAST = 1.01
-"""Below this nobody would call it faster. Chosen."""
+"""Speeds that differ by less than this factor count as equal. Chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFit:
-    """The first step of the documented recipe that fits, walked by hand with the rungs of this tune."""
+    """The first step of the documented recipe that fits, with the rungs of this tune."""
 
     candidate: Candidate
     tokens_per_second: float
     low: float
-    """It is slower than this with 10 %; what was measured is no range."""
+    """It is slower than this with a probability of 10 %; the measured speed if it was measured."""
     high: float
-    """It is faster than this with 10 %."""
+    """It is faster than this with a probability of 10 %; the measured speed if it was measured."""
     peak: int
-    """Bytes of one device."""
+    """Bytes per GPU."""
     trial: str | None
     """The trial that measured it; None for a prediction."""
     earlier_tried: bool
-    """Trials showed that no step before it fits; otherwise some of them are only predicted not to."""
+    """Whether trials showed that no earlier step fits; otherwise some are only predicted not to fit."""
 
     @property
     def figure(self) -> str:
-        """Its speed, and where that is from."""
+        """Its speed, and whether that is measured or predicted."""
         speed = f"{self.tokens_per_second:,.0f} tokens/s"
         if self.trial is None:
             return f"predicted {speed}, {self.low:,.0f} to {self.high:,.0f}"
@@ -53,7 +53,7 @@ class FirstFit:
 
 
 def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
-    """As measured where a trial measured it, else as predicted; None where no step is likely to fit."""
+    """The first fit, measured or predicted; None if no step is likely to fit."""
     tried, belief, earlier_tried = measured(records), believe(space, records), True
     for step in documented_steps(space):
         record = tried.get(step.key)
@@ -81,9 +81,9 @@ def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
 
 
 def times_as_fast(found: FirstFit, best: Record, trial: Record | None = None) -> str:
-    """The headline: how `best`, a proof, compares with what the recipe would have ended on.
+    """The headline: how `best`, a proof, compares with the recipe's first fit.
 
-    The slower of the proof and of its `trial` counts, so that noise flatters nobody.
+    The slower one of the proof and its `trial` counts, so that noise does not exaggerate the gain.
     """
     speeds = [record.tokens_per_second or 0.0 for record in (best, trial) if record is not None]
     times = min(speeds) / found.tokens_per_second
@@ -98,7 +98,7 @@ def times_as_fast(found: FirstFit, best: Record, trial: Record | None = None) ->
 
 
 def compared(space: Space, records: Sequence[Record], best: Record) -> str | None:
-    """The headline with its evidence, in one sentence; None where the recipe ends on nothing."""
+    """The headline with its evidence, in one sentence; None if no step of the recipe fits."""
     found = first_fit(space, records)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The Pareto front: the candidates that fit of which no other is both faster and more frugal."""
+"""The Pareto front: the candidates that fit for which no other is both faster and needs less memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ladder.units import GIB
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A candidate of the front, with what it has more than the one before it."""
+    """A candidate of the front, and its gain over the one before it."""
 
     key: str
     peak: int
-    """Bytes of the fullest rank."""
+    """Bytes of the rank that uses most."""
     tokens_per_second: float
     per_gib: float | None
-    """Tokens/s that each further GiB buys; None for the first."""
+    """Tokens/s gained per additional GiB; None for the first."""
 
 
 def front(records: Sequence[Record]) -> list[Step]:
-    """By memory, as trials measured it; the last is the fastest."""
+    """The front in ascending measured memory, so that the last candidate is the fastest."""
     fitting = [(record, record.measurement) for record in ranking(records) if record.measurement is not None]
     steps: list[Step] = []
     for record, seen in sorted(fitting, key=lambda pair: (pair[1].peak_device, -(pair[0].tokens_per_second or 0.0))):

@@ -19,7 +19,7 @@ from ladder.search.space import warnings_of
 
 
 def markdown(runs: Sequence[ReportedRun]) -> str:
-    """Each run with its answer and what was measured; several begin with a table of them all."""
+    """Each run with its answer and measurements; several runs begin with a table that compares them."""
     parts = [_compared(runs)] if len(runs) > 1 else []
     return "\n\n".join([*parts, *(_run(run) for run in runs)]) + "\n"
 
@@ -66,6 +66,6 @@ def _table(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
 
 
 def _escaped(value: object) -> str:
-    """`value` on one line, unable to end its cell or heading or to begin markup."""
+    """`value` on one line with markup escaped, so that it cannot break its cell or heading."""
     text = " ".join(str(value).split())
     return "".join(f"\\{letter}" if letter in "|`*_<>[]\\" else letter for letter in text)

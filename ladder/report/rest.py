@@ -1,4 +1,4 @@
-"""How long a tune will still take: what it may yet try, priced as the search prices it."""
+"""How long a tune will still take, estimated with the search's own costs of trials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ladder.search.policy import Stop, proof
 from ladder.search.space import fastest, measured, ruled_out
 
 PROOF_SECONDS = 30.0
-"""A proof is timed for at most so long, unless few steps take longer; `tuning.trial_request` asks for it."""
+"""A proof is timed for at most this long, unless its fewest steps take longer (derived: `tuning.trial_request`)."""
 _PROOF_STEPS = 3
-"""And for so many optimizer steps at least."""
+"""The fewest optimizer steps of a proof (derived: `tuning.trial_request`)."""
 _WARM_UP = 2
-"""Untimed optimizer steps of a first candidate, as `StepPolicy.warmup` says."""
+"""Untimed optimizer steps of a first candidate (derived: `StepPolicy.warmup`)."""
 _COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
-"""Of the model whose losses are compared (`tuning.parity`)."""
+"""Of a trial that compares losses (derived: `tuning.parity`)."""
 _COMPARED_AGAINST = "zero1"
 
 
@@ -28,13 +28,13 @@ class Rest:
     """Seconds until the answer is proven."""
 
     least: float
-    """If the most promising trial settles it."""
+    """If only the most promising trial is needed."""
     most: float
     """If every engine that may still win is tried, up to five."""
     proof: float = 0.0
-    """Of these, what the proof takes at least."""
+    """The part of it for the proof, at least."""
     comparisons: float = 0.0
-    """And what the trials take that compare losses before it."""
+    """The part of it for trials that compare losses before the proof."""
 
     def times(self, pace: float) -> Rest:
         """The same on a machine that takes `pace` times as long as expected."""
@@ -42,9 +42,9 @@ class Rest:
 
 
 def rest(belief: Belief, records: Sequence[Record], comparisons: int = 0) -> Rest:
-    """What is left of the search, and what ends it, in seconds; `belief` is what `records` say.
+    """Seconds for the rest of the search and for the proof; `belief` must be calibrated by `records`.
 
-    `comparisons` of losses, each a trial of a few layers, come before the proof.
+    `comparisons` is the number of trials that compare losses before the proof.
     """
     space = belief.space
     best = fastest(records)
@@ -70,8 +70,8 @@ def rest(belief: Belief, records: Sequence[Record], comparisons: int = 0) -> Res
 
 
 def trial_estimate(belief: Belief, spec: TrialSpec) -> float | None:
-    """Seconds that the trial of `spec` is expected to take; None for what is not in the space."""
-    if spec.parity:  # its model is another, and so is the number of its steps
+    """Seconds that the trial of `spec` is expected to take; None if its candidates are not in the space."""
+    if spec.parity:  # it has another model and another number of steps
         return None
     by_key = belief.space.by_key
     candidates = [by_key[each.key] for each in spec.candidates if each.key in by_key]
@@ -82,7 +82,7 @@ def trial_estimate(belief: Belief, spec: TrialSpec) -> float | None:
 
 
 def _to_prove(belief: Belief, records: Sequence[Record], rivals: Sequence[Outlook]) -> Outlook | None:
-    """What will be proven, as far as that is known: the fastest so far, else the slowest of `rivals` to prove."""
+    """The candidate that will probably be proven: the fastest so far, or else the slowest of `rivals` to prove."""
     space, best = belief.space, fastest(records)
     if best is not None and best.candidate_key in space.by_key:
         if not rivals and isinstance(proof(space, records), Stop):
@@ -92,7 +92,7 @@ def _to_prove(belief: Belief, records: Sequence[Record], rivals: Sequence[Outloo
 
 
 def _proof_seconds(outlook: Outlook) -> tuple[float, float]:
-    """At least and at most: it starts anew, is timed until its speed is known well, and evaluates once."""
+    """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
     step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
     start = start_seconds(outlook.candidate.engine.rung, outlook.workload.model.num_parameters)
     fewest = _PROOF_STEPS * step
@@ -101,7 +101,7 @@ def _proof_seconds(outlook: Outlook) -> tuple[float, float]:
 
 
 def _comparison_seconds(outlook: Outlook) -> float:
-    """One trial of a few layers; none where the candidate is what others are compared with."""
+    """Seconds of one trial of a few layers; 0 if the candidate is itself the one that others are compared with."""
     candidate, model = outlook.candidate, outlook.workload.model
     if candidate.engine.name == _COMPARED_AGAINST and candidate.checkpoint_every == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""One run as reports need it: what was searched, measured and answered, read once."""
+"""The data of one run for reports: the space, the records and the answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ANSWER_NAME = "best_config.json"
 
 
 def is_simulated(facts: Mapping[str, Any]) -> bool:
-    """Whether a history with these facts is of a machine that exists on paper."""
+    """Whether a history with these facts is of a simulated machine."""
     return "simulated machine" in facts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """A tune as far as it has come. Bytes and seconds, as everywhere inside."""
+    """A finished tune, or a running one so far, in bytes and seconds."""
 
     folder: Path
     space: Space
@@ -36,13 +36,13 @@ class ReportedRun:
     trial_seconds: Mapping[str, Mapping[str, float]]
     """By trial and phase."""
     facts: Mapping[str, Any]
-    """What the history says it is good for: model, GPU, versions, …"""
+    """The facts in the history's fingerprint: model, GPU, versions, …"""
     config: Mapping[str, Any] | None
-    """The proven answer as best_config.json has it."""
+    """The content of the answer's best_config.json."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """When it was tuned, by which command and with which driver, as far as that is known."""
+    """The date, the command and the driver, as far as known."""
     own_name: str = ""
-    """What it is called beside other runs, where its folder's name does not tell it from them."""
+    """A name that distinguishes it from other runs, if its folder's name does not."""
 
     @property
     def name(self) -> str:
@@ -50,12 +50,12 @@ class ReportedRun:
 
     @property
     def simulated(self) -> bool:
-        """Nothing was run: every figure is of a machine that exists on paper."""
+        """Whether trials were simulated."""
         return is_simulated(self.facts)
 
     @property
     def rank_word(self) -> str:
-        """What one rank runs on."""
+        """The word for what a rank runs on."""
         return "GPU" if self.space.device == "cuda" else "CPU rank"
 
     @cached_property
@@ -69,20 +69,20 @@ class ReportedRun:
 
     @cached_property
     def best(self) -> Record | None:
-        """The answer, or without one the fastest that fits so far."""
+        """The answer, or else the fastest candidate that fits so far."""
         return self.answer or fastest(self.records)
 
 
 def named_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """`runs`, each with a name of its own: figures add up, and tables confuse, what is called alike."""
+    """`runs` with distinct names: runs with equal names would be mixed up in figures and tables."""
     names = _names_apart([run.folder for run in runs])
     return [replace(run, own_name=name) for run, name in zip(runs, names, strict=True)]
 
 
 def _names_apart(folders: Sequence[Path]) -> list[str]:
-    """A name for each of `folders`: as little of the end of its path as no other one has; one named twice is numbered.
+    """A name for each of `folders`: the shortest end of its path that is unique. Equal paths are numbered.
 
-    Links are not followed: who gives two names wants to see both.
+    Symbolic links are not resolved: a user who gives two names wants to see both.
     """
     paths = [Path(os.path.abspath(folder)) for folder in folders]
     ends = {path: _own_end(path, set(paths) - {path}) for path in paths}

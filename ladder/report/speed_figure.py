@@ -1,4 +1,4 @@
-"""Speed against memory: every candidate, the answer with its proof, the recipe's first fit, and the Pareto front."""
+"""The figure of speed against memory: candidates, the answer, its proof, the first fit and the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ladder.search.ledger import Entry
 from ladder.units import GIB, format_bytes
 
 _BEYOND = 1.35
-"""The axis ends at this share of the limit: what needs more is drawn at the end, or not at all. Chosen."""
+"""The axis ends at this multiple of the limit; points beyond it are drawn at its end or left out. Chosen."""
 _MOST_PREDICTED = 200
-"""More rings than this only hide each other."""
+"""The most predicted candidates; more rings would only hide each other. Chosen."""
 
 
 def speed_against_memory(run: ReportedRun) -> Scatter | None:
-    """None while nothing was measured, failed or predicted within sight of the limit."""
+    """The figure; None if there is nothing to show near the limit."""
     limit = run.space.memory_limit / GIB
     most = _BEYOND * limit
     series = [*_fitting(run), *_failed(run, most), *_predicted(run, most), *_recipe(run, most), *_proofs(run)]
@@ -34,12 +34,12 @@ def speed_against_memory(run: ReportedRun) -> Scatter | None:
         limit=limit,
         limit_label=f"limit: {format_bytes(run.space.memory_limit)}",
         line=tuple((step.peak / GIB, step.tokens_per_second) for step in front(run.records)),
-        line_label="No candidate that fits is both faster and more frugal than one on this line.",
+        line_label="No candidate that fits is both faster and needs less memory than one on this line.",
     )
 
 
 def _fitting(run: ReportedRun) -> list[Series]:
-    """By rung; the answer has a shape of its own."""
+    """One series per rung; the answer has its own shape."""
     rungs: dict[str, list[Point]] = {}
     answer: list[Point] = []
     for entry in run.entries:
@@ -88,7 +88,7 @@ def _proofs(run: ReportedRun) -> list[Series]:
 
 
 def _failed(run: ReportedRun, most: float) -> list[Series]:
-    """At the memory they would have needed at least; their speed is what is predicted."""
+    """Candidates that ran out, at the memory that they would have needed at least and their predicted speed."""
     belief = believe(run.space, run.records)
     points = []
     for entry in run.entries:
@@ -136,5 +136,5 @@ def _recipe(run: ReportedRun, most: float) -> list[Series]:
 
 
 def _series(name: str, colour: str, shape: Shape, points: Sequence[Point]) -> list[Series]:
-    """A series of `points`, or none."""
+    """A series of `points`; an empty list if there are none."""
     return [Series(name=name, colour=colour, shape=shape, points=tuple(points))] if points else []

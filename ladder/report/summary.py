@@ -1,4 +1,4 @@
-"""What a report says in words: the run in a line, the answer and its figures, how to use it, where it was measured."""
+"""The texts of a report: the run, the answer and its figures, how to use it, and the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIMULATED = "Simulated: no trial was run, and nothing here is measured or proven
 
 
 def introduction(run: ReportedRun) -> dict[str, str]:
-    """Model, place and workload, for a heading and the line below it."""
+    """Model, machine and workload, for a heading and the line below it."""
     space, workload = run.space, run.space.workload
     gpus = f"{space.world_size} × {space.gpu_name}" if space.gpu_name else f"{space.world_size} CPU ranks"
     num_tried, num_knobs = tried(space, run.records)
@@ -43,9 +43,9 @@ def introduction(run: ReportedRun) -> dict[str, str]:
 
 
 def tried(space: Space, records: Sequence[Record]) -> tuple[int, int]:
-    """How many of the space's candidates a trial tried, and how many settings of knobs, which are none of them.
+    """How many of the space's candidates were tried, and how many settings of knobs, which are counted separately.
 
-    What was refused has a record as well, but no process was started for it.
+    Refused candidates have records too, but were not tried.
     """
     seen = [record for record in records if record.purpose == "measure" and record.outcome.moment != REFUSED]
     knobs = turned(space, seen).keys()
@@ -53,12 +53,12 @@ def tried(space: Space, records: Sequence[Record]) -> tuple[int, int]:
 
 
 def and_knobs(number: int) -> str:
-    """`number` settings of knobs at the end of a count; empty without any."""
+    """Text for `number` settings of knobs, to follow a count; empty for 0."""
     return f" and {counted(number, 'setting')} of knobs" if number else ""
 
 
 def answer_sentence(run: ReportedRun) -> str:
-    """How sure the answer is."""
+    """Whether the answer is proven."""
     if run.simulated:
         return SIMULATED
     if run.answer is None:
@@ -67,22 +67,22 @@ def answer_sentence(run: ReportedRun) -> str:
 
 
 def recipe_sentence(run: ReportedRun) -> str:
-    """How the answer compares with what the documented recipe ends on; empty where either is missing."""
+    """How the answer compares with the documented recipe's first fit; empty if either is missing."""
     return (compared(run.space, run.records, run.best) or "") if run.best is not None else ""
 
 
 def remedy_sentence(run: ReportedRun) -> str:
-    """What would make it fit, where nothing does; empty otherwise, and where nothing ran out of memory."""
+    """What would fit, if nothing fits because of memory; empty otherwise."""
     if run.best is not None or not any(record.outcome.kind in MEMORY_OUTCOMES for record in run.records):
         return ""
     on_cpu = run.space.device == "cpu"
     found = remedies(run.space, run.records, [rung.name for rung in run.unsupported])
-    otherwise = "Give the ranks more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
+    otherwise = "Allow more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
     return found.sentence(on_cpu=on_cpu) or otherwise
 
 
 def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
-    """The answer's figures by name; empty without one."""
+    """The answer's figures by name; empty without an answer."""
     record, space = run.best, run.space
     if record is None or record.measurement is None:
         return []
@@ -108,7 +108,7 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def usage(config: Mapping[str, Any], path: Path) -> str:
-    """The commands that use the answer at `path`, for a terminal in any folder."""
+    """The commands that use the answer at `path`, which work in any folder."""
     section, answer = config["ladder"], shlex.quote(str(path))
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in section["environment"].items())
     simulated = section["proof"].get("simulated")
@@ -116,15 +116,15 @@ def usage(config: Mapping[str, Any], path: Path) -> str:
     techniques = engine_in(candidate_key_in(section)).techniques
     if any(technique.only_the_trainer(section["world_size"]) for technique in techniques):
         launch = shlex.quote(str(OutputPaths.beside(path).launch))
-        asked = "# a Hugging Face Trainer script, with the arguments and the data that it asks for"
+        asked = "# a Hugging Face Trainer script; the launch script says which arguments and data it needs"
         return f"{asked}\nbash {launch} train.py{verifying}"
     calls = "".join(f"; it first calls {call}" for technique in techniques if (call := technique.first_call()))
     accelerate = OutputPaths.beside(path).accelerate
-    making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # it may have been moved without it
+    making = "" if accelerate.exists() else f"{making_accelerate(path)}\n"  # the answer may have been moved without it
     return f"""\
 # the environment {"that trials would have" if simulated else "it was measured in"}
 {exports}
-# a Hugging Face Trainer script; its arguments have to agree: `ladder export {answer} --for trainer`
+# a Hugging Face Trainer script; its arguments must agree: `ladder export {answer} --for trainer`
 torchrun --nproc_per_node {section["world_size"]} train.py --deepspeed {answer}
 # an accelerate script{calls}
 {making}accelerate launch --config_file {shlex.quote(str(accelerate))} train.py{verifying}"""
@@ -147,7 +147,7 @@ def environment(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def comparison(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Several runs, a row a fact and a column a run."""
+    """A table of several runs, with one row per fact and one column per run."""
     by_run = [dict(_facts(run)) for run in runs]
     names = list(dict.fromkeys(name for facts in by_run for name in facts))
     return [{"name": name, "values": [facts.get(name, _NONE) for facts in by_run]} for name in names]

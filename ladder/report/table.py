@@ -24,13 +24,13 @@ _NO_PROOFS = 60
 _NARROW = 80
 _WIDE = 110
 _GROUPS = ((0, 1), (2,), (3, 4, 5))
-"""What fits, what failed and what was not tried, by the places of `_order`."""
+"""Entries that fit, that failed and that were not tried, by the first number of `_order`."""
 RUNG_CELLS = 16
-"""For a rung's name on a narrow terminal: the longer ones go on in a second line."""
+"""Columns for a rung's name on a narrow terminal; longer names continue on a second line."""
 
 
 def rows(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """One row an entry, plain values only: GiB, seconds, tokens/s. `seconds` are the trials' phases."""
+    """One row of plain values per entry: GiB, seconds, tokens/s. `seconds` are those of trials by phase."""
     return [_row(entry, seconds.get(entry.record.trial, {}) if entry.record else {}) for entry in entries]
 
 
@@ -73,7 +73,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
 
 
 def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """The rows as a DataFrame; what is counted stays whole where some rows have no count."""
+    """The rows as a DataFrame; counts stay integers even if some rows have none."""
     import pandas as pd
 
     table = pd.DataFrame(rows(entries, seconds))
@@ -81,10 +81,10 @@ def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) 
 
 
 def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> Table:
-    """The ledger for a terminal: the fastest first, then what failed, then what was not tried, in `most` lines.
+    """The ledger for a terminal in at most `most` lines: the fastest first, then those that failed, then untried ones.
 
-    What was not tried shows what is predicted, with a ~. Below 110 columns the reasons go, below 80 memory too, and
-    below 60 the proofs: `ladder explain` has them. What a machine does not support is in `unsupported_line`.
+    Predictions for untried candidates have a ~. Below 110 columns the reasons are left out, below 80 memory too, and
+    below 60 the proofs; `ladder explain` has them. Unsupported rungs are in `unsupported_line`.
     """
     narrow, wide = width < _NARROW, width >= _WIDE
     proofs = width >= _NO_PROOFS and any(entry.proof for entry in entries)
@@ -107,7 +107,7 @@ def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None 
 
 
 def left_out(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> str:
-    """The candidates that `terminal_table` has no line for, in a sentence; empty where it has them all."""
+    """A sentence on how many candidates `terminal_table` does not show; empty if it shows all."""
     folded = sorted(_folded(entries), key=_order)
     kept = {id(entry) for entry in _on_a_screen(folded, most, narrow=width < _NARROW)}
     number = sum(id(entry) not in kept for entry in entries if entry.status != "unsupported")
@@ -117,7 +117,7 @@ def left_out(entries: Sequence[Entry], width: int = 160, most: int | None = None
 
 
 def unsupported_line(entries: Sequence[Entry]) -> str:
-    """The rungs that cannot work here, with each reason once; empty where all can."""
+    """A sentence with the rungs that cannot work here, by reason; empty if all can."""
     reasons: dict[str, list[str]] = {}
     for entry in entries:
         if entry.status == "unsupported":
@@ -127,7 +127,7 @@ def unsupported_line(entries: Sequence[Entry]) -> str:
 
 
 def _cells(entry: Entry, *, narrow: bool, proofs: bool) -> list[str]:
-    """A line of the table but for its reason."""
+    """The cells of a line without its reason."""
     speed, memory = _figures(entry)
     proof = f"{entry.proof.tokens_per_second:,.0f}" if entry.proof else ""
     return [
@@ -142,7 +142,7 @@ def _cells(entry: Entry, *, narrow: bool, proofs: bool) -> list[str]:
 
 
 def _figures(entry: Entry) -> tuple[str, str]:
-    """Tokens/s and GiB, measured or predicted; no speed of what is predicted not to fit."""
+    """Tokens/s and GiB, measured or predicted; without speed if it is not likely to fit."""
     if entry.predicted is not None:
         speed = f"~{entry.predicted.tokens_per_second:,.0f}" if entry.predicted.fits >= LIKELY else ""
         return speed, f"~{entry.predicted.peak / GIB:.2f}"
@@ -156,16 +156,14 @@ def _shortened(text: str, room: int) -> str:
 
 
 def _ending(entry: Entry, *, narrow: bool) -> str:
-    """One word on how it ended. Where memory has no column, it takes the place of what is predicted not to fit."""
+    """Its outcome. Without a column for memory, the predicted memory if it is not likely to fit."""
     if narrow and entry.predicted is not None and entry.predicted.fits < LIKELY:
         return f"~{entry.predicted.peak / GIB:.0f} GiB"
     return entry.record.outcome.kind if entry.record and entry.status != "answer" else entry.status
 
 
 def _on_a_screen(entries: Sequence[Entry], most: int | None, *, narrow: bool) -> list[Entry]:
-    """Those of the sorted `entries` that `most` lines have room for: the best of what fits, of what failed, and of
-    what was not tried, which a failure may have pruned.
-    """
+    """The `entries` (sorted) that fit into `most` lines: the first ones that fit, that failed, and untried ones."""
     known = [entry for entry in entries if entry.status != "unsupported"]
 
     def lines(entry: Entry) -> int:
@@ -176,7 +174,7 @@ def _on_a_screen(entries: Sequence[Entry], most: int | None, *, narrow: bool) ->
     fits, failed, untried = ([entry for entry in known if _order(entry)[0] in places] for places in _GROUPS)
     kept: set[int] = set()
     room = most
-    # What is left of a group's share goes to the next one; what fits comes last, so it gets all that is left.
+    # Unused lines of a group go to the next one. Those that fit come last here, so they get all remaining lines.
     for group, share in ((failed, most // 6), (untried, most // 3), (fits, most)):
         left = min(share, room)
         for entry in group:
@@ -188,9 +186,9 @@ def _on_a_screen(entries: Sequence[Entry], most: int | None, *, narrow: bool) ->
 
 
 def _folded(entries: Sequence[Entry]) -> list[Entry]:
-    """One line for an engine's pruned candidates with the same reason, and one for all of those not tried.
+    """Entries with one line per engine for pruned candidates with the same reason, and one for untried candidates.
 
-    Of the latter, the fastest that is likely to fit; where none is, the one that needs least. trials.csv has them all.
+    The latter is the fastest that is likely to fit, or else the one that needs least. trials.csv has all candidates.
     """
     seen: set[tuple[str, str]] = set()
     kept = []
@@ -205,7 +203,7 @@ def _folded(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _promise(entry: Entry) -> tuple[bool, float]:
-    """What speaks for an untried candidate."""
+    """A sort key for untried candidates: the most promising is the largest."""
     if entry.predicted is None:
         return True, 0.0
     fits = entry.predicted.fits >= LIKELY

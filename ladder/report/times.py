@@ -1,4 +1,4 @@
-"""Where trial time went: start, process group, model, engine, warm-up, measurement, proof, teardown."""
+"""The time of trials by phase: start, process group, model, engine, warm-up, measurement, proof, teardown."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PHASES = {
     "gather": "gathering",
     "teardown": "teardown",
 }
-"""Our words for the phases of a trial, in their order."""
+"""The names of a trial's phases in output, in their order."""
 
 
 def trial_line(seconds: Mapping[str, float]) -> str:
-    """One trial: its seconds, and the phases that took a tenth of a second or more."""
+    """The seconds of one trial, and of its phases of 0.1 s or more."""
     parts = [f"{name} {seconds[phase]:.1f}" for phase, name in PHASES.items() if seconds.get(phase, 0.0) >= 0.1]
     return f"{sum(seconds.values()):.1f} s ({', '.join(parts)})"
 
 
 def total_line(trials: Mapping[str, Mapping[str, float]], *, on_paper: bool = False) -> str:
-    """All trials together: seconds, and each phase's share; `on_paper`, what they would have taken."""
+    """The seconds of all trials together, and each phase's share. `on_paper` says that they are simulated."""
     total = sum(sum(seconds.values()) for seconds in trials.values())
     if not total:
         return "No trial was run."

@@ -1,4 +1,4 @@
-"""What a tune leaves in its run folder for people to read."""
+"""Writes the reports into a run folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ladder.text import shown
 
 
 def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
-    """Write trials.csv, the answer with its companions, and report.html into the run's folder; returns what went wrong.
+    """Write trials.csv, the answer with its companions, and report.html into the run's folder; returns the errors.
 
-    The answer itself is written by then: neither a full disk nor a package that is missing, nor a bug in a figure, may
-    turn it into a failure.
+    Nothing is raised, since the answer itself is already written: a full disk, a missing package or a bug in a figure
+    must not make the tune fail.
     """
     steps: dict[str, Callable[[], object]] = {}
 
@@ -28,7 +28,7 @@ def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
     add("trials.csv", lambda: csv_of(run))
     if answer is not None:
         steps[ANSWER_NAME] = lambda: emit_all(answer, run.folder / ANSWER_NAME)
-    # Last: it says what the other files do, and names those of the answer that are there.
+    # The last file, because it shows the others' content and names the answer's files.
     add("report.html", lambda: page_of([replace(run, about=read_about(run.folder))]))
     trouble = []
     for name, write in steps.items():
@@ -38,12 +38,12 @@ def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
             trouble.append(str(error))
         except Exception as error:
             what = shown(f"{type(error).__name__}: {error}")
-            trouble.append(f"{name} could not be made ({what}), a bug in ladder; `ladder report` shows where.")
+            trouble.append(f"{name} could not be written ({what}), a bug in ladder; `ladder report` shows where.")
     return trouble
 
 
 def page_of(runs: list[ReportedRun]) -> str:
-    """report.html. EnvironmentFaultError where a package that it is made with is missing."""
+    """The text of report.html. EnvironmentFaultError if a package that it needs is missing."""
     try:
         from ladder.report.page import html
 
@@ -53,7 +53,7 @@ def page_of(runs: list[ReportedRun]) -> str:
 
 
 def csv_of(run: ReportedRun) -> str:
-    """trials.csv. EnvironmentFaultError without pandas."""
+    """The text of trials.csv. EnvironmentFaultError without pandas."""
     try:
         from ladder.report.table import frame
 
@@ -65,5 +65,5 @@ def csv_of(run: ReportedRun) -> str:
 def _missing(error: ModuleNotFoundError, file: str) -> EnvironmentFaultError:
     package = (error.name or "a package").partition(".")[0]
     return EnvironmentFaultError(
-        f"{file} cannot be made without {package}: `pip install {package}`, then `ladder report` makes it."
+        f"{file} cannot be written without {package}; `pip install {package}`, then run `ladder report`."
     )

@@ -1,1 +1,1 @@
-"""Pure: the same history in, the same decision out. No process, no file, no clock."""
+"""Decides what to try next. Pure functions: the same history gives the same decision; no process, file or clock."""

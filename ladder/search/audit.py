@@ -1,4 +1,4 @@
-"""Pruning checked: a share of what was ruled out unmeasured is measured anyway, and how often that was wrong."""
+"""The audit of pruning: measures a share of the pruned candidates anyway, to see how often pruning was wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ladder.search.space import Space, failed_in_setup, measured, ruled_out
 
 @dataclass(frozen=True)
 class AuditReport:
-    """How many pruned candidates were measured all the same, and which of them fit."""
+    """How many pruned candidates were measured anyway, and which of them fit."""
 
     num_audited: int
     wrongly_pruned: tuple[str, ...]
@@ -27,7 +27,7 @@ class AuditReport:
 
 
 def to_audit(space: Space, records: Sequence[Record], belief: Belief) -> Candidate | None:
-    """The next pruned candidate to measure; None when the share is done. An engine that did not start is left alone."""
+    """The next pruned candidate to measure; None if the share is done. Engines that did not start are not audited."""
     tried = measured(records)
     for candidate in space.candidates:
         if candidate.key not in tried and _drawn(candidate, space) and _pruned(candidate, space, records, belief):
@@ -36,7 +36,7 @@ def to_audit(space: Space, records: Sequence[Record], belief: Belief) -> Candida
 
 
 def audit_report(space: Space, records: Sequence[Record]) -> AuditReport:
-    """What the audit of this history found: each candidate is judged by what was known before its own trial."""
+    """The result of the audit. Whether a candidate was pruned is decided by what was known before its trial."""
     audited, wrong = 0, []
     for key, record in measured(records).items():
         candidate = space.by_key.get(key)
@@ -51,7 +51,7 @@ def audit_report(space: Space, records: Sequence[Record]) -> AuditReport:
 
 
 def _drawn(candidate: Candidate, space: Space) -> bool:
-    """The same candidates are drawn every time the history is looked at."""
+    """Whether the candidate belongs to the audited share; always the same for a candidate."""
     return zlib.crc32(candidate.key.encode()) < space.audit * (1 << 32)
 
 

@@ -1,10 +1,10 @@
-"""The search that pays for a trial only where it can change the answer.
+"""The default strategy: runs a trial only if it can change the answer.
 
-Two questions are kept apart. *Does it fit?* is answered by a probability from the memory model, *how fast is it?* by
-the speed model, for the user's own accumulation. An engine is tried where its expected gain over the best so far, by
-second of the trial, is the largest; within a trial, only candidates that may be the engine's best are measured. The
-search ends when no candidate left is believed, with 90 %, to be faster than the best by more than the tolerance, or
-when what they are expected to gain is next to nothing beside it.
+Two models answer two questions: the memory model gives the probability that a candidate fits, and the speed model how
+fast it is with the user's accumulation. The next trial is of the engine with the largest expected gain over the best so
+far per second of the trial; within a trial, only candidates that may be the engine's best are measured. The search ends
+when no candidate left is faster than the best by more than the tolerance with a probability of more than 10 %, or when
+their expected gain is negligible.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from ladder.search.space import Space, fastest, measured, ranking, ruled_out
 from ladder.search.speed import STEP_NOISE
 
 _SURE_ENOUGH = 0.9
-"""A trial begins with a candidate at least this likely to fit, so that it yields something. Chosen: to be surer, trials
-would begin with slower candidates, which tell less about the engine's best."""
+"""A trial begins with a candidate at least this likely to fit, so that it measures something. Chosen: a higher value
+would choose slower candidates, which tell less about the engine's best."""
 _MOST = 3
-"""Candidates of one request: what they teach decides about the others. Chosen: few, since an engine that is worth it is
-asked for again."""
+"""The most candidates of one trial; their results decide about the others. Chosen: few, since an engine that is worth
+it gets another trial."""
 _HOPELESS_ENGINES = 3
-"""So many engines may run out of memory against all hope before nothing is said to fit. Chosen: what is believed about
-memory is shared by all engines, and three failures confirm it."""
+"""If nothing is likely to fit, this many engines are tried before the search gives up. Chosen: all engines share the
+memory model, and three failures confirm it."""
 _NO_BEST = 0.7
-"""While nothing is measured, gains count from this share of the highest expected speed. Chosen: low enough for several
-engines to show a gain, so that their prices decide between them."""
+"""While nothing is measured, gains are relative to this share of the highest expected speed. Chosen: low enough that
+several engines have a gain, so that their costs decide."""
 _QUANTILE = 1.645
-"""Within an engine nearly all doubt is shared, so more of what is left counts. Chosen: the 95 % quantile of a normal
-distribution, where the search as a whole takes 90 %."""
+"""For candidates of one engine, which share nearly all uncertainty. Chosen: the 95 % quantile of a normal distribution,
+while the search as a whole uses 90 %."""
 _CHEAP_QUANTILE = 2.3
-"""As `_QUANTILE`, in a trial that has begun, for a candidate whose steps cost less than the start of the engine did.
-Chosen by a case of benchmarks/search.py that lost more than 5 % without it; for all candidates, it would cost a third
-more on the recorded sweep of Llama-2-7B (benchmarks/results/search)."""
+"""As `_QUANTILE`, in a running trial, for a candidate whose steps take less time than the engine's start. Chosen by a
+case of benchmarks/search.py that lost more than 5 % without it; for all candidates, it would cost a third more on the
+recorded sweep of Llama-2-7B (benchmarks/results/search)."""
 _NEXT_TO_NOTHING = 0.25
-"""Of the tolerance: a candidate expected to gain less, the chance that it fits counted, is not worth a trial. Chosen by
-the recorded sweep of Llama-2-7B and by simulated machines 1000 to 1015 (benchmarks/results/search)."""
+"""Of the tolerance: a candidate whose expected gain, including its probability to fit, is less is not worth a trial.
+Chosen by the recorded sweep of Llama-2-7B and by simulated machines 1000 to 1015 (benchmarks/results/search)."""
 _NORMAL = NormalDist()
 UPPER_END = "90% upper end"
-"""Our words for the speed that a candidate exceeds with 10 % only (`Outlook.optimistic`)."""
+"""In output: the speed that a candidate exceeds with a probability of only 10 % (`Outlook.optimistic`)."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What can still be gained: a candidate left may be faster than the best by `faster`, believed with 90 %."""
+    """What can still be gained: at the 90 % upper end, a candidate left is faster than the best by `faster`."""
 
     faster: float
     minutes: float
-    """Of the trial that would be next."""
+    """The time of the trial that would be next."""
     then: float
     """The bound without the candidates of that trial."""
     than: float
-    """Tokens/s of the best: of the fastest trial, since predictions are of trials."""
+    """Tokens/s of the fastest trial; not of a proof, because predictions are for trials."""
 
     def sentence(self) -> str:
-        """The promise in words, with what a tighter one would cost. The ledger says the same of each candidate."""
+        """The bound in words, with the cost of a tighter one. The ledger uses the same words for each candidate."""
         best = f"the fastest trial ({self.than:,.0f} tokens/s)"
         if self.faster <= 0:
             return f"no candidate left is faster than {best}, even at its {UPPER_END}"
@@ -76,17 +76,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class _Offer:
-    """A trial that could be next."""
+    """A possible next trial."""
 
     engine: Engine
     outlooks: tuple[Outlook, ...]
     gain: float
-    """Expected gain over the best so far, as a fraction of it."""
+    """Expected gain over the best so far, as a fraction."""
     seconds: float
 
 
 def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """The trial that promises most for its seconds, or the end of the search with its bound."""
+    """The trial with the largest expected gain per second, or the end of the search with its bound."""
     belief = believe(space, records)
     left = _left(space, records, belief)
     best = fastest(records)
@@ -96,7 +96,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
         if (again := second_chance(space, records)) is not None:
             return again
         if (audited := to_audit(space, records, belief)) is not None:
-            return Measure(audited.engine, (audited,), "an audit: it was ruled out without being measured")
+            return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
         if not left:
             return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
         return Stop(_bound(belief, left, speed or math.inf).sentence())
@@ -108,7 +108,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
 
 
 def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
-    """What can still be gained, for a search that ends early; None while nothing fits."""
+    """What could still be gained, for a search that ends early; None while nothing fits."""
     best = fastest(records)
     if best is None or not best.tokens_per_second:
         return None
@@ -117,7 +117,7 @@ def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
 
 
 def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlook]:
-    """The candidates neither tried nor ruled out that may fit, engine by engine."""
+    """The candidates that may fit and were neither tried nor ruled out, by engine."""
     tried = measured(records)
     outlooks = [
         belief.outlook(candidate)
@@ -127,7 +127,7 @@ def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlo
     likely = [outlook for outlook in outlooks if outlook.fits >= SLIM]
     if likely or ranking(records):
         return likely
-    # Nothing fits so far and nothing is believed to. The belief may be wrong, so a few engines show it.
+    # Nothing fits so far and nothing is predicted to fit. The prediction may be wrong, so try a few engines.
     failed = {space.by_key[key].engine for key in tried if key in space.by_key}
     hopeful = sorted(outlooks, key=lambda outlook: (-outlook.fits, outlook.memory.peak))
     return hopeful[:1] if len(failed) < _HOPELESS_ENGINES else []
@@ -153,7 +153,7 @@ def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -
 
 
 def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
-    """The trial of one engine: which of its candidates, in ascending memory, at what gain and price."""
+    """The trial of one engine: its candidates in ascending memory, its gain and its cost."""
     chosen = _chosen(belief, own)
     gain = max(_gain(each, speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
@@ -170,7 +170,7 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
 def _price(order: Sequence[Outlook], target: float) -> float:
     """Expected seconds of a trial whose first candidate decides whether the others may still reach `target` tokens/s.
 
-    An engine that loses costs its first candidate only: a small micro-batch tells nearly as much as a large one.
+    An engine that is too slow only costs its first candidate: a small micro-batch shows nearly as much as a large one.
     """
     first, rest = order[0], order[1:]
     seconds = expected_seconds([first])
@@ -181,7 +181,7 @@ def _price(order: Sequence[Outlook], target: float) -> float:
 
 
 def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
-    """Those that may be the engine's fastest, and one that surely fits, in ascending predicted memory."""
+    """The candidates that may be the engine's fastest, and one that is sure to fit, in ascending predicted memory."""
     champion = max(own, key=_rank_within_engine)
     least_gain = math.log1p(belief.space.tolerance / 2)
     promises = {champion.candidate.key: math.inf}
@@ -198,23 +198,23 @@ def _chosen(belief: Belief, own: Sequence[Outlook]) -> tuple[Outlook, ...]:
 
 
 def _promise(outlook: Outlook, ahead: float) -> float:
-    """How much a candidate promises that may be `ahead` (a logarithm): less where it hardly fits.
+    """The value of a candidate that may be `ahead` (a logarithm), reduced if it may not fit.
 
-    A tenth of the chance's logarithm: what fits with 50 % is worth as much as what surely fits and is 7 % slower.
+    By a tenth of the probability's logarithm: one that fits with 50 % equals one that surely fits and is 7 % slower.
     """
     return ahead + math.log(outlook.fits + 1e-9) / 10
 
 
 def _rank_within_engine(outlook: Outlook) -> tuple[bool, float, float]:
-    """Of those likely to fit the fastest; where none is, the likeliest."""
+    """A sort key: the largest is the fastest candidate that is likely to fit, or else the most likely one."""
     is_likely = outlook.fits >= LIKELY
     return is_likely, outlook.speed.tokens_per_second if is_likely else 0.0, outlook.fits
 
 
 def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None) -> dict[str, float]:
-    """The longest optimizer step of the first of `chosen`, in seconds, with which each other may still beat the best.
+    """For each other candidate: the longest step of the first of `chosen`, in seconds, with which it may still win.
 
-    Most doubt about an engine is shared by its candidates, so the first one measured mostly settles it for all.
+    An engine's candidates share most uncertainty, so measuring the first one usually decides about all.
     """
     if speed is None:
         return {}
@@ -231,12 +231,12 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
 
 
 def is_worth_a_trial(outlook: Outlook, speed: float, tolerance: float) -> bool:
-    """Whether it may beat `speed`, in tokens/s, by more than the tolerance, and is expected to gain enough."""
+    """Whether it may exceed `speed`, in tokens/s, by more than the tolerance, and its expected gain is large enough."""
     return outlook.optimistic > speed * (1 + tolerance) and _gain(outlook, speed) > _NEXT_TO_NOTHING * tolerance
 
 
 def _gain(outlook: Outlook, speed: float) -> float:
-    """Expected gain over `speed`, as a fraction: of a log-normal belief, times the probability that it fits."""
+    """Expected gain over `speed` as a fraction, for a log-normal speed, times the probability that it fits."""
     deviation = max(outlook.deviation, 1e-6)
     mean = math.log(outlook.speed.tokens_per_second / speed)
     ahead = math.exp(mean + deviation**2 / 2) * _NORMAL.cdf(mean / deviation + deviation)
@@ -246,7 +246,7 @@ def _gain(outlook: Outlook, speed: float) -> float:
 def _probe_first(
     belief: Belief, records: Sequence[Record], offer: _Offer, worth: Sequence[Outlook], speed: float | None
 ) -> Measure | None:
-    """The probe that should come before the trial of `offer`: its rival is the best so far, or any other engine."""
+    """The probe to run before the trial of `offer`, if any; it is compared with the best so far, or other engines."""
     if speed is None:
         rivals = [each for each in worth if each.candidate.engine != offer.engine]
         target = max((each.speed.tokens_per_second * each.fits for each in rivals), default=0.0)

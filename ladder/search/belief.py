@@ -1,4 +1,4 @@
-"""What the history says about the candidates not tried: will they fit, how fast are they, how sure is that."""
+"""Predictions for candidates, calibrated by the history: whether they fit, how fast they are, and how certain it is."""
 
 from __future__ import annotations
 
@@ -34,20 +34,19 @@ from ladder.search.speed import (
 from ladder.workload.workload import Workload
 
 HOST_DEVIATION = 0.10
-"""Relative error of predicted host memory. Chosen: it was confirmed within 6 % on one machine, and others may stray
-more."""
+"""Relative error of predicted host memory. Chosen: it was within 6 % on one machine, and may be larger on others."""
 _NOISE_OF_ONE_STEP = 0.04
-"""Relative: a single timed step may be the one that something disturbed. Chosen: as `StepPolicy.disagreement`, from
-which on a third step is timed."""
+"""Relative error of a single timed step, which may be disturbed. Chosen: as `StepPolicy.disagreement`, above which a
+third step is timed."""
 _NOISE_OF_THRASHING = 0.1
-"""Relative: near the limit the allocator empties its cache again and again. Chosen: wide enough for such a candidate to
-say little about those with memory to spare. Taken at its word, one led the search astray by more than 5 %
+"""Relative error near the limit, where the allocator repeatedly empties its cache. Chosen: large enough that such a
+candidate says little about those with enough memory; with a smaller error, one made the search lose more than 5 %
 (benchmarks/results/search)."""
 SLIM = 0.03
 """A candidate less likely to fit than this is not tried. Chosen: thirty failed trials for one that fits are too
 many."""
 LIKELY = 0.5
-"""One at least this likely to fit is said to. Chosen: more likely than not."""
+"""A candidate at least this likely to fit is predicted to fit. Chosen: more likely than not."""
 _NORMAL = NormalDist()
 QUANTILE_90 = 1.28
 """Derived: the 90 % quantile of a normal distribution, in standard deviations."""
@@ -55,12 +54,12 @@ QUANTILE_90 = 1.28
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is believed about one candidate; each part is worked out when it is first asked for."""
+    """The predictions for one candidate; each is computed when it is first needed."""
 
     candidate: Candidate
     belief: Belief = field(repr=False)
     shallow: bool = False
-    """Of the candidate in a probe: of its speed alone, and with a few layers."""
+    """For a probe: the model has a few layers, and only the speed counts."""
 
     @property
     def workload(self) -> Workload:
@@ -79,7 +78,7 @@ class Outlook:
 
     @cached_property
     def host(self) -> int:
-        """Bytes of host memory of all ranks, as in `memory`, without the work that the device's takes."""
+        """Bytes of host memory of all ranks, as in `memory`, but without computing GPU memory."""
         space = self.belief.space
         return predict_host(space.workload, self.candidate, space.world_size, self.belief.host_ratios)[0]
 
@@ -97,7 +96,7 @@ class Outlook:
 
     @cached_property
     def fits(self) -> float:
-        """The probability that it fits, on the device and on the host."""
+        """The probability that it fits, on the GPUs and on the host."""
         memory, space = self.memory, self.belief.space
         if memory.host >= self.belief.host_ceiling:
             return 0.0
@@ -107,26 +106,26 @@ class Outlook:
 
     @property
     def deviation(self) -> float:
-        """Of the logarithm of its speed."""
+        """The standard deviation of the logarithm of its speed."""
         return self.speed.deviation
 
     @property
     def optimistic(self) -> float:
-        """Tokens/s that it exceeds with 10 % only."""
+        """Tokens/s that it exceeds with a probability of only 10 %."""
         return self.speed.tokens_per_second * math.exp(QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
 
     def ahead_of(self, other: Outlook) -> tuple[float, float]:
-        """By how much this is faster than `other`, as a logarithm, and that figure's standard deviation.
+        """How much faster this is than `other`, as a logarithm, with the standard deviation.
 
-        What both have in common, such as an engine's own factor, does not count as doubt.
+        Unknowns that both share, such as an engine's own factor, cancel.
         """
         difference = other.speed.estimate.minus(self.speed.estimate)
         return difference.mean, self.belief.speed.fit.deviation(difference)
 
     def still_possible(self, target: float, after: Outlook, quantile: float) -> float:
-        """The probability that `target`, in tokens/s, will still be within its reach once `after` is measured.
+        """The probability that `target`, in tokens/s, still seems possible for it once `after` is measured.
 
-        It is, if no more than `quantile` of the standard deviations that are then left would take it there.
+        That is the case if it is at most `quantile` of the remaining standard deviations away.
         """
         _, left = self.ahead_of(after)
         left = math.hypot(left, STEP_NOISE)
@@ -137,16 +136,16 @@ class Outlook:
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """Both models, each calibrated with a history when it is first asked for."""
+    """Both models, each calibrated by a history when it is first needed."""
 
     space: Space
     seen: Sequence[tuple[Candidate, Record]]
-    """What measuring trials tried."""
+    """Candidates that were measured."""
     probed: Sequence[tuple[Candidate, Record]] = ()
-    """What probes tried."""
+    """Candidates that were probed."""
 
     def outlook(self, candidate: Candidate, *, shallow: bool = False) -> Outlook:
-        """Prediction and doubt for `candidate`, or for a probe of it."""
+        """The predictions for `candidate`, or for a probe of it."""
         return Outlook(candidate, self, shallow)
 
     @cached_property
@@ -165,7 +164,7 @@ class Belief:
 
     @cached_property
     def host_ratios(self) -> dict[str, float]:
-        """Measured over predicted host memory, by engine, and under "" over all."""
+        """Measured divided by predicted host memory by engine, and for all engines under ""."""
         fitting = [seen for seen in self._memory_seen if seen.fits]
         return host_ratios(self.space.workload, fitting, self.space.world_size)
 
@@ -187,13 +186,13 @@ class Belief:
 
     @cached_property
     def host_ceiling(self) -> float:
-        """Predicted host memory, in bytes, from which on a trial has run out of it; infinite if none has."""
+        """The least predicted host memory, in bytes, with which a trial ran out of it; infinite if none did."""
         out = [candidate for candidate, record in self.seen if record.outcome.kind in ("host_oom", "pinned_oom")]
         return min((self.outlook(candidate).host for candidate in out), default=math.inf)
 
 
 def believe(space: Space, records: Sequence[Record]) -> Belief:
-    """What `records` say about this space's candidates."""
+    """The predictions for this space's candidates, calibrated by `records`."""
     seen, shallow = (
         [(space.by_key[key], record) for key, record in found.items() if key in space.by_key]
         for found in (measured(records), probed(records))
@@ -206,16 +205,16 @@ def device_of(space: Space) -> Literal["cuda", "cpu"]:
 
 
 def _noise(measurement: Measurement) -> float:
-    """How far measured step times may be off. What thrashes is slower than the same with memory to spare."""
+    """The relative error of measured step times. Near the memory limit, they are slower than the model expects."""
     if measurement.alloc_retries:
         return _NOISE_OF_THRASHING
     if measurement.num_steps < 2:
         return _NOISE_OF_ONE_STEP
-    return max(STEP_NOISE, measurement.spread / math.sqrt(measurement.num_steps))  # where the host disturbs all steps
+    return max(STEP_NOISE, measurement.spread / math.sqrt(measurement.num_steps))  # large if the host disturbs them all
 
 
 def _memory_observation(space: Space, candidate: Candidate, record: Record) -> MemoryObservation | None:
-    """What `record` says about memory: the peak, or the least it would have been; None if it says nothing."""
+    """The peak memory in `record`, or the least that it would have been; None if memory is not known."""
     measurement, outcome = record.measurement, record.outcome
     if measurement is not None:
         return MemoryObservation(

@@ -1,9 +1,9 @@
-"""Learns a model's unknowns from a few measurements: maximum a posteriori by Gauss-Newton, errors by Laplace.
+"""Fits a model's unknowns to a few measurements: maximum a posteriori by Gauss-Newton, errors by Laplace's method.
 
-Both models of this package, memory and speed, are a formula with unknown factors: how much the activations really take,
-how fast this engine really gathers. Each unknown is a standard normal number that the formula scales itself, so zero is
-the prior and one is a surprise of one standard deviation. Unknowns shared by all engines carry what is learnt on one
-engine to the others; unknowns of one engine take what is particular to it. With no measurement the result is the prior.
+The models of memory and speed are formulas with unknown factors, such as how much memory activations really need, or
+how fast an engine really gathers. Each unknown has a standard normal prior, and the formula scales it: 0 is the prior's
+value, and 1 is one standard deviation away. Unknowns that engines share carry what is learnt from one engine to the
+others; unknowns of one engine describe what is particular to it. Without measurements the result is the prior.
 """
 
 from __future__ import annotations
@@ -15,53 +15,55 @@ from operator import mul
 
 Unknowns = Mapping[str, float]
 Formula = Callable[[Unknowns], float]
-"""The logarithm of what is predicted, given the unknowns that are not zero."""
+"""The logarithm of the prediction, given the unknowns that are not zero."""
 
 Factor = tuple[tuple[str, float], ...]
-"""Unknowns and their standard deviations, as logarithms: together they scale one term of a formula."""
+"""Unknowns and their standard deviations as logarithms, which together scale one term of a formula."""
 
 _STEP = 1e-3
-"""Of an unknown, to take a formula's slope. Chosen: small beside a standard deviation, which is 1, and large beside
-rounding."""
+"""The step of an unknown for numerical derivatives. Chosen: small compared with a standard deviation, which is 1, and
+large compared with rounding errors."""
 _ITERATIONS = 10
-"""At most, of Gauss-Newton. Chosen: a fit mostly ends sooner, as soon as the unknowns stand still."""
+"""The most Gauss-Newton iterations. Chosen: a fit usually converges sooner."""
 _STRIDE = 1.5
-"""How far an unknown moves at once, at most. Chosen: from far away a linearised formula points too far."""
+"""The largest change of an unknown in one iteration. Chosen: far from the solution, the linearised formula goes too
+far."""
 _STANDS_STILL = 0.01
-"""An unknown that moves by less stands still. Chosen: a hundredth of a standard deviation changes no decision."""
+"""The fit has converged if no unknown changes by more. Chosen: a hundredth of a standard deviation changes no
+decision."""
 _LIMIT = 4.0
-"""No unknown is believed to be further out: a freak measurement must not bend everything else. Chosen: the prior
-expects an unknown beyond it once in 16,000."""
+"""The largest absolute value of an unknown, so that an outlier does not distort everything. Chosen: the prior expects a
+larger one once in 16,000."""
 _FREEDOM = 6.0
-"""Degrees of freedom of the Student-t noise: a measurement that fits nothing else loses its weight. Chosen: nearly a
-normal distribution in its middle, with tails that forgive a disturbed step."""
+"""Degrees of freedom of the Student-t noise, which gives outliers little weight. Chosen: nearly a normal distribution
+in the middle, with tails for disturbed steps."""
 _TRUST = 4.0
-"""Measurements that count as having agreed with the prior (`_surprise`). Chosen: with fewer, a single surprise would
-widen all doubt."""
+"""The prior counts as this many measurements that agree with it (`_surprise`). Chosen: with fewer, a single surprising
+measurement would increase all uncertainty."""
 
 
 def scale(factor: Factor, unknowns: Unknowns) -> float:
-    """What `factor` multiplies its term by; 1 where nothing is known."""
+    """The number by which `factor` multiplies its term; 1 if its unknowns are 0."""
     return math.exp(deviation(factor, unknowns))
 
 
 def deviation(factor: Factor, unknowns: Unknowns) -> float:
     """The sum of the factor's unknowns, each times its standard deviation."""
     total = 0.0
-    for name, sigma in factor:  # the innermost loop of every fit, and most of its time
+    for name, sigma in factor:  # the innermost loop of every fit, in which most time is spent
         if name in unknowns:
             total += sigma * unknowns[name]
     return total
 
 
 def names_of(*factors: Factor) -> tuple[str, ...]:
-    """The unknowns of several factors, each once."""
+    """The unknowns of several factors, without repetition."""
     return tuple(dict.fromkeys(name for factor in factors for name, _ in factor))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Datum:
-    """One measured number and the formula that should have given it."""
+    """One measurement and the formula that predicts it."""
 
     formula: Formula
     names: tuple[str, ...]
@@ -69,20 +71,20 @@ class Datum:
     target: float
     """The logarithm of what was measured."""
     noise: float
-    """The relative error expected of a measurement of this kind, the formula's own shape included."""
+    """The expected relative error of such a measurement, including the error of the formula itself."""
     is_lower_bound: bool = False
-    """The truth is at least `target`: says nothing where the formula is above it already."""
+    """The true value is at least `target`, so a formula above it already agrees."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A formula's value (a logarithm) where the unknowns are most probable, and its slope along each of them."""
+    """A formula's value (a logarithm) at the most probable unknowns, and its derivative for each unknown."""
 
     mean: float
     slopes: Mapping[str, float]
 
     def minus(self, other: Estimate) -> Estimate:
-        """The difference of two estimates: what they have in common cancels, and with it its doubt."""
+        """The difference of two estimates; the uncertainty of unknowns that they share cancels."""
         slopes = dict(self.slopes)
         for name, slope in other.slopes.items():
             slopes[name] = slopes.get(name, 0.0) - slope
@@ -91,12 +93,12 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What is believed about the unknowns after some measurements; without arguments, the prior."""
+    """The unknowns after some measurements; without arguments, the prior."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     covariance: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     surprise: float = 1.0
-    """How much further the measurements lie from the prior than it expected: all doubt grows by this factor."""
+    """How much further the measurements are from the prior than expected; all uncertainty is multiplied by it."""
 
     def estimate(self, formula: Formula, names: Sequence[str]) -> Estimate:
         """`formula` linearised around the most probable unknowns."""
@@ -104,7 +106,7 @@ class Fit:
         return Estimate(mean, dict(zip(names, _slopes(formula, names, self.values, mean), strict=True)))
 
     def deviation(self, estimate: Estimate) -> float:
-        """The standard deviation of `estimate`, the measurement noise not included."""
+        """The standard deviation of `estimate`, without measurement noise."""
         variance = 0.0
         known = [(name, slope) for name, slope in estimate.slopes.items() if slope and name in self.covariance]
         for name, slope in estimate.slopes.items():
@@ -116,7 +118,7 @@ class Fit:
         return self.surprise * math.sqrt(max(0.0, variance))
 
     def predict(self, formula: Formula, names: Sequence[str]) -> tuple[float, float]:
-        """Mean and standard deviation of `formula` (a logarithm), the measurement noise not included."""
+        """Mean and standard deviation of `formula` (a logarithm), without measurement noise."""
         estimate = self.estimate(formula, names)
         return estimate.mean, self.deviation(estimate)
 
@@ -128,7 +130,7 @@ def fit(data: Sequence[Datum]) -> Fit:
         return Fit()
     index = {name: position for position, name in enumerate(names)}
     values = dict.fromkeys(names, 0.0)
-    # Plain least squares first: far from the solution, every measurement looks like a freak.
+    # Ordinary least squares first: far from the solution, every measurement looks like an outlier.
     for robust in (False, True):
         _descend(data, index, values, robust=robust)
     precision, _ = _normal_equations(data, index, values, robust=True)
@@ -139,9 +141,9 @@ def fit(data: Sequence[Datum]) -> Fit:
 
 
 def _surprise(data: Sequence[Datum], values: Unknowns) -> float:
-    """The Birge ratio, at least 1: what the fit had to pay, over the number of measurements that it was to pay for.
+    """The Birge ratio, at least 1: the fit's total deviation divided by the number of measurements.
 
-    A prior that is right pays one a measurement (chi squared); `_TRUST` measurements are taken to have paid that.
+    If the prior is right, each measurement contributes 1 on average (chi squared); `_TRUST` more of these are added.
     """
     paid = math.fsum(value * value for value in values.values())
     number = 0
@@ -160,7 +162,7 @@ def _descend(data: Sequence[Datum], index: Mapping[str, int], values: dict[str, 
         solution = _solve(_cholesky(precision), pull)
         moved = 0.0
         for name, wanted in zip(index, solution, strict=True):
-            # Half steps late on: a maximum over moments makes the formula kink, and full steps would hop across.
+            # Half steps in later iterations: the maximum over moments has kinks, across which full steps would jump.
             stride = (wanted - values[name]) * (1.0 if iteration < _ITERATIONS // 2 else 0.5)
             value = _within(_LIMIT, values[name] + _within(_STRIDE, stride))
             moved = max(moved, abs(value - values[name]))
@@ -170,7 +172,7 @@ def _descend(data: Sequence[Datum], index: Mapping[str, int], values: dict[str, 
 
 
 def _within(limit: float, value: float) -> float:
-    """`value`, or the end of the range from -`limit` to `limit` that it lies beyond."""
+    """`value` limited to the range from -`limit` to `limit`."""
     return max(-limit, min(limit, value))
 
 
@@ -238,5 +240,5 @@ def _solve(factor: list[list[float]], right: Sequence[float]) -> list[float]:
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    """The scalar product over the shorter one's length."""
+    """The scalar product, over the length of the shorter one."""
     return float(sum(map(mul, one, other)))

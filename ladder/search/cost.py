@@ -1,4 +1,4 @@
-"""What a trial costs in seconds: the start of an engine, and the steps that a candidate is warmed up and timed for."""
+"""The cost of a trial in seconds: the start of an engine, and the untimed and timed steps of its candidates."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from ladder.search.speed import SpeedPrediction
 _PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
 _STEPS = 4
-"""Optimizer steps of a candidate: one to warm up, and timed ones until the median is known to 1 %. Chosen: the usual
-case of `StepPolicy`."""
+"""Optimizer steps of a candidate: one untimed, and timed ones until the median is known to 1 %. Chosen: the usual case
+of `StepPolicy`."""
 _STEP_SECONDS = 4.0
-"""After so long no more are timed than have to be. Derived: `StepPolicy.seconds`."""
+"""After this time, only the fewest steps are timed. Derived: `StepPolicy.seconds`."""
 _FEWEST_STEPS = 3
-"""One to warm up and two timed. A long step is timed once where the untimed one agrees with it: that is one less.
-Derived from `StepPolicy`."""
+"""One untimed step and two timed ones; one less for long steps if the untimed one agrees. Derived from `StepPolicy`."""
 CANDIDATES_OF_A_TRIAL = 3
-"""Derived: what `auto` asks for at most (`_MOST`)."""
+"""Derived: the most that `auto` puts into a trial (`_MOST`)."""
 MOST_TRIALS = 5
-"""Measured by benchmarks/search.py: what the search needs, all but a few times."""
+"""The trials that the search needs in nearly all cases (measured: benchmarks/search.py)."""
 
 
 def start_seconds(rung: Rung, num_parameters: int) -> float:
-    """Seconds from the request of a trial to its first step, and of its end.
+    """Seconds of a trial before its first step and for its end.
 
     Measured on four H200 with 0.7 to 6.7 billion parameters: model and engine take 2.4 to 5.3 s without offload, 5 s
-    and 2.2 to 2.8 s a billion with the optimizer on the host, 7 s and 6 s a billion with everything on NVMe.
+    plus 2.2 to 2.8 s per billion with the optimizer on the host, 7 s plus 6 s per billion with everything on NVMe.
     """
     billions = num_parameters / 1e9
     seconds = _PROCESSES + 2.2 + 0.4 * billions
@@ -42,7 +41,7 @@ def start_seconds(rung: Rung, num_parameters: int) -> float:
 
 
 def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
-    """Seconds to warm up and time a candidate: a trial takes at most two micro-steps for an optimizer step."""
+    """Seconds for the untimed and timed steps of a candidate; in a trial, a step has at most two micro-steps."""
     step = prediction.step_seconds(min(2, accumulation))
     return max(_FEWEST_STEPS * step, min(_STEPS * step, _STEP_SECONDS + step))
 
@@ -51,11 +50,11 @@ def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     """Seconds of one trial that measures these candidates, all of one engine."""
     first = outlooks[0]
     start = start_seconds(first.candidate.engine.rung, first.workload.model.num_parameters)
-    start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it is warmed up for a step more
+    start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it has one more untimed step
     return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)
 
 
 def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL) -> float:
-    """Seconds of a trial of an engine of which one candidate is known: so many that take as long as this one."""
+    """Seconds of a trial of an engine with `num_candidates`, if each takes as long as this one."""
     start = start_seconds(outlook.candidate.engine.rung, outlook.workload.model.num_parameters)
     return start + num_candidates * candidate_seconds(outlook.speed, outlook.candidate.accumulation)

@@ -1,4 +1,4 @@
-"""What a policy can decide."""
+"""The decisions that a policy can make."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Measure:
     candidates: tuple[Candidate, ...]
     reason: str
     first_within: Mapping[str, float] = field(default_factory=dict)
-    """By candidate key: it is left out if the first candidate's optimizer step takes more seconds than this."""
+    """By candidate key: skip it if the first candidate's optimizer step takes more seconds than this."""
     probe: bool = False
-    """On a model of a few layers, to see how fast the engine is (`Space.shallow`)."""
+    """Use a model with a few layers, to see how fast the engine is (`Space.shallow`)."""
     precise: bool = False
-    """Timed over as many steps as a proof, for a gain of a few per cent."""
+    """Time as many steps as in a proof, to see gains of a few per cent."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Prove:
 
 @dataclass(frozen=True)
 class Stop:
-    """The search is over."""
+    """End the search."""
 
     reason: str
 

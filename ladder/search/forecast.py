@@ -1,4 +1,4 @@
-"""What is to be expected of a workload on GPUs that nobody has touched yet: by rung, memory, speed and price."""
+"""Predicts memory, speed and the time of a tune by rung, without any measurement."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ladder.search.memory import predict_memory
 from ladder.search.space import Space
 
 _SURE = 0.99
-"""A rung at least this likely to fit is said to fit. Chosen: the quantile of `MemoryPrediction.upper`."""
+"""A rung at least this likely to fit is predicted to fit. Chosen: the quantile of `MemoryPrediction.upper`."""
 MOST_GPUS = 1024
-"""As far as more GPUs are looked for. Chosen: beyond what one DeepSpeed job usually takes."""
+"""The most GPUs that are considered. Chosen: more than one DeepSpeed job usually has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RungPlan:
-    """One rung: the candidate to be expected there, and from how many GPUs on the rung fits at all."""
+    """One rung: its expected best candidate, and the fewest GPUs on which it fits."""
 
     rung: Rung
     outlook: Outlook
-    """Of the fastest candidate that is likely to fit, else of the most frugal one."""
+    """Of the fastest candidate that is likely to fit, or else of the one that needs least memory."""
     fits: str
     """yes, perhaps or no."""
     smallest: int | None
-    """The fewest GPUs with which the most frugal candidate fits; None beyond 1,024."""
+    """The fewest GPUs on which the candidate that needs least memory fits; None if 1,024 are too few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,13 @@ class Plan:
 
     rungs: tuple[RungPlan, ...]
     least_seconds: float
-    """If the first two trials settle it, the proof included."""
+    """If two trials are enough; the proof is included."""
     most_seconds: float
     """If the five most promising engines are tried."""
 
 
 def plan(space: Space, gpus_per_node: int | None = None) -> Plan:
-    """What is expected before anything is measured. `gpus_per_node`: host memory counts by node; None: no limit."""
+    """The plan for `space`. With `gpus_per_node`, host memory grows with the nodes; None: all GPUs share it."""
     belief = believe(space, ())
     rows = [_rung_plan(engine, space, belief, gpus_per_node) for engine in space.engines]
     return Plan(rungs=tuple(rows), **_price(rows))
@@ -54,7 +54,7 @@ def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int 
     frugal = min(outlooks, key=lambda outlook: outlook.memory.peak)
     best = max(sure or likely or [frugal], key=lambda outlook: outlook.speed.tokens_per_second)
     top = max(outlook.fits for outlook in outlooks)
-    # What is kept on one host may be too much for it with as many GPUs as need nothing kept there.
+    # With offloaded activations a host may be too small for as many GPUs as fit without offloading.
     either = {frugal.candidate, replace(frugal.candidate, offload_activations=False)}
     enough = [number for each in either if (number := smallest_world(space, each, gpus_per_node)) is not None]
     return RungPlan(
@@ -66,7 +66,7 @@ def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int 
 
 
 def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None = None) -> int | None:
-    """The fewest GPUs on which `candidate` is believed to fit with 99 %; None beyond 1,024."""
+    """The fewest GPUs on which `candidate` fits with a probability of 99 %; None if 1,024 are too few."""
     host_of_node = space.host_memory / num_nodes(space.world_size, gpus_per_node)
 
     def fits(world_size: int) -> bool:
@@ -81,7 +81,7 @@ def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None
 
 
 def num_nodes(world_size: int, gpus_per_node: int | None) -> int:
-    """Nodes whose memory counts: one, where nobody says how many GPUs each has."""
+    """The number of nodes; one if the number of GPUs per node is unknown."""
     return 1 if gpus_per_node is None else -(-world_size // gpus_per_node)
 
 

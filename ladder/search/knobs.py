@@ -1,7 +1,7 @@
-"""The knobs of the winning engine: which there are to turn, and when a gain is more than noise.
+"""The DeepSpeed knobs of the winning engine: which values to choose from, and when a gain is more than noise.
 
-An engine with knobs is an engine like any other; what is asked for here is one more trial of it. Which values to try
-next is left to an optimizer (ladder/tuning/knob_study.py), which sees these choices and the records, and nothing else.
+An engine with knobs is an engine like any other, and is measured in a trial. An optimizer (ladder/tuning/knob_study.py)
+chooses which values to try next, from these choices and the records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ladder.search.speed import STEP_NOISE
 from ladder.workload.workload import Workload
 
 Choices = Mapping[str, tuple[bool | int, ...]]
-"""By knob: the values to choose from, ascending; our own among them."""
+"""By knob: the values to choose from in ascending order, including our default."""
 
 _FACTORS = {
     "reduce_bucket_size": (0.1, 0.25, 0.5, 2, 4),
@@ -29,18 +29,18 @@ _FACTORS = {
     "sub_group_size": (0.25, 0.5, 2.5, 5),
 }
 _LARGEST = 1_000_000_000
-"""Elements. Chosen: DeepSpeed's own default where it is most generous (`stage3_max_live_parameters`)."""
+"""Elements. Chosen: DeepSpeed's largest default (`stage3_max_live_parameters`)."""
 _SWITCHES = ("overlap_comm", "round_robin_gradients")
 _NOISES = 2.0
-"""A gain counts from so many times what two measurements scatter. Chosen: one standard deviation is often chance."""
+"""A gain counts if it exceeds the noise this many times. Chosen: one standard deviation is often chance."""
 
 
 def knob_choices(workload: Workload, engine: Engine) -> Choices:
-    """What can be turned of `engine`, in elements and switches; nothing at stage 0."""
+    """The knobs of `engine` with their choices, in elements and switches; empty at stage 0."""
     usual = backend_of(engine.rung).knobs(workload, Engine(engine.rung))
     choices: dict[str, tuple[bool | int, ...]] = {}
     for name, factors in _FACTORS.items():
-        if usual.get(name):  # what a rung has switched off stays so
+        if usual.get(name):  # a knob that the rung switches off stays off
             values = {min(_LARGEST, int(usual[name] * factor)) // 2 * 2 for factor in factors}  # even: DeepSpeed aligns
             choices[name] = tuple(sorted(values | {usual[name]}))
     choices |= {name: (False, True) for name in _SWITCHES if name in usual}
@@ -50,36 +50,36 @@ def knob_choices(workload: Workload, engine: Engine) -> Choices:
 
 
 def knobs_of(workload: Workload, engine: Engine) -> dict[str, bool | int]:
-    """The value of every knob of `engine` that can be turned."""
+    """The values of all knobs of `engine` that have choices."""
     values = backend_of(engine.rung).knobs(workload, engine)
     return {name: values[name] for name in knob_choices(workload, engine)}
 
 
 def with_knobs(workload: Workload, candidate: Candidate, values: Mapping[str, bool | int]) -> Candidate:
-    """`candidate` with its knobs at `values`; those that are our own anyway are left out of its key."""
+    """`candidate` with its knobs set to `values`; those equal to our defaults are not in its key."""
     usual = knobs_of(workload, Engine(candidate.engine.rung))
     turned = tuple(sorted((name, value) for name, value in values.items() if usual[name] != value))
     return replace(candidate, engine=replace(candidate.engine, knobs=turned))
 
 
 def plain(candidate: Candidate) -> Candidate:
-    """The same with our own knobs."""
+    """The same candidate with our default knobs."""
     return replace(candidate, engine=replace(candidate.engine, knobs=()))
 
 
 def turned(space: Space, records: Sequence[Record]) -> dict[str, Record]:
-    """The measuring records of candidates with other knobs than the space's, by key."""
+    """The records of measured candidates with other knobs than the defaults, by key."""
     return {key: record for key, record in measured(records).items() if key not in space.by_key}
 
 
 def winner(space: Space, records: Sequence[Record]) -> Candidate | None:
-    """The candidate whose knobs are worth turning: the fastest of the space itself."""
+    """The candidate whose knobs to try: the fastest one with default knobs."""
     own = [record for record in ranking(records) if record.candidate_key in space.by_key]
     return space.by_key[own[0].candidate_key] if own else None
 
 
 def less_noise(space: Space, records: Sequence[Record]) -> list[Record]:
-    """`records` without those knobs whose gain over our own may be noise: nobody should carry a setting for nothing."""
+    """`records` without settings of knobs whose gain over the defaults may be noise."""
     seen = measured(records)
     noise = set()
     for key, record in turned(space, records).items():
@@ -90,7 +90,7 @@ def less_noise(space: Space, records: Sequence[Record]) -> list[Record]:
 
 
 def _gains(record: Record, other: Record) -> bool:
-    """Whether `record` is faster than `other` by more than both scatter; what did not fit is kept as it is."""
+    """Whether `record` is faster than `other` by more than their noise; True for one that does not fit, to keep it."""
     if not record.tokens_per_second or not other.tokens_per_second:
         return not record.tokens_per_second
     spreads = [each.measurement.spread for each in (record, other) if each.measurement is not None]

@@ -1,4 +1,4 @@
-"""The ledger: every candidate with what became of it, the reason, and the trial responsible."""
+"""The ledger: every candidate with its status, the reason, and the trial that decided it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from ladder.units import format_bytes
 Status = Literal["answer", "measured", "refused", "predicted", "pruned", "unsupported"]
 
 _NOISE = 2 * STEP_NOISE
-"""Relative: two trials that differ by no more may be equally fast. Derived: each scatters by STEP_NOISE."""
+"""Trials whose speeds differ by no more than this fraction may be equally fast. Derived: each has an error of
+STEP_NOISE."""
 
 
 _AT_THE_END = f"at its {UPPER_END} "
@@ -27,17 +28,17 @@ _AT_THE_END = f"at its {UPPER_END} "
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What is believed of a candidate that was not tried, after everything that was measured."""
+    """The prediction for a candidate that was not tried, calibrated by all measurements."""
 
     tokens_per_second: float
     low: float
-    """It is slower than this with 10 %."""
+    """It is slower than this with a probability of 10 %."""
     high: float
-    """It is faster than this with 10 %."""
+    """It is faster than this with a probability of 10 %."""
     peak: int
-    """Bytes of one device."""
+    """Bytes per GPU."""
     upper: int
-    """It needs more than this with 1 %."""
+    """It needs more than this with a probability of 1 %."""
     host: int
     """Bytes of all ranks."""
     fits: float
@@ -53,28 +54,28 @@ class Entry:
     rung: str
     candidate_key: str | None
     checkpointing: str
-    """As `Candidate.checkpointing`; empty for a whole rung."""
+    """See `Candidate.checkpointing`; empty for a whole rung."""
     micro_batch: int | None
     accumulation: int | None
     status: Status
     record: Record | None
     why: str
     predicted: Predicted | None = None
-    """For what was not tried."""
+    """For a candidate that was not tried."""
     disproved: bool = False
-    """It fitted, and failed its proof of fit."""
+    """It fitted in its trial, but not in its proof."""
     proof: Record | None = None
-    """The run in fresh processes that it passed. Its speed may be another than the trial's, which `record` has."""
+    """The proof that it passed. Its speed may differ from that of the trial in `record`."""
     brief: str = ""
-    """`why` in a few words, for a table: without the figures that have columns of their own."""
+    """`why` in a few words for a table, without the figures that have their own columns."""
 
 
 def ledger(
     space: Space, records: Sequence[Record], unsupported: Mapping[Rung, str], *, on_paper: bool = False
 ) -> list[Entry]:
-    """Every candidate in the documented order, those with other knobs, then the rungs this machine does not support.
+    """All candidates in the documented order, then those with other knobs, then the rungs that are not supported.
 
-    `on_paper`: nothing was run, so nothing is said to be proven.
+    `on_paper` says that trials were simulated, so that nothing is called proven.
     """
     teller = _Teller(space, records, on_paper)
     candidates = [*space.candidates, *(space.by_key[key] for key in turned(space, records))]
@@ -85,7 +86,7 @@ def ledger(
 
 
 class _Teller:
-    """What the records say about each candidate."""
+    """Makes the entries of a ledger."""
 
     def __init__(self, space: Space, records: Sequence[Record], on_paper: bool) -> None:
         self._space, self._records, self._on_paper = space, records, on_paper
@@ -125,7 +126,7 @@ class _Teller:
         return "predicted", why, brief, predicted
 
     def _verdict(self, record: Record) -> tuple[Status, str]:
-        """Of what was tried."""
+        """The status and the reason for a candidate that was tried."""
         proof = self._proofs.get(record.candidate_key)
         reached = f"its proof reached {proof.tokens_per_second:,.0f} tokens/s" if proof else ""
         if self._best is not None and record.candidate_key == self._best.candidate_key:
@@ -142,7 +143,7 @@ class _Teller:
         return "measured", self._against_the_answer(record, self._best, reached)
 
     def _against_the_answer(self, record: Record, best: Record, reached: str) -> str:
-        """Trial beside trial, and proof beside proof; `reached` is empty for what was not proven."""
+        """Compares trial with trial, and proof with proof; `reached` is empty if `record` is not proven."""
         trial = self._tried.get(best.candidate_key, best).tokens_per_second
         if not trial or not record.tokens_per_second or not best.tokens_per_second:
             return "fits"
@@ -158,11 +159,11 @@ class _Teller:
         return f"{faster}, and {behind:+.1%} against its proof; not proven itself"
 
     def _why_not_tried(self, outlook: Outlook, predicted: Predicted) -> tuple[str, str]:
-        """Why a candidate was not tried, with the numbers that decided it; and the same for a table."""
+        """Why a candidate was not tried, with the figures that decided it; in full, and in short for a table."""
         space, best = self._space, self._fastest.tokens_per_second if self._fastest else None
         promise = _promise(predicted, best)
         if predicted.fits < LIKELY and (needs := _needs(predicted, space)):
-            chance = f"; it fits with {predicted.fits:.0%}" if predicted.fits >= SLIM else ""
+            chance = f"; it fits with a probability of {predicted.fits:.0%}" if predicted.fits >= SLIM else ""
             if chance and best and predicted.high > best:
                 chance += f", {promise}"
             return f"predicted to need {needs}{chance}", f"needs {needs}"
@@ -175,13 +176,13 @@ class _Teller:
             promise += ", within the tolerance"
         elif predicted.high > best:
             is_worth_it = is_worth_a_trial(outlook, best, space.tolerance)
-            reason = "the tune ended before it" if is_worth_it else "the gain to be expected is not worth a trial"
+            reason = "the tune ended before it" if is_worth_it else "its expected gain is not worth a trial"
             promise += f", but {reason}"
         return f"{speed}; {promise}", brief
 
 
 def _promise(predicted: Predicted, best: float | None) -> str:
-    """How far it may at most be from `best`, in tokens/s: in the words of the bound with which a search ends."""
+    """How far its upper end is from `best`, in tokens/s, in the words of the bound with which a search ends."""
     if not best:
         return ""
     ahead = predicted.high / best - 1
@@ -189,7 +190,7 @@ def _promise(predicted: Predicted, best: float | None) -> str:
 
 
 def _needs(predicted: Predicted, space: Space) -> str:
-    """What it is predicted to have too little of; empty where it is neither memory by itself."""
+    """The memory that it is predicted to need if that is too much on the GPU or the host; otherwise empty."""
     if predicted.peak > space.memory_limit:
         return f"{format_bytes(predicted.peak)} of {format_bytes(space.memory_limit)}"
     if predicted.host > space.host_memory:

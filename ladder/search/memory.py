@@ -1,12 +1,12 @@
-"""How much memory a candidate takes, before it is tried, and corrected by what trials measured.
+"""Predicts the memory of a candidate, calibrated by what trials measured.
 
-The bytes of each moment come from `moments`; the fullest one counts. `predict_memory` needs no GPU; `calibrate_memory`
-learns how far the formulae are off for this workload on this machine.
+The backend's `moments` give the bytes at each moment of a step, and the largest counts. `predict_memory` needs no GPU;
+`calibrate_memory` learns the error of the formulas for this workload on this machine.
 
-**What `peak` means.** PyTorch's allocator keeps freed blocks, so what it has reserved depends on the limit: under a
-tight one it gives its cache back and goes on. What a candidate *needs* lies between allocated and reserved. `peak` is
-therefore allocated memory plus a margin for fragmentation (learnt from reserved, but never above `_LARGEST_MARGIN` of
-allocated), plus what lies outside PyTorch: on purpose below the memory reserved on a GPU with room to spare.
+**What `peak` means.** PyTorch's allocator keeps freed blocks, so its reserved memory depends on the limit: near the
+limit it frees its cache and continues. What a candidate *needs* is between allocated and reserved memory. `peak` is
+therefore allocated memory, plus a margin for fragmentation (learnt from reserved memory, but at most `_LARGEST_MARGIN`
+of allocated), plus memory outside PyTorch. On a GPU with memory to spare, this is less than what is reserved.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ UPPER_DEVIATIONS = 2.33
 """`MemoryPrediction.upper` is this many standard deviations above `peak`. Derived: the 99 % quantile of a normal
 distribution."""
 _LARGEST_MARGIN = 0.08
-"""Measured: 37.2 GiB allocated trained within 39.5 reserved of a limit of 40."""
+"""Of allocated memory. Measured: with a limit of 40 GiB, training with 37.2 GiB allocated reserved 39.5 GiB."""
 _HOST_PROCESS = 1.9 * GIB
 """Measured: resident memory of a rank that offloads nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """Bytes of one GPU at the fullest moment, by what they are for."""
+    """Bytes per GPU at the peak, by purpose."""
 
     parameters: int
     gradients: int
@@ -51,16 +51,16 @@ class MemoryParts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPrediction:
-    """What a candidate takes, in bytes of one GPU (`host`, `pinned`: of all ranks of the node)."""
+    """The predicted memory of a candidate, in bytes per GPU; `host` and `pinned` are of all ranks."""
 
     parts: MemoryParts
-    """They add up to `peak`."""
+    """Their sum is `peak`."""
     moments: Mapping[str, int]
     """Allocated bytes at initialisation, forward, loss, backward and step, before calibration's offset."""
     peak: int
-    """Expected: what the device must hold, everything included."""
+    """The expected need of the GPU, everything included."""
     upper: int
-    """About the 99 % quantile of `peak`; whether a candidate is tried is decided by this."""
+    """About the 99 % quantile of `peak`, from which the probability to fit is derived."""
     host: int
     """Resident host memory of all ranks, processes included."""
     pinned: int
@@ -69,12 +69,12 @@ class MemoryPrediction:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryObservation:
-    """What a trial saw of one candidate; None where it saw nothing."""
+    """The memory that a trial measured of one candidate; None for unknown figures."""
 
     candidate: Candidate
     fits: bool
     peak_device: int | None = None
-    """If it did not fit: what it held plus what it asked for, at least."""
+    """If it did not fit: the least that it would have needed."""
     peak_reserved: int | None = None
     peak_allocated: int | None = None
     outside_torch: int | None = None
@@ -83,29 +83,29 @@ class MemoryObservation:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCalibration:
-    """What measurements have taught; without any, the prior."""
+    """What was learnt from measurements; without any, the prior."""
 
     fit: Fit = field(default_factory=Fit)
     margin: float = 0.04
     """The allocator's fragmentation as a fraction of allocated memory."""
     margin_deviation: float = 0.02
     outside_torch: Mapping[str, int] | None = None
-    """The most seen outside PyTorch, by engine, and under "" over all."""
+    """The most memory measured outside PyTorch by engine, and for all engines under ""."""
     host_ratio: Mapping[str, float] | None = None
-    """Measured over predicted host memory, by engine, and under "" over all."""
+    """Measured divided by predicted host memory by engine, and for all engines under ""."""
 
 
 class _Footprint:
-    """The moments of a candidate, and what is not known about them: about 12 % of a term, and a few MiB at rest."""
+    """The moments of a candidate and their unknowns: about 12 % of activations and logits, and an offset."""
 
     def __init__(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> None:
         backend = backend_of(candidate.engine.rung)
         self.moments = backend.moments(workload, candidate, world_size, device)
         key, kind = candidate.engine.states, _kind(candidate)
-        # On a CPU freed memory comes back late and libraries keep scratch space: much less is known.
+        # Less is known on a CPU: freed memory is returned late, and libraries keep scratch space.
         doubt = 1.0 if device == "cuda" else 2.5
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
-        # What is kept where half of the blocks are checkpointed is mostly the other half's.
+        # With half checkpointing, most activations belong to the half that is not checkpointed.
         self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.12 * doubt), own)
         self._logits: Factor = (terms_of(workload, candidate, world_size).loss_doubt, own)
         self._buffers: Factor = (("buffers", 0.25),)
@@ -131,13 +131,13 @@ class _Footprint:
         ]
 
     def log_peak(self, unknowns: Unknowns) -> float:
-        """Logarithm of allocated memory at the fullest moment."""
+        """The logarithm of allocated memory at the peak."""
         peak = max(self.totals(unknowns))
         return math.log(max(peak + deviation(self._offset, unknowns), 0.3 * peak))
 
 
 def _kind(candidate: Candidate) -> str:
-    """What a block keeps differs with checkpointing and with some techniques."""
+    """A name for what a block saves, which depends on checkpointing and some techniques."""
     kind = {"on": "ckpt", "cpu": "ckpt", "off": "whole"}.get(candidate.checkpointing, "half")
     return "+".join([kind, *(each.name for each in candidate.engine.techniques if each.changes_blocks)])
 
@@ -175,7 +175,7 @@ def predict_memory(
 
 
 def expected_peak(workload: Workload, candidate: Candidate, *, world_size: int, device: Device) -> int:
-    """`predict_memory(…).peak` before any trial, without its doubt, which takes most of the work."""
+    """`predict_memory(…).peak` before any trial, without its uncertainty, which takes most of the time."""
     prior = MemoryCalibration()
     allocated = math.exp(_Footprint(workload, candidate, world_size, device).log_peak({}))
     outside, _ = _outside(prior, candidate.engine.states, world_size, device)
@@ -185,7 +185,7 @@ def expected_peak(workload: Workload, candidate: Candidate, *, world_size: int, 
 def calibrate_memory(
     workload: Workload, observations: Sequence[MemoryObservation], *, world_size: int, device: Device
 ) -> MemoryCalibration:
-    """What `observations` teach about this workload on this machine; useful from the first one on."""
+    """What follows from `observations` for this workload on this machine; useful from the first one on."""
     fitting = [o for o in observations if o.fits]
     outside: dict[str, int] = {}
     margins = []
@@ -218,7 +218,7 @@ def _learnt_margin(margins: Sequence[float]) -> tuple[float, float]:
 def _datum(
     workload: Workload, seen: MemoryObservation, known: MemoryCalibration, world_size: int, device: Device
 ) -> Datum | None:
-    """`seen` as a number for the fit: allocated memory, or the least it can have been after running out."""
+    """`seen` as data for the fit: allocated memory, or its lower bound if memory ran out."""
     target: float | None = seen.peak_allocated if device == "cuda" or not seen.peak_device else seen.peak_device
     if not seen.fits:
         if seen.peak_device is None:
@@ -254,7 +254,7 @@ def _outside(calibration: MemoryCalibration, engine: str, world_size: int, devic
 
 
 def _parts(moment: Moment, peak: float, outside: float) -> MemoryParts:
-    """The fullest moment by part; margin and calibration's corrections are with the buffers."""
+    """The peak by part; the margin and calibration's corrections are added to the buffers."""
     named = {
         "parameters": int(moment.parameters + moment.live),
         "gradients": int(moment.gradients),
@@ -269,7 +269,7 @@ def _parts(moment: Moment, peak: float, outside: float) -> MemoryParts:
 def predict_host(
     workload: Workload, candidate: Candidate, world_size: int, ratios: Mapping[str, float]
 ) -> tuple[int, int]:
-    """Host memory of all ranks, and its pinned part; at stages 1 and 2 the model may pass through the host at first."""
+    """Predicted host memory of all ranks, and its pinned part, in bytes."""
     on_host, pinned = backend_of(candidate.engine.rung).host_bytes(workload, candidate, world_size)
     total = _HOST_PROCESS * world_size + on_host
     ratio = ratios.get(candidate.engine.states, ratios.get("", 1.0))
@@ -277,7 +277,7 @@ def predict_host(
 
 
 def host_ratios(workload: Workload, fitting: Sequence[MemoryObservation], world_size: int) -> dict[str, float]:
-    """Measured over predicted host memory: by engine, and the geometric mean over engines for those never measured."""
+    """Measured divided by predicted host memory by engine; under "" the geometric mean, for engines not measured."""
     by_engine: dict[str, list[float]] = {}
     for seen in fitting:
         if seen.peak_host:

@@ -14,9 +14,9 @@ from ladder.search.space import Space, measured, proven, ranking, ruled_out
 
 
 def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """Every candidate of every engine, but those that a failure of the same engine already answers.
+    """Try every candidate of every engine, except those that an earlier failure rules out.
 
-    One that ran out late and in pieces is tried again where it might be the answer.
+    A candidate that ran out because of fragmentation late in its trial is tried again if it might be the answer.
     """
     tried = measured(records)
     for engine in space.engines:
@@ -32,7 +32,7 @@ def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
 
 
 def documented_steps(space: Space) -> list[Candidate]:
-    """The ladder as it is written down: micro-batch 1, gradient checkpointing first, then rung after rung."""
+    """The steps of the documented ladder: micro-batch 1, gradient checkpointing first, then rung after rung."""
     smallest = space.micro_batches[0]
     engines = [engine for engine in space.engines if engine.rung.documented and not engine.techniques]
     steps = []
@@ -49,7 +49,7 @@ def documented_steps(space: Space) -> list[Candidate]:
 
 
 def walk(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """Down the documented ladder until something fits."""
+    """Go down the documented ladder until something fits."""
     tried = measured(records)
     for step in documented_steps(space):
         if step.key not in tried:
@@ -60,11 +60,11 @@ def walk(space: Space, records: Sequence[Record]) -> Measure | Stop:
 
 
 def reverse(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """Up the documented ladder from the most frugal step that fits, until something does not fit."""
+    """Go up the documented ladder from the step that needs least memory, until something does not fit."""
     tried, fits = measured(records), False
     for step in reversed(documented_steps(space)):
         if step.key not in tried:
-            return Measure(step.engine, (step,), "the next step up from the most frugal one")
+            return Measure(step.engine, (step,), "the next step up from the one that needs least memory")
         if tried[step.key].outcome.kind == "fits":
             fits = True
         elif fits:
@@ -73,14 +73,14 @@ def reverse(space: Space, records: Sequence[Record]) -> Measure | Stop:
 
 
 def bisect(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """The first step of the documented ladder that fits, by halving; taken for granted that later steps need less."""
+    """Find the first step of the documented ladder that fits by bisection, assuming that later steps need less."""
     steps, tried = documented_steps(space), measured(records)
     low, high = 0, len(steps)  # the first that fits lies in steps[low:high + 1]
     while low < high:
         middle = (low + high) // 2
         step = steps[middle]
         if step.key not in tried:
-            return Measure(step.engine, (step,), f"halves what is left of the documented ladder ({high - low} steps)")
+            return Measure(step.engine, (step,), f"the middle of the {high - low} steps left of the documented ladder")
         if tried[step.key].outcome.kind == "fits":
             high = middle
         else:
@@ -117,17 +117,17 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 ALONG_THE_LADDER = frozenset({"walk", "reverse", "bisect"})
-"""The strategies that know the documented ladder only."""
+"""The strategies that only use the documented ladder."""
 
 _PROOF_TOLERANCE = 0.02
-"""A proof that comes out this much slower than the next candidate's measurement makes the next one worth a proof too.
-Chosen: the default of --tolerance."""
+"""If a proof is slower than the next candidate's trial by more than this, the next one is proven too. Chosen: the
+default of --tolerance."""
 _MAX_EXTRA_PROOFS = 2
-"""Chosen: each takes as long as the first, and the candidates behind were slower from the start."""
+"""Chosen: each takes as long as the first, and later candidates were slower in their trials."""
 
 
 def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
-    """Which candidate to prove next: the fastest that fits, then those that its own proof made look faster."""
+    """Which candidate to prove next: the fastest that fits, then others if its proof made them look faster."""
     records = less_noise(space, records)
     proofs, tried = proven(records), measured(records)
     best_proven = max((record.tokens_per_second or 0.0 for record in proofs.values()), default=0.0)
@@ -135,7 +135,7 @@ def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
         if record.candidate_key in proofs:
             continue
         speed = record.tokens_per_second or 0.0
-        # Those below it were proven before it was measured, when less was asked for: they say nothing about it.
+        # Slower ones were proven by an earlier tune, before this one was measured, so they do not count.
         above = [key for key in proofs if key in tried and (tried[key].tokens_per_second or 0.0) >= speed]
         worth_it = speed > best_proven * (1 + _PROOF_TOLERANCE)
         if not proofs or (worth_it and len(above) <= _MAX_EXTRA_PROOFS):

@@ -1,7 +1,7 @@
-"""A cheap look at an engine before its trial is paid for: the same candidate with a few of the model's layers.
+"""Probes: a short trial of an engine with a few of the model's layers, before a full trial.
 
-What starts slowly with all layers starts fast with four, and its steps are short. What is learnt of the engine's speed
-holds for the whole model but for what `speed` says of depth; a full trial decides.
+With four layers an engine starts fast and its steps are short. The engine's speed on the whole model follows from it,
+with an uncertainty for depth (`speed`); a full trial decides.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ladder.search.cost import expected_seconds
 from ladder.search.space import measured, probed
 
 _WORTH = 0.9
-"""Of the trial's seconds: a probe that is expected to save less is not worth a trial more. Chosen: expected seconds are
-a guess, and a smaller saving may be none."""
+"""With a probe, the expected seconds must be less than this fraction of the trial's. Chosen: expected seconds are
+uncertain, so a smaller saving may be none."""
 
 
 def probe_first(
     belief: Belief, records: Sequence[Record], outlooks: Sequence[Outlook], seconds: float, target: float
 ) -> tuple[Outlook, ...]:
-    """The probe that should come before a trial of `outlooks`, all of one engine; empty where it would not save time.
+    """The probe to run before a trial of `outlooks`, all of one engine; empty if it would not save time.
 
-    `seconds` are the trial's; `target` is the speed, in tokens/s, above which the engine would be the answer. It saves
-    the trial if the engine then turns out to be too slow, and costs its own seconds if not.
+    `seconds` are the trial's; `target` is the speed, in tokens/s, above which the engine would be the answer. A probe
+    saves the trial if the engine turns out to be too slow, and otherwise costs its own time.
     """
     space, engine = belief.space, outlooks[0].candidate.engine
     known = {space.by_key[key].engine for key in (*measured(records), *probed(records)) if key in space.by_key}

@@ -1,4 +1,4 @@
-"""What a history says about the space at hand: a run folder may hold what tunes with other options have measured."""
+"""Which records of a history apply to a space: a run folder may contain those of tunes with other options."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TO_BE_MENDED = frozenset({"disk_full", "pinned_oom"})
 
 
 def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[Record]:
-    """The records of candidates of `space`, whatever their knobs, as they stand under its limits.
+    """The records of candidates of `space`, with any knobs, under its limits.
 
-    A refusal falls with the limit of host memory that it was for, and what ran out of host memory is as good as not
-    tried when there is more of it now; so is what failed in a trial before `since` for something that the user is asked
-    to mend, and what swapped to another drive. What was measured over a limit set since does not fit.
+    Left out are candidates that were refused or ran out of host memory if there is more host memory now, failures
+    before the trial `since` that the user was asked to fix, and measurements with another NVMe folder. Candidates that
+    were measured with more host memory than is allowed now count as not fitting.
     """
     return [
         _within_host_memory(record, space)
@@ -43,7 +43,7 @@ def _is_lifted(record: Record, space: Space) -> bool:
 
 
 def most_host_bytes(space: Space) -> float:
-    """Believed to need no more, a candidate is tried: that far may the belief be wrong."""
+    """Candidates that are predicted to need no more than this are tried, as the prediction has this much error."""
     return space.host_memory * (1 + HOST_DEVIATION)
 
 
@@ -55,8 +55,8 @@ def _within_host_memory(record: Record, space: Space) -> Record:
     if held <= most_host_bytes(space):
         return record
     sentence = (
-        f"its ranks held {format_bytes(held)} of host memory, and {format_bytes(space.host_memory)} is what "
-        "they may use (--host-memory)"
+        f"its ranks used {format_bytes(held)} of host memory, and they may use {format_bytes(space.host_memory)} "
+        "(--host-memory)"
     )
     outcome = Outcome(kind="host_oom", sentence=sentence, bytes_asked=held, bytes_free=space.host_memory)
     return replace(record, outcome=outcome, measurement=None, tokens_per_second=None)

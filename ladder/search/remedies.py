@@ -1,6 +1,6 @@
 """What would make a workload fit that does not: more or larger GPUs, shorter sequences, NVMe, fewer trained weights.
 
-Everything is predicted, with what trials taught about this machine, and stands for itself: any one remedy is enough.
+Remedies are predicted with calibrated models. Each one alone is enough.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ladder.backends.registry import backend_of
-from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors
+from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors, engines_having
 from ladder.events.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.forecast import MOST_GPUS, num_nodes
@@ -22,44 +22,44 @@ from ladder.units import GIB, format_bytes
 from ladder.workload.workload import Workload
 
 _TOKENS = 64
-"""Sequences are shortened by multiples of this. Chosen: a round number for kernels, and fine enough for people."""
+"""Sequences are shortened to multiples of this. Chosen: suits kernels, and fine enough for users."""
 _GPUS_OF_A_HOST = 8
-"""Up to so many share one host and its memory. Chosen: as in most servers for training."""
+"""GPUs that share one host and its memory. Chosen: as in most servers for training."""
 _LORA_RANK = 16
 """Chosen: between PEFT's default of 8 and the 64 of Dettmers et al. 2023."""
 _ADAPTER_BYTES = 16
-"""Of each adapter weight. Derived: in 16 bits (2) with its gradient (2), master weight (4) and Adam's two states
-(8)."""
+"""Bytes per adapter weight. Derived: the weight in 16 bits (2), its gradient (2), master weight (4) and Adam's two
+moments (8)."""
 _QUANTISED_BYTES = 0.52
-"""Of a weight in NF4 with doubly quantised constants. Derived: 4.127 bits (Dettmers et al. 2023, section 3), over 8
+"""Bytes per weight in NF4 with double quantisation. Derived: 4.127 bits (Dettmers et al. 2023, section 3), divided by 8
 and rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """Each field alone would do; None (or False) where it would not."""
+    """Each field alone would make the workload fit; None or False if it would not."""
 
     num_gpus: int | None = None
-    """The fewest that divide the global batch; every eight of them bring a host like the one there is."""
+    """The fewest GPUs that divide the global batch; every eight have another host of the same size."""
     gpu_memory: int | None = None
-    """Bytes of the smallest GPU, as many as now."""
+    """Bytes that each GPU needs, with the same number of GPUs."""
     host_memory: int | None = None
-    """Bytes of the smallest host, where it is what is too small."""
+    """Bytes that the host needs, if it is the host that is too small."""
     seq_len: int | None = None
-    """The longest, in tokens."""
+    """The longest sequences, in tokens."""
     micro_batch: int | None = None
-    """Where only larger ones were asked for."""
+    """A smaller micro-batch, if the user asked only for larger ones."""
     techniques: tuple[Technique, ...] = ()
-    """Any one of them."""
+    """Each one alone is enough."""
     nvme: bool = False
-    """The NVMe rungs, unsupported here so far."""
+    """The NVMe rungs, which are not supported here so far."""
     lora: int | None = None
-    """Bytes a GPU needs to train adapters of rank 16 on all linear layers, the weights frozen in 16 bits."""
+    """Bytes per GPU to train adapters of rank 16 on all linear layers, with frozen 16-bit weights."""
     qlora: int | None = None
-    """The same with the weights in 4 bits, where 16 are too many."""
+    """The same with 4-bit weights, if 16 bits are too many."""
 
     def plain(self) -> dict[str, Any]:
-        """All of them as plain values: bytes, tokens, numbers; techniques by the option that asks for them."""
+        """All remedies as values for JSON: bytes, tokens, numbers; techniques by the option that asks for them."""
         facts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "techniques"}
         switches = {
             technique.consent.switch: technique in self.techniques
@@ -70,7 +70,7 @@ class Remedies:
         return facts | switches | {"allow": allow}
 
     def sentence(self, *, on_cpu: bool = False) -> str:
-        """All of them in words; empty if none is left. Ranks on the CPU have no GPUs that could be larger."""
+        """All remedies in one sentence; empty if there is none. With `on_cpu`, GPUs are not mentioned."""
         size = -(-(self.gpu_memory or 0) // GIB)
         parts = [
             f"{self.num_gpus} GPUs" if self.num_gpus else "",
@@ -91,7 +91,7 @@ class Remedies:
 
 
 def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collection[str] = ()) -> Remedies:
-    """What would make the workload of `space` fit, by all that `records` teach; `unsupported` are names of rungs."""
+    """What would make the workload of `space` fit, calibrated by `records`; `unsupported` are names of rungs."""
     needs, workload = _Needs(space, believe(space, records)), space.workload
     adapters, trained = _adapter_bytes(workload), workload.model.num_parameters
     passing = needs.besides_states()
@@ -115,19 +115,16 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
 
 
 def _untried(technique: Technique, space: Space) -> list[Engine]:
-    """Engines of the space with `technique` too, which are none of the space's."""
-    engines = technique.engines(space, space.engines, space.predicted_peak)
+    """Engines of the space with `technique` added, if they are not in the space already."""
     if technique.is_tried_everywhere:
-        engines = [
-            engine.having(technique)
-            for engine in space.engines
-            if not engine.has_slot_of(technique) and technique.suits(space, engine.rung)
-        ]
+        engines = engines_having(technique, space.engines, space)
+    else:
+        engines = technique.engines(space, space.engines, space.predicted_peak)
     return [engine for engine in engines if engine not in space.engines]
 
 
 class _Needs:
-    """The memory of the most frugal candidates, of the space's workload or of another."""
+    """The memory of the candidates that need least, for the space's workload or a changed one."""
 
     def __init__(self, space: Space, belief: Belief) -> None:
         self._space, self._calibration = space, belief.memory
@@ -141,7 +138,7 @@ class _Needs:
         seq_len: int | None = None,
         micro_batch: int | None = None,
     ) -> bool:
-        """Whether any of the space's engines, or of `engines`, is believed to fit with 99 %, so changed."""
+        """Whether any of `engines` (default: the space's) fits with a probability of 99 %, with the changes given."""
         space = self._space
         workload = replace(space.workload, seq_len=seq_len or space.workload.seq_len)
         world_size = world_size or space.world_size
@@ -164,14 +161,14 @@ class _Needs:
         return next((number for number in more if self.fit(world_size=number)), None)
 
     def smallest_gpu(self) -> int | None:
-        """Bytes; None where the host is what is too small."""
+        """Bytes per GPU; None if it is the host that is too small."""
         space = self._space
         hosted = [each for each in self._unchanged if space.on_host(each.host, each.upper) <= space.host_memory]
         enough = min((memory.upper for memory in hosted), default=0)
         return enough if enough > space.memory_limit else None
 
     def smallest_host(self) -> int | None:
-        """Bytes; None where the GPUs are what is too small."""
+        """Bytes of the host; None if it is the GPUs that are too small."""
         space = self._space
         fitting = [each for each in self._unchanged if each.upper <= space.memory_limit]
         enough = min((space.on_host(each.host, each.upper) for each in fitting), default=0)
@@ -179,14 +176,14 @@ class _Needs:
 
     @property
     def hosts_ranks(self) -> bool:
-        """Whether the host has memory for the processes alone, which whatever is trained needs."""
+        """Whether the host has enough memory for the ranks' processes alone."""
         space = self._space
         plain, *_ = self._of(Engine(RUNGS[0]), space.workload, space.world_size, self.micro_batch)
         return plain.host <= space.host_memory
 
     @cached_property
     def _unchanged(self) -> list[MemoryPrediction]:
-        """Of each of the space's engines, as it is asked for."""
+        """The memory of each of the space's engines, without changes."""
         space = self._space
         return [
             memory
@@ -195,12 +192,12 @@ class _Needs:
         ]
 
     def longest_sequence(self) -> int | None:
-        """Memory grows with the sequence, so halving the interval finds it."""
+        """By bisection, as memory grows with the sequence length."""
         most = (self._space.workload.seq_len - 1) // _TOKENS
         return _largest(lambda number: self.fit(seq_len=number * _TOKENS), most) * _TOKENS or None
 
     def besides_states(self) -> float:
-        """Bytes that a checkpointed sequence and libraries take of a GPU, whatever else it holds."""
+        """Bytes per GPU for one checkpointed sequence and for libraries, without the model's states."""
         workload, world_size = self._space.workload, self._space.world_size
         plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
         backend = backend_of(plain.engine.rung)
@@ -209,7 +206,7 @@ class _Needs:
         return passing + self._of(plain.engine, workload, world_size, 1)[0].parts.outside_torch
 
     def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> list[MemoryPrediction]:
-        """With what checkpointing keeps on the GPU, and on the host where that is tried."""
+        """Predictions with checkpoints on the GPU, and with offloaded checkpoints if the space has them."""
         kept = _frugal(engine, workload, world_size, micro_batch)
         candidates = [kept, *(way.of(kept) for way in self._space.ways_of_checkpointing if way.is_more_frugal)]
         return [
@@ -230,7 +227,7 @@ def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: in
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which `holds`, if it holds up to there and then no more; 0 if for none."""
+    """The largest number up to `most` for which `holds`, which must be monotonic; 0 if there is none."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -242,7 +239,8 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _adapter_bytes(workload: Workload) -> float:
-    """Of adapters beside each linear map of a block: rank · (inputs + outputs) weights (Hu et al. 2021, section 4)."""
+    """Bytes of adapters for all linear layers of the blocks: rank · (inputs + outputs) weights each (Hu et al. 2021,
+    section 4)."""
     model = workload.model
     attention = 4 * 2 * model.hidden_size
     feed_forward = (3 if model.gated_mlp else 2) * (model.hidden_size + model.intermediate_size)

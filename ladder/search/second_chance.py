@@ -1,4 +1,4 @@
-"""A failure that is not final: memory was there, but earlier candidates of the trial had left it in pieces."""
+"""Repeats a trial that failed because of fragmentation, which earlier candidates of the same trial may have caused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ladder.search.space import Space, fastest, late_and_in_pieces, measured, ru
 
 
 def second_chance(space: Space, records: Sequence[Record]) -> Measure | None:
-    """A candidate that ran out late and in pieces, alone, if it is predicted to be faster than the best.
+    """A trial of one candidate that ran out because of fragmentation, if it is predicted to be faster than the best.
 
-    It comes first in a fresh trial then, so that whatever becomes of it there is final.
+    As the only candidate of a new trial, its result is then final.
     """
     late = [record for record in measured(records).values() if late_and_in_pieces(record, records)]
     candidates = [space.by_key[record.candidate_key] for record in late if record.candidate_key in space.by_key]
@@ -27,5 +27,5 @@ def second_chance(space: Space, records: Sequence[Record]) -> Measure | None:
     if not hopeful:
         return None
     top = max(hopeful, key=lambda each: each.fits * each.speed.tokens_per_second)
-    reason = "once more, alone: memory was there but in pieces, after other candidates of its trial"
+    reason = "once more, alone: memory was free but fragmented, after other candidates of its trial"
     return Measure(top.candidate.engine, (top.candidate,), reason)

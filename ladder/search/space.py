@@ -1,4 +1,4 @@
-"""The space of one tune, and what the history already says about each candidate."""
+"""The space of one tune, and which candidates the history rules out."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from ladder.workload.shapes import with_layers
 from ladder.workload.workload import Workload
 
 _BROKEN_AFTER = 2
-"""Crashes or hangs before an engine or a technique of which nothing fits is taken for broken. Chosen: a single one may
-be chance, or one candidate's fault."""
+"""After this many crashes or hangs without any success, an engine or a technique counts as broken. Chosen: a single one
+may be chance, or one candidate's fault."""
 PARITY = "parity"
-"""The moment of a failure that is none of memory: the losses were not the plain rung's."""
+"""The moment of a failure because losses differ from the plain engine's."""
 REFUSED = "refused"
-"""The moment of one that never came to a trial: the host has no memory for it."""
+"""The moment of a failure without a trial, because the host has too little memory."""
 _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space(Problem):
-    """All candidates of a tune. Facts only; everything else is derived."""
+    """All candidates of a tune. The fields are stored; everything else is derived from them."""
 
     engines: tuple[Engine, ...]
     """The engines that this machine supports, in the documented order."""
     micro_batches: tuple[int, ...]
-    """Ascending divisors of the sequences a rank has per step."""
+    """Ascending divisors of the sequences that a rank has per step."""
     tolerance: float = 0.02
-    """The search is over when no candidate left is believed to be faster than the best by more than this fraction."""
+    """The search ends when no candidate left is likely to be faster than the best by more than this fraction."""
     probe_layers: int = 0
-    """Layers of the model that an engine may be probed with before a full trial is paid for; 0: none."""
+    """Layers of the model in a probe of an engine; 0 for no probes."""
     checkpointing: tuple[str, ...] = ()
-    """Names of the ways of checkpointing that are tried beside all layers and none."""
+    """Names of the ways of checkpointing to try besides all layers and none."""
     audit: float = 0.0
-    """The share of the candidates ruled out unmeasured that is measured anyway, to know how often that was wrong."""
+    """The share of pruned candidates to measure anyway, to see how often pruning was wrong."""
 
     @property
     def sequences_per_rank(self) -> int:
         return self.workload.global_batch_size // self.world_size
 
     def named(self, key: str) -> Candidate:
-        """The candidate of this key, of the space or not. ValueError for a text that is no candidate's key."""
+        """The candidate with this key, in the space or not. ValueError for a text that is not a candidate's key."""
         return candidate_of(key, self.workload.global_batch_size, self.world_size)
 
     def on_host(self, host: int, held: int) -> int:
-        """Host memory of all ranks: `host`; on the CPU, what each has `held` in its device's place.
+        """Host memory of all ranks: `host` with GPUs; with CPU ranks, what each has `held` as its device memory.
 
-        The processes of ranks on the CPU are not counted.
+        The processes of CPU ranks themselves are not counted.
         """
         return host if self.device == "cuda" else held * self.world_size
 
     @property
     def ways_of_checkpointing(self) -> list[WayOfCheckpointing]:
-        """Those of `checkpointing` that candidates of this workload can have."""
+        """The ways in `checkpointing` that suit this workload."""
         return [way for name in self.checkpointing if (way := WAYS_OF_CHECKPOINTING[name]).suits(self)]
 
     @cached_property
     def shallow(self) -> Workload:
-        """What a probe trains: the same with `probe_layers` layers."""
+        """The workload of a probe: the same with `probe_layers` layers."""
         return replace(self.workload, model=with_layers(self.workload.model, self.probe_layers))
 
     @cached_property
@@ -74,7 +74,7 @@ class Space(Problem):
 
     @cached_property
     def by_key(self) -> dict[str, Candidate]:
-        """The space's candidates; asked for by key, also one with other knobs. KeyError for what is no key."""
+        """The space's candidates by key. Candidates with other knobs can be looked up too; KeyError for other texts."""
         return _Candidates(self)
 
     @cached_property
@@ -82,12 +82,12 @@ class Space(Problem):
         return {engine: tuple(self._in_order(engine)) for engine in self.engines}
 
     def of_engine(self, engine: Engine) -> tuple[Candidate, ...]:
-        """The engine's candidates in ascending predicted memory, so that the one that runs out is the last."""
+        """The engine's candidates in ascending predicted memory."""
         return self._sorted[engine]
 
     def _in_order(self, engine: Engine) -> list[Candidate]:
         sharing = engine.ranks_of_a_sequence(self.world_size)
-        # Ranks that share a sequence take one at a time: where there is room for more, each can have its own.
+        # Ranks that share sequences take one at a time: with memory for more, they need not share.
         sizes = (1,) if engine.shares_sequences else self.micro_batches
         usual = list(candidates_of(engine, self.sequences_per_rank * sharing, sizes))
         ways = self.ways_of_checkpointing
@@ -95,13 +95,13 @@ class Space(Problem):
         return sorted([*usual, *others], key=lambda candidate: (self.predicted_peak(candidate), candidate.micro_batch))
 
     def predicted_peak(self, candidate: Candidate) -> int:
-        """Bytes of a rank, before any trial."""
+        """Predicted bytes of a rank before any trial."""
         device: Device = "cuda" if self.device == "cuda" else "cpu"
         return expected_peak(self.workload, candidate, world_size=self.world_size, device=device)
 
 
 class _Candidates(dict[str, Candidate]):
-    """A space's candidates by key. The knobs that are tried later are no part of the space, but have keys as well."""
+    """A space's candidates by key. Candidates with other knobs are not in the space, but can be looked up too."""
 
     def __init__(self, space: Space) -> None:
         super().__init__((candidate.key, candidate) for candidate in space.candidates)
@@ -116,30 +116,29 @@ class _Candidates(dict[str, Candidate]):
 
 @dataclass(frozen=True)
 class RuledOut:
-    """Why a candidate need not be tried: a trial already showed it."""
+    """Why a candidate need not be tried, and the record that shows it."""
 
     record: Record
     reason: str
 
 
 def measured(records: Sequence[Record]) -> dict[str, Record]:
-    """The last record of each candidate that a measuring trial tried."""
+    """The last record of each candidate that was measured (not probed or proven)."""
     return {record.candidate_key: record for record in records if record.purpose == "measure"}
 
 
 def probed(records: Sequence[Record]) -> dict[str, Record]:
-    """The last record of each candidate that a probe tried."""
+    """The last record of each candidate that was probed."""
     return {record.candidate_key: record for record in records if record.purpose == "probe"}
 
 
 def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> RuledOut | None:
-    """The failure that speaks for `candidate` too, if there is one.
+    """The failure of another candidate that rules out `candidate`, if there is one.
 
-    A failure while the engine was being set up speaks for the whole engine. One that came with a candidate speaks for
-    those of the same engine that need at least as much: a larger micro-batch, or the same with less checkpointing. An
-    engine that crashed or hung twice, and of which nothing fits, is taken for broken; so are some techniques. Losses
-    that are not the plain rung's are so at every micro-batch. What ran out late and in pieces speaks for nobody: alone,
-    even that candidate may fit.
+    A failure during setup rules out the whole engine. If memory ran out, candidates of the same engine that need at
+    least as much are ruled out: those with a larger micro-batch or less checkpointing. An engine that crashed or hung
+    twice without any success counts as broken; so do some techniques. If losses differ from the plain engine's, they do
+    so with every micro-batch. A failure by fragmentation late in a trial rules out nothing: alone, it may fit.
     """
     if (broken := _broken(candidate.engine, space, records)) is not None:
         return broken
@@ -147,7 +146,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
         other = space.by_key.get(record.candidate_key)
         if other is None or other.engine != candidate.engine or record.outcome.kind == "fits" or other == candidate:
             continue
-        if record.purpose == "probe":  # what goes wrong with a few layers need not with all of them
+        if record.purpose == "probe":  # a failure with a few layers says nothing about the whole model
             continue
         if late_and_in_pieces(record, records):
             continue
@@ -164,27 +163,27 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
 
 def _needs_as_much(candidate: Candidate, other: Candidate, outcome: Outcome) -> bool:
-    """Whether `candidate` needs at least what `other`, of the same engine, had too little of in `outcome`."""
+    """Whether `candidate` needs at least as much of what ran out for `other`, of the same engine, in `outcome`."""
     if candidate.micro_batch < other.micro_batch or candidate.checkpointed > other.checkpointed:
         return False
     if candidate.setup != other.setup and other.accumulation > 1:
-        return False  # it is accumulating that took more
+        return False  # accumulation may be what needed more
     if candidate.offload_activations == other.offload_activations:
         return True
-    # Of the two, the one that keeps its activations on the GPU needs more there, and less on the host.
+    # Without offloaded activations a candidate needs more memory on the GPU, and less on the host.
     return other.offload_activations and outcome.kind == "gpu_oom"
 
 
 def same_steps(one: Candidate, other: Candidate) -> bool:
-    """Whether the two train alike but for the micro-batch."""
+    """Whether the two differ only in the micro-batch."""
     return one.engine == other.engine and one.checkpointing == other.checkpointing
 
 
 def late_and_in_pieces(record: Record, records: Sequence[Record]) -> bool:
-    """Whether `record` ran out of GPU memory that was there, but not in one piece, after others in its trial.
+    """Whether `record` ran out of GPU memory because of fragmentation, after other candidates of its trial.
 
-    What they left of the allocator's memory is to blame as much as the candidate: one that came sixth in its trial
-    failed so, and fits where it comes second (measured: Llama-2-7B on four H200).
+    Those may have caused the fragmentation: a candidate that failed as the sixth of its trial fits as the second
+    (measured: Llama-2-7B on four H200).
     """
     asked, free = record.outcome.bytes_asked, record.outcome.bytes_free
     in_pieces = record.outcome.kind == "gpu_oom" and asked is not None and free is not None and asked <= free
@@ -196,7 +195,7 @@ def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut
     known = [
         record
         for record in records
-        # Losses that are others speak of the steps that were compared, and not of the engine.
+        # A failed comparison of losses does not mean that the engine crashes.
         if record.purpose != "probe" and record.outcome.moment != PARITY and record.candidate_key in space.by_key
     ]
     engines = [(space.by_key[record.candidate_key].engine, record) for record in known]
@@ -213,17 +212,17 @@ def _broken(engine: Engine, space: Space, records: Sequence[Record]) -> RuledOut
 
 
 def failed_in_setup(outcome: Outcome) -> bool:
-    """The trial ended before any candidate was tried, so its outcome is the whole engine's."""
+    """Whether the trial ended before any candidate was tried, so that its outcome applies to the whole engine."""
     return outcome.kind != "fits" and outcome.moment in _SETUP_MOMENTS
 
 
 def disproved(records: Sequence[Record]) -> dict[str, Record]:
-    """By candidate: the proof that failed."""
+    """The failed proofs, by candidate key."""
     return {key: proof for key, proof in _proofs(records).items() if proof.outcome.kind != "fits"}
 
 
 def ranking(records: Sequence[Record]) -> list[Record]:
-    """The candidates that fit, fastest first, less those whose proof of fit failed."""
+    """The candidates that fit, fastest first, without those whose proof failed."""
     failed = disproved(records)
     fits = [
         record
@@ -239,15 +238,15 @@ def fastest(records: Sequence[Record]) -> Record | None:
 
 
 def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
-    """What the figures of `record` do not hold for, and how its candidate trains otherwise than usual."""
+    """The warnings of `record`, and the cautions of its candidate's techniques."""
     return (*space.by_key[record.candidate_key].engine.cautions, *record.warnings)
 
 
 def proven(records: Sequence[Record]) -> dict[str, Record]:
-    """The candidates that passed their proof of fit, by key."""
+    """The successful proofs, by candidate key."""
     return {key: proof for key, proof in _proofs(records).items() if proof.outcome.kind == "fits"}
 
 
 def _proofs(records: Sequence[Record]) -> dict[str, Record]:
-    """The last proof of each candidate decides: what has failed since is no answer, whatever was once proven."""
+    """The last proof of each candidate, by key. It decides, even if an earlier one had another outcome."""
     return {record.candidate_key: record for record in records if record.purpose == "proof"}

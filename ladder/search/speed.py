@@ -1,8 +1,8 @@
-"""How long a step of a candidate takes, before it is tried, and corrected by what trials measured.
+"""Predicts how long a step of a candidate takes, calibrated by what trials measured.
 
-A micro-step is compute, in proportion to the micro-batch, beside or after communication, which does not depend on it;
-the optimizer step comes on top at the boundary. Each term is a quantity over a speed (operations over FLOP/s, bytes
-over bytes/s), so that a machine never measured has a prior; `calibrate_speed` learns the factors. The constants called
+A micro-step is compute, proportional to the micro-batch, and communication, which does not depend on it and partly
+overlaps; the last micro-step also has the optimizer. Each term is a quantity divided by a speed (operations by FLOP/s,
+bytes by bytes/s), so there is a prior for every machine; `calibrate_speed` learns the factors. Constants called
 "measured" are fits to tests/data: a Llama-2-7B shape on four H200.
 """
 
@@ -22,38 +22,38 @@ from ladder.workload.workload import Workload
 _QUANTILE_95 = 1.645
 """Derived: the 95 % quantile of a normal distribution, so that 90 % lie between both ends."""
 STEP_NOISE = 0.015
-"""Relative: the step times of one candidate from trial to trial, and what the formula's shape misses. Chosen: a little
-more than the 1 % to which a median is timed (`StepPolicy.target_spread`)."""
+"""Relative error of step times between trials, and of the formula itself. Chosen: a little more than the 1 % to which a
+median is timed (`StepPolicy.target_spread`)."""
 _DEPTH = 0.07
-"""How far an engine strays with a few layers from how far it strays with all. Measured at micro-batches of 4 and 8:
-4 to 10 % from 4 layers to 32 of Llama-2-7B, with offload. What one family's probe hid tells nothing of another's."""
+"""Relative error of predicting the speed with all layers from a probe with a few. Measured at micro-batches of 4 and 8:
+4 to 10 % from 4 to 32 layers of Llama-2-7B, with offload. The error is independent between families of rungs."""
 _DEPTH_OF_UPDATE = 0.17
-"""As `_DEPTH`, of the optimizer alone. Measured: up to 20 % of a step without accumulation."""
+"""As `_DEPTH`, for the optimizer alone. Measured: up to 20 % of a step without accumulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedPrediction:
-    """The time of a candidate's steps and how far it is to be believed."""
+    """The predicted time of a candidate's steps, and its uncertainty."""
 
     accumulate_seconds: float
     """A micro-step without the optimizer."""
     boundary_seconds: float
     """A micro-step with the optimizer."""
     tokens_per_second: float
-    """Of all ranks together, at the candidate's own accumulation."""
+    """Of all ranks together, with the candidate's accumulation."""
     estimate: Estimate
-    """The logarithm of the optimizer step's seconds, to be compared with another candidate's."""
+    """The logarithm of the optimizer step's seconds, for comparing candidates."""
     fit: Fit = field(repr=False)
-    """What it was predicted with."""
+    """The fit with which it was predicted."""
 
     @cached_property
     def deviation(self) -> float:
-        """Of `estimate`; worked out when it is first asked for, since it takes the whole covariance."""
+        """The standard deviation of `estimate`; computed only when needed, because it uses the whole covariance."""
         return self.fit.deviation(self.estimate)
 
     @property
     def low(self) -> float:
-        """Step time is with 90 % between `low` and `high` times what is predicted."""
+        """With a probability of 90 %, the step time is between `low` and `high` times the prediction."""
         return 1 / self.high
 
     @property
@@ -71,22 +71,22 @@ class SpeedObservation:
 
     candidate: Candidate
     shallow: Workload | None = None
-    """Of a probe: the workload with the few layers that it had."""
+    """For a probe: the workload with a few layers."""
     boundary_seconds: float
     accumulate_seconds: float | None = None
     noise: float = STEP_NOISE
-    """Relative: how far these times may be off."""
+    """The relative error of these times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedCalibration:
-    """What measurements have taught; without any, the prior."""
+    """What was learnt from measurements; without any, the prior."""
 
     fit: Fit = field(default_factory=Fit)
 
 
 class _Steps:
-    """The times of a candidate's steps, and what is not known about them: standard deviations of logarithms."""
+    """The times of a candidate's steps and their unknowns, with standard deviations as logarithms."""
 
     def __init__(
         self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, shallow: bool = False
@@ -112,8 +112,8 @@ class _Steps:
         self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
         if shallow:
             self._update += own("depth:update", _DEPTH_OF_UPDATE)
-        # What the shape of the formula misses: a factor of the stage's and of the engine's own, and one that drifts
-        # with the micro-batch. The drift is mostly the kernels', and those are the same whatever the engine.
+        # Errors of the formula: a factor per stage and per engine, and one that changes with the micro-batch, mostly
+        # because of kernels, which are the same for all engines.
         self._whole: Factor = (
             (f"all:{rung.stage}", 0.1),
             *own("all", 0.1),
@@ -136,7 +136,7 @@ class _Steps:
         )
 
     def seconds(self, unknowns: Unknowns) -> tuple[float, float]:
-        """Seconds of an accumulating and of a boundary micro-step."""
+        """Seconds of a micro-step without and with the optimizer."""
         terms, whole = self._terms, scale(self._whole, unknowns)
         compute = (terms.compute + terms.ramp * scale(self._ramp, unknowns)) * scale(self._compute, unknowns)
         reduce = terms.reduce * scale(self._reduce, unknowns)
@@ -147,12 +147,12 @@ class _Steps:
         return micro, micro + whole * terms.update * scale(self._update, unknowns)
 
     def log_seconds(self, accumulation: int, unknowns: Unknowns) -> float:
-        """Logarithm of an optimizer step of `accumulation` micro-steps; 0 stands for one accumulating micro-step."""
+        """The logarithm of the seconds of a step of `accumulation` micro-steps; 0: of one without the optimizer."""
         micro, boundary = self.seconds(unknowns)
         return math.log(micro if accumulation == 0 else (accumulation - 1) * micro + boundary)
 
     def datum(self, accumulation: int, seconds: float, noise: float) -> Datum:
-        """A measured time for the fit; `accumulation` as in `log_seconds`."""
+        """A measured time as data for the fit; `accumulation` as in `log_seconds`."""
         return Datum(
             formula=lambda unknowns: self.log_seconds(accumulation, unknowns),
             names=self.names,
@@ -162,15 +162,15 @@ class _Steps:
 
 
 def _own(candidate: Candidate, term: str, sigma: float) -> Factor:
-    """What one engine's `term` strays by: mostly with its family, the rest on its own.
+    """The unknown error of `term` for one engine: mostly shared with its family of rungs, the rest its own.
 
-    Measured: the same parameters updated on the host, with and without the lean knobs, strayed by 0.49 and 0.46.
+    Measured: for the update of the same parameters on the host, with and without lean knobs, it was 0.49 and 0.46.
     """
     return ((f"{term}:{candidate.engine.rung.family}", 0.8 * sigma), (f"{term}:{candidate.engine.states}", 0.6 * sigma))
 
 
 def _by_kind(checkpointed: float, term: str, sigma: float) -> Factor:
-    """What a `term` strays by with checkpointing or without; with half of it, by as much of both, and a little more."""
+    """The unknown error of `term` with or without checkpointing; with half of it, a mixture and an error of its own."""
     parts = {"ckpt": checkpointed, "whole": 1 - checkpointed}
     factor = tuple((f"{term}:{kind}", share * sigma) for kind, share in parts.items() if share)
     return factor if len(factor) == 1 else (*factor, (f"{term}:half", 0.4 * sigma))
@@ -187,7 +187,7 @@ def predict_speed(
 ) -> SpeedPrediction:
     """The step times of `candidate` on `world_size` ranks of one node.
 
-    With `shallow`, `workload` has a few layers only, and what the step from them to the whole model hides is in doubt.
+    With `shallow`, `workload` has only a few layers, and the uncertainty for depth is added.
     """
     known = (calibration or SpeedCalibration()).fit
     steps = _Steps(workload, candidate, world_size, machine, shallow)
@@ -207,7 +207,7 @@ def predict_speed(
 def calibrate_speed(
     workload: Workload, observations: Sequence[SpeedObservation], *, world_size: int, machine: MachineSpeed
 ) -> SpeedCalibration:
-    """What `observations` teach about this workload on this machine; useful from the first one on."""
+    """What follows from `observations` for this workload on this machine; useful from the first one on."""
     data = []
     for seen in observations:
         steps = _Steps(seen.shallow or workload, seen.candidate, world_size, machine, seen.shallow is not None)
@@ -218,6 +218,6 @@ def calibrate_speed(
 
 
 def _soft_maximum(*seconds: float) -> float:
-    """The longest, and a little more where others are nearly as long: overlap is never perfect."""
+    """The maximum, and a little more if others are nearly as long, because overlap is never perfect."""
     longest = max(seconds)
     return longest * math.sqrt(math.sqrt(math.fsum((value / longest) ** 4 for value in seconds)))

@@ -1,4 +1,4 @@
-"""Why a rung is not the answer: one sentence with the numbers and the trial that decided it."""
+"""Why a rung is not the answer: one sentence with the figures and the trial that decided it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ladder.units import format_bytes
 
 
 def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
-    """One sentence about `rung`, from the ledger. ValueError for a rung that was not in the tune."""
+    """One sentence about `rung`, from the ledger. ValueError if it was not part of the tune."""
     own = [entry for entry in entries if entry.rung == rung]
     if not own:
         raise ValueError(f"{rung} was not part of this tune")
@@ -41,7 +41,7 @@ def why_not(rung: str, entries: Sequence[Entry], space: Space) -> str:
 
 
 def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> str:
-    """Nothing of the rung was measured to fit: it failed, was predicted not to fit, or not to be fast enough."""
+    """The sentence for a rung of which no candidate was measured to fit."""
     failed = [entry for entry in own if entry.record is not None]
     predicted = [entry for entry in own if entry.predicted is not None]
     likely = [entry for entry in predicted if entry.predicted and entry.predicted.fits >= LIKELY]
@@ -61,13 +61,11 @@ def _not_fitting(rung: str, own: Sequence[Entry], best: Entry, space: Space) -> 
         needed = f"{format_bytes(least.predicted.peak)} of {format_bytes(space.memory_limit)} per device"
         if least.predicted.peak <= space.memory_limit:
             needed = f"{format_bytes(least.predicted.host)} of {format_bytes(space.host_memory)} of host memory"
-        return (
-            f"{rung} was not tried: even its most frugal candidate, {_variant(least)}, is predicted to need {needed}."
-        )
+        return f"{rung} was not tried: even {_variant(least)}, which needs least memory, is predicted to need {needed}."
     top = max(likely, key=lambda entry: entry.predicted.high if entry.predicted else 0)
     assert top.predicted is not None
     probe = top.predicted.probe
-    tried = "has nothing so far that is known to fit" if failed else "was not tried"
+    tried = "has no candidate so far that is known to fit" if failed else "was not tried"
     if probe:
         tried = f"was only probed, with a few of the model's layers (trial {probe})"
     sentence = (

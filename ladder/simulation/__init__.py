@@ -1,1 +1,1 @@
-"""Machines on paper, and what is true of them."""
+"""Simulated machines, and how candidates behave on them."""

@@ -1,26 +1,26 @@
-"""A GPU's allocations in the order in which a trainer makes them, and the fullest moment."""
+"""Keeps track of a GPU's allocations and their peak."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _BLOCK = 512
-"""Bytes; torch.cuda's caching allocator rounds every tensor up to them (c10/cuda/CUDACachingAllocator)."""
+"""Bytes to a multiple of which torch's allocator rounds tensors (defined in c10/cuda/CUDACachingAllocator)."""
 
 
 class Ledger:
-    """What is allocated now, by name, and the most that ever was."""
+    """The current allocations by name, and their peak."""
 
     def __init__(self, factors: Mapping[str, float] | None = None) -> None:
-        """`factors`: how far this machine strays, by the kind of what is allocated."""
+        """`factors` multiply sizes on this machine, by kind of allocation."""
         self._factors = factors or {}
         self._held: dict[str, int] = {}
         self._now = 0
         self.peak = 0
         self.moment = "initialisation"
-        """Which part of a step is under way."""
+        """The current part of the step."""
         self.fullest = self.moment
-        """In which part the peak was."""
+        """The part of the step in which the peak was."""
 
     @property
     def now(self) -> int:
@@ -35,20 +35,20 @@ class Ledger:
             self.peak, self.fullest = self._now, self.moment
 
     def give(self, name: str) -> None:
-        """Free all that is held under `name`, if anything is."""
+        """Free everything under `name`, if there is anything."""
         self._now -= self._held.pop(name, 0)
 
     def touch(self, num_bytes: float, kind: str = "states") -> None:
-        """Allocate and free at once."""
+        """Allocate, and free immediately."""
         self.take("touched", num_bytes, kind)
         self.give("touched")
 
     def forget(self) -> None:
-        """Look for the fullest moment from now on."""
+        """Reset the peak."""
         self.peak, self.fullest = self._now, self.moment
 
     def set(self, name: str, num_bytes: float, kind: str = "states") -> None:
-        """Replace what is held under `name`; the old is freed first."""
+        """Free what is under `name`, then allocate the new size."""
         self.give(name)
         if num_bytes:
             self.take(name, num_bytes, kind)

@@ -1,8 +1,8 @@
-"""Which parameters stage 3 has gathered at each moment, by playing DeepSpeed's coordinator through one micro-step.
+"""Which parameters stage 3 has gathered at each moment, by simulating DeepSpeed's coordinator for one micro-step.
 
-The rules are those of DeepSpeed 0.19.8 (runtime/zero/partitioned_param_coordinator.py): what a module needs is fetched,
-what comes next is prefetched while less than the cap is live, and what a module used is given back unless it is used
-again within the reuse distance or was prefetched for a later use already.
+The rules are those of DeepSpeed 0.19.8 (runtime/zero/partitioned_param_coordinator.py): a module's parameters are
+fetched, the next ones are prefetched while fewer than the cap are live, and used parameters are released unless they
+are used again within the reuse distance or are already prefetched for a later use.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ladder.simulation.plan import Plan
+from ladder.simulation.assignment import Assignment
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One module with a matrix: in forward, in a forward pass run again, or in backward."""
+    """The execution of a module with a matrix: in forward, in recomputation or in backward."""
 
     segment: int
-    """Which stretch of the micro-step it belongs to; see `segments_of`."""
+    """Its segment of the micro-step; see `num_segments`."""
     parameter: tuple[int, int]
-    """Layer and place in it; the tables of embeddings and head are -1 and -2."""
+    """Layer and index in it; layers -1 and -2 stand for the embeddings and the head."""
     elements: int
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Parameters gathered at once."""
+    """Parameters that are gathered together."""
 
     issued: int
-    """The segment in which it begins."""
+    """The segment in which the transfer begins."""
     needed: int
     """The first segment that waits for it."""
     elements: int
@@ -37,33 +37,33 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Gathering:
-    """A micro-step's gatherings."""
+    """All gathering in a micro-step."""
 
     live: tuple[int, ...]
-    """By segment: the most elements that were gathered at once, and what lies twice while it is copied."""
+    """By segment: the most elements that are gathered at the same time, including temporary copies."""
     fetches: tuple[Fetch, ...]
 
 
 def num_segments(num_layers: int) -> int:
-    """Embeddings; layers forward; head, loss and their backward; layers backward; embeddings backward."""
+    """Segments: embeddings; layers forward; head and loss with their backward; layers backward; embeddings backward."""
     return 2 * num_layers + 3
 
 
-def gathering_of(plan: Plan) -> Gathering:
-    """For stage 3; nothing is gathered elsewhere, nor where a rank has all of each parameter on its GPU."""
-    segments = num_segments(plan.workload.model.num_layers)
-    if plan.stage < 3 or (plan.ranks == 1 and plan.parameter_device == "none"):
+def gathering_of(assignment: Assignment) -> Gathering:
+    """The gathering for stage 3; empty for other stages, and for one rank with its parameters on the GPU."""
+    segments = num_segments(assignment.workload.model.num_layers)
+    if assignment.stage < 3 or (assignment.ranks == 1 and assignment.parameter_device == "none"):
         return Gathering((0,) * segments, ())
-    return _Coordinator(plan, _visits(plan), segments).play()
+    return _Coordinator(assignment, _visits(assignment), segments).play()
 
 
-def _visits(plan: Plan) -> list[Visit]:
-    """The trace of a micro-step; what persists on every rank is not in it."""
-    least, layers = plan.knobs["stage3_param_persistence_threshold"], plan.workload.model.num_layers
-    own = [(place, each.elements) for place, each in enumerate(plan.network.block) if each.elements > least]
-    table, head = Visit(0, (-1, 0), plan.network.table), Visit(layers + 1, (-2, 0), plan.network.head)
-    if plan.workload.model.tied:
-        head = Visit(layers + 1, (-1, 0), plan.network.table)
+def _visits(assignment: Assignment) -> list[Visit]:
+    """The trace of a micro-step, without parameters that stay on every rank."""
+    least, layers = assignment.knobs["stage3_param_persistence_threshold"], assignment.workload.model.num_layers
+    own = [(place, each.elements) for place, each in enumerate(assignment.network.block) if each.elements > least]
+    table, head = Visit(0, (-1, 0), assignment.network.table), Visit(layers + 1, (-2, 0), assignment.network.head)
+    if assignment.workload.model.tied:
+        head = Visit(layers + 1, (-1, 0), assignment.network.table)
 
     def pass_of(layer: int, segment: int, *, backward: bool) -> list[Visit]:
         visits = [Visit(segment, (layer, place), elements) for place, elements in own]
@@ -75,20 +75,20 @@ def _visits(plan: Plan) -> list[Visit]:
     visits += [head, head]
     for layer in reversed(range(layers)):
         segment = 2 * layers + 1 - layer
-        if plan.recomputes(layer):
+        if assignment.recomputes(layer):
             visits += pass_of(layer, segment, backward=False)
         visits += pass_of(layer, segment, backward=True)
     return [*visits, Visit(2 * layers + 2, table.parameter, table.elements)]
 
 
 class _Coordinator:
-    """DeepSpeed's, with the trace complete: from the second micro-step on."""
+    """DeepSpeed's coordinator with a complete trace, that is, from the second micro-step on."""
 
-    def __init__(self, plan: Plan, visits: list[Visit], segments: int) -> None:
+    def __init__(self, assignment: Assignment, visits: list[Visit], segments: int) -> None:
         self._visits, self._segments = visits, segments
-        self._ahead = int(plan.knobs["stage3_prefetch_bucket_size"])
-        self._cap = int(plan.knobs["stage3_max_live_parameters"])
-        self._reuse = int(plan.knobs["stage3_max_reuse_distance"])
+        self._ahead = int(assignment.knobs["stage3_prefetch_bucket_size"])
+        self._cap = int(assignment.knobs["stage3_max_live_parameters"])
+        self._reuse = int(assignment.knobs["stage3_max_reuse_distance"])
         self._next_use = _next_uses(visits)
         self._before = [0]
         for visit in visits:
@@ -97,8 +97,8 @@ class _Coordinator:
         self._fetched_for: dict[tuple[int, int], int] = {}
         self._live = 0
         self._arriving: dict[tuple[int, int], list[int]] = {}
-        """By parameter on its way: the sizes of all that come in the same piece, shared by them."""
-        self._copies = plan.ranks > 1
+        """By parameter that is being gathered: the sizes of all parameters in the same transfer."""
+        self._copies = assignment.ranks > 1
 
     def play(self) -> Gathering:
         most, fetches = [0] * self._segments, list[Fetch]()
@@ -136,7 +136,7 @@ class _Coordinator:
         return Fetch(self._visits[step].segment, needed, number) if number else None
 
     def _arrived(self, visit: Visit) -> int:
-        """Elements that are there twice: a piece of several parameters is copied apart when the first is waited for."""
+        """Elements that exist twice: several parameters of one transfer are copied apart when the first is needed."""
         piece = self._arriving.pop(visit.parameter, [])
         twice = sum(piece) if self._copies and len(piece) > 1 else 0
         piece.clear()

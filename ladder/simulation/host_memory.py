@@ -1,7 +1,7 @@
-"""The host's memory and disk that a simulated rank takes: DeepSpeed's buffers, made one by one.
+"""Host memory and disk space of a simulated rank, as a list of DeepSpeed's buffers.
 
-PyTorch's pinned allocator hands out powers of two (aten/src/ATen/core/CachingHostAllocator.h); other memory is what it
-is. Names are those of DeepSpeed 0.19.8, runtime/zero.
+PyTorch's pinned allocator rounds up to powers of two (aten/src/ATen/core/CachingHostAllocator.h). Names are those of
+DeepSpeed 0.19.8, runtime/zero.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ladder.simulation.plan import Plan
+from ladder.simulation.assignment import Assignment
 from ladder.units import GIB
 
 _PROCESS = 1.68 * GIB
-"""Resident memory of a rank that offloads nothing: 1.62 to 1.79 GiB in the recorded sweeps without offload."""
+"""Resident memory of a rank that offloads nothing (measured: 1.62 to 1.79 GiB in recorded sweeps without offload)."""
 _SWAP_BUFFERS, _PARAMETER_BUFFERS = 4, 5
 """`buffer_count` of the emitted offload sections."""
 
@@ -23,9 +23,9 @@ class HostUse:
     """Bytes of one rank."""
 
     resident: float
-    """The process, and what is offloaded."""
+    """The process and what it offloads."""
     pinned: float
-    """The page-locked part of it."""
+    """The page-locked part."""
     disk: float
 
     @property
@@ -33,67 +33,73 @@ class HostUse:
         return self.resident - _PROCESS
 
 
-def host_use(plan: Plan) -> HostUse:
-    """What a rank of `plan` takes of its host."""
-    pinned = [_power_of_two(size) for size in _pinned(plan)]
-    return HostUse(resident=_PROCESS + sum(_pageable(plan)) + sum(pinned), pinned=sum(pinned), disk=_on_disk(plan))
+def host_use(assignment: Assignment) -> HostUse:
+    """The host memory and disk space of one rank of `assignment`."""
+    pinned = [_power_of_two(size) for size in _pinned(assignment)]
+    return HostUse(
+        resident=_PROCESS + sum(_pageable(assignment)) + sum(pinned), pinned=sum(pinned), disk=_on_disk(assignment)
+    )
 
 
-def _pinned(plan: Plan) -> Iterator[float]:
-    share, model = plan.share, plan.workload.model
-    if plan.candidate.offload_activations:
+def _pinned(assignment: Assignment) -> Iterator[float]:
+    share, model = assignment.share, assignment.workload.model
+    if assignment.candidate.offload_activations:
         for layer in range(model.num_layers):
-            if plan.recomputes(layer):
-                yield 2.0 * plan.tokens * model.hidden_size
-    if plan.optimizer_device == "cpu" and plan.stage < 3:
-        yield plan.effects.master_bytes * share  # single_partition_of_fp32_groups
-        yield max(4.0, plan.effects.gradient_bytes) * share  # its .grad
+            if assignment.recomputes(layer):
+                yield 2.0 * assignment.tokens * model.hidden_size
+    if assignment.optimizer_device == "cpu" and assignment.stage < 3:
+        yield assignment.effects.master_bytes * share  # single_partition_of_fp32_groups
+        yield max(4.0, assignment.effects.gradient_bytes) * share  # its .grad
         yield 2.0 * share  # param_buffer_of_bit16_for_cpu_offload_groups
-        yield 2.0 * max(plan.network.table, plan.network.head)  # temp_grad_buffer_for_cpu_offload
-        if plan.stage == 2 and plan.accumulates:
-            yield from (2.0 * elements for elements in _own_parameters(plan))  # accumulated_grads_in_cpu
-    elif plan.optimizer_device == "cpu":
-        yield from (4.0 * elements for elements in _sub_groups(plan))  # fp32_partitioned_groups_flat[i].grad
+        yield 2.0 * max(assignment.network.table, assignment.network.head)  # temp_grad_buffer_for_cpu_offload
+        if assignment.stage == 2 and assignment.accumulates:
+            yield from (2.0 * elements for elements in _own_parameters(assignment))  # accumulated_grads_in_cpu
+    elif assignment.optimizer_device == "cpu":
+        yield from (4.0 * elements for elements in _sub_groups(assignment))  # fp32_partitioned_groups_flat[i].grad
         yield 2.0 * share  # grad_partitions_flat_buffer
-    elif plan.optimizer_device == "nvme":
-        yield from [4.0 * max(_sub_groups(plan))] * _SWAP_BUFFERS
+    elif assignment.optimizer_device == "nvme":
+        yield from [4.0 * max(_sub_groups(assignment))] * _SWAP_BUFFERS
         yield 2.0 * share
-    if plan.parameter_device == "cpu":
-        yield from (2.0 * elements / plan.ranks for elements in _parameters(plan))  # where zero.Init made them
+    if assignment.parameter_device == "cpu":
+        yield from (
+            2.0 * elements / assignment.ranks for elements in _parameters(assignment)
+        )  # where zero.Init made them
         yield 2.0 * share  # param_groups_fp16_flat_cpu_memory
-    elif plan.parameter_device == "nvme":
-        yield from [2.0 * max(plan.network.table, plan.network.head) / plan.ranks] * _PARAMETER_BUFFERS
+    elif assignment.parameter_device == "nvme":
+        yield from [
+            2.0 * max(assignment.network.table, assignment.network.head) / assignment.ranks
+        ] * _PARAMETER_BUFFERS
 
 
-def _pageable(plan: Plan) -> Iterator[float]:
-    if plan.optimizer_device == "cpu":
-        yield plan.moments * plan.effects.moment_bytes * plan.share
-        if plan.stage == 3:
-            yield plan.effects.master_bytes * plan.share
+def _pageable(assignment: Assignment) -> Iterator[float]:
+    if assignment.optimizer_device == "cpu":
+        yield assignment.moments * assignment.effects.moment_bytes * assignment.share
+        if assignment.stage == 3:
+            yield assignment.effects.master_bytes * assignment.share
 
 
-def _on_disk(plan: Plan) -> float:
-    states = plan.effects.master_bytes + plan.moments * plan.effects.moment_bytes
-    optimizer = states * plan.share if plan.optimizer_device == "nvme" else 0.0
-    return optimizer + (2.0 * plan.share if plan.parameter_device == "nvme" else 0.0)
+def _on_disk(assignment: Assignment) -> float:
+    states = assignment.effects.master_bytes + assignment.moments * assignment.effects.moment_bytes
+    optimizer = states * assignment.share if assignment.optimizer_device == "nvme" else 0.0
+    return optimizer + (2.0 * assignment.share if assignment.parameter_device == "nvme" else 0.0)
 
 
-def _own_parameters(plan: Plan) -> list[int]:
-    """Elements of the parameters that belong to one rank; each rank has its turn (`round_robin_gradients`)."""
-    return _parameters(plan)[:: plan.ranks]
+def _own_parameters(assignment: Assignment) -> list[int]:
+    """Elements of the parameters that belong to one rank, with `round_robin_gradients`."""
+    return _parameters(assignment)[:: assignment.ranks]
 
 
-def _parameters(plan: Plan) -> list[int]:
+def _parameters(assignment: Assignment) -> list[int]:
     """Elements of each matrix and table."""
-    model = plan.workload.model
-    tables = [plan.network.table] if model.tied else [plan.network.table, plan.network.head]
-    blocks = [each.elements for each in plan.network.block if each.weight[0]] * model.num_layers
+    model = assignment.workload.model
+    tables = [assignment.network.table] if model.tied else [assignment.network.table, assignment.network.head]
+    blocks = [each.elements for each in assignment.network.block if each.weight[0]] * model.num_layers
     return [*tables, *blocks]
 
 
-def _sub_groups(plan: Plan) -> list[int]:
-    size = int(plan.knobs["sub_group_size"])
-    whole, rest = divmod(plan.share, size)
+def _sub_groups(assignment: Assignment) -> list[int]:
+    size = int(assignment.knobs["sub_group_size"])
+    whole, rest = divmod(assignment.share, size)
     return [size] * whole + ([rest] if rest else [])
 
 

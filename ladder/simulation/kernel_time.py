@@ -1,23 +1,23 @@
-"""Seconds of a GPU's kernels: each product and each element-wise kernel under the roofline of one machine."""
+"""Seconds of a GPU's kernels: each matrix product and each element-wise kernel, by a roofline model."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from ladder.simulation.assignment import Assignment
 from ladder.simulation.operations import Operation
-from ladder.simulation.plan import Plan
 from ladder.workload.workload import ModelShape
 
 _TILE = (128, 256)
 """Rows and columns of a product that one multiprocessor computes at a time (CUTLASS on Ampere and Hopper)."""
 _ATTENTION = 0.75
-"""Of the rate of products, what attention reaches: fitted to sequences of 65,536 tokens recorded on one H200, where it
-is two thirds of the time. FlashAttention-2 reports 50 to 70 % of a GPU's operations, products reach 60 to 80 %."""
+"""Speed of attention relative to matrix products. Measured: fitted to sequences of 65,536 tokens on one H200, where
+attention is two thirds of the time. FlashAttention-2 reports 50 to 70 % of a GPU's peak; products reach 60 to 80 %."""
 _ATTENTION_BACKWARD = 2.5
-"""Products of attention's backward over those of its forward: five over two (Dao 2023)."""
+"""Matrix products of attention's backward relative to its forward: five to two (derived, Dao 2023)."""
 _BACKWARD_TRAFFIC, _BACKWARD_KERNELS = 2.0, 2.0
-"""An element-wise kernel's backward reads the incoming gradient and what was saved: about twice (chosen)."""
+"""Backward of an element-wise kernel relative to forward. Chosen: it reads the gradient and what was saved."""
 _LOGITS_FORWARD, _LOGITS_BACKWARD, _LOGITS_CHUNKED = 6 + 12 + 4, 4 + 4 + 12 + 6, 10
 """Bytes read and written for a logit: cast, log-softmax in two passes, the pick; zeros and pick, log-softmax's
 backward, cast. In chunks: written once, then read and overwritten by one kernel (the source of such a kernel)."""
@@ -25,43 +25,43 @@ backward, cast. In chunks: written once, then read and overwritten by one kernel
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """What one GPU of a machine does a second, all included."""
+    """The speeds that one GPU reaches, per second."""
 
     flops: float
-    """Operations of a large product."""
+    """Operations of a large matrix product."""
     memory: float
     """Bytes of an element-wise kernel."""
     processors: int
-    """Multiprocessors: a product takes a whole number of their waves."""
+    """Multiprocessors: a product runs in a whole number of waves on them."""
     smallest: float = 4e-6
     """Seconds of a kernel with next to nothing to do (measured by many: 2 to 5 microseconds)."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What a stretch of the micro-step asks of GPU and host."""
+    """The work of a part of the micro-step for GPU and host."""
 
     gpu: float
     """Seconds."""
     kernels: float
-    """Started by the host."""
+    """Kernels that the host launches."""
 
     def __add__(self, other: Stretch) -> Stretch:
         return Stretch(self.gpu + other.gpu, self.kernels + other.kernels)
 
 
 def chunk_rows(tokens: int, model: ModelShape) -> int:
-    """Tokens whose logits a loss in chunks takes at once (the kernel's source, 0.8.5)."""
+    """Tokens per chunk of a chunked loss (the kernel's source, 0.8.5)."""
     pieces = -(-model.vocab_size // model.hidden_size)
     return min(tokens, 1 << max(0, (-(-tokens // pieces) - 1).bit_length()))
 
 
 class Kernels:
-    """Seconds on `chip` of the parts of a plan's model."""
+    """Seconds of the parts of an assignment's model on `chip`."""
 
-    def __init__(self, plan: Plan, chip: Chip) -> None:
-        self._plan, self._chip, self._tokens = plan, chip, plan.tokens
-        self._network, self._effects = plan.network, plan.effects
+    def __init__(self, assignment: Assignment, chip: Chip) -> None:
+        self._assignment, self._chip, self._tokens = assignment, chip, assignment.tokens
+        self._network, self._effects = assignment.network, assignment.effects
 
     def block_forward(self) -> Stretch:
         return self._sum([self._forward(each) for each in self._network.block])
@@ -71,7 +71,7 @@ class Kernels:
 
     def ends(self) -> Stretch:
         """Final norm, head and loss, forward and backward."""
-        model, tokens, norm = self._plan.workload.model, self._tokens, self._network.norm
+        model, tokens, norm = self._assignment.workload.model, self._tokens, self._network.norm
         products = 3 * self._product(tokens, model.hidden_size, model.vocab_size)
         logits = _LOGITS_CHUNKED if self._effects.chunked_loss else _LOGITS_FORWARD + _LOGITS_BACKWARD
         pieces = 1
@@ -83,8 +83,8 @@ class Kernels:
         return Stretch(seconds, 12.0 * pieces) + self._forward(norm) + self._backward(norm)
 
     def lookup(self, *, backward: bool) -> Stretch:
-        """Embeddings; their gradient is as large as their table."""
-        moved = 4.0 * self._tokens * self._plan.workload.model.hidden_size
+        """The embeddings; in backward, a gradient of the whole table."""
+        moved = 4.0 * self._tokens * self._assignment.workload.model.hidden_size
         if backward:
             moved += 4.0 * self._network.table
         return Stretch(moved / self._chip.memory, 4.0)
@@ -115,11 +115,11 @@ class Kernels:
         return max(moved / self._chip.memory, operation.kernels * self._chip.smallest)
 
     def _product(self, rows: int, inner: int, columns: int) -> float:
-        """A matrix product: waves of whole tiles, or the time to read and write its matrices where that is longer."""
+        """A matrix product: whole waves of tiles, or the time to read and write its matrices if that is longer."""
         tiles = math.ceil(rows / _TILE[0]) * math.ceil(columns / _TILE[1])
         waves = math.ceil(tiles / self._chip.processors)
         filled = rows * columns / (waves * self._chip.processors * _TILE[0] * _TILE[1])
-        # Where tiles are too few, cuBLAS takes smaller ones, or splits the inner sum: half of the loss is made good.
+        # With too few tiles, cuBLAS uses smaller ones or splits the inner sum, which recovers half of the loss.
         computing = 2.0 * rows * inner * columns / (self._chip.flops * (0.5 + 0.5 * min(1.0, filled)))
         moving = 2.0 * (rows * inner + inner * columns + rows * columns) / self._chip.memory
         return max(computing, moving, self._chip.smallest)

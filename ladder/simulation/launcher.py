@@ -1,7 +1,7 @@
-"""Trials on a machine that exists on paper only: no process, no waiting, the same events as from real ranks.
+"""Simulates trials: no processes, no waiting, and the same events as from real ranks.
 
-Time is simulated: it begins where CLOCK_MONOTONIC stands when the launcher is made, and `now` moves as trials are run.
-A rank gives one sign of progress for each candidate, not one for each micro-step.
+Time is simulated: it begins at the value of CLOCK_MONOTONIC when the launcher is created, and `now` advances with each
+trial. A rank reports one step per candidate instead of one per micro-step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIGKILL, _SIGSEGV = -9, -11
 
 
 class SimulatedLauncher(Launcher):
-    """Runs trials on paper. What a machine does with a workload is the same however often it is asked."""
+    """Simulates trials on one machine. Each machine always gives the same results for a workload, apart from noise."""
 
     def __init__(self, machine: SimulatedMachine, *, cancelled: Callable[[], bool] = lambda: False) -> None:
         self._machine, self._cancelled = machine, cancelled
@@ -53,7 +53,7 @@ class SimulatedLauncher(Launcher):
         return trial.run
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to do."""
 
     def _physics_of(self, spec: TrialSpec) -> Physics:
         config = repr(sorted(spec.model_config_json.items(), key=str))
@@ -64,7 +64,7 @@ class SimulatedLauncher(Launcher):
 
 
 class _Trial:
-    """One trial as it is played."""
+    """The simulation of one trial."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Trial:
         self.run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=clock)
 
     def play(self, cancelled: Callable[[], bool]) -> None:
-        """From the request to the end of the last rank."""
+        """Simulate the trial from its request to the end of the last rank."""
         self._pass(0.3 + 0.002 * self._spec.world_size)
         self.run.started = self._t
         if self._begin():
@@ -103,7 +103,7 @@ class _Trial:
         self.run.ended = self._t
 
     def _begin(self) -> bool:
-        """Process group, model and engine; False if the trial ended there."""
+        """Simulate process group, model and engine; False if the trial ended there."""
         first = self._named(self._spec.candidates[0])
         truth = self._physics.truth(first)
         model, engine = self._physics.start_seconds(first)
@@ -123,7 +123,7 @@ class _Trial:
         return True
 
     def _candidate(self, spec: CandidateSpec, *, first: bool, cancelled: Callable[[], bool]) -> bool:
-        """Warm up and time one candidate; False if the trial ended with it."""
+        """Simulate one candidate; False if the trial ended with it."""
         candidate = self._named(spec)
         truth = self._physics.truth(candidate)
         factor = self._physics.limit_factor(truth, self._spec.memory_limit)
@@ -146,7 +146,7 @@ class _Trial:
         return True
 
     def _timed(self, truth: Truth, factor: float, spec: CandidateSpec, first: bool) -> tuple[list[float], list[float]]:
-        """Seconds of the timed micro-steps; the clock moves for all steps, those of the warm-up included."""
+        """Seconds of the timed micro-steps; the clock also advances for untimed steps."""
         policy, accumulates = self._spec.steps, self._spec.deepspeed["gradient_accumulation_steps"] > 1
         seconds = (truth.accumulate_seconds * factor, truth.boundary_seconds * factor)
 
@@ -169,7 +169,7 @@ class _Trial:
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 
     def _noisy(self, seconds: float) -> float:
-        """A step's time: scatter, and now and then one that is disturbed."""
+        """A step's time with noise; a few steps are disturbed."""
         late = 1.1 if self._dice.random() < 0.01 else 1.0
         return float(seconds * late * (1 + abs(self._dice.gauss(0, 1)) * self._machine.noise))
 
@@ -178,7 +178,7 @@ class _Trial:
     ) -> None:
         less = 1 - self._machine.rank_spread if self._spec.world_size > 1 else 1.0
         host = truth.host // self._spec.world_size
-        # An untrained model guesses: the loss is the logarithm of its vocabulary.
+        # The loss of an untrained model is the logarithm of its vocabulary.
         losses = [math.log(self._vocab_size) + 0.1 * self._dice.random() for _ in range(2)]
         for rank in range(self._spec.world_size):
             share = 1.0 if rank == 0 else less
@@ -204,12 +204,12 @@ class _Trial:
         self.run.device_use[spec.key] = DeviceUse(utilisation=None, watts=None, sm_clock_mhz=None, peak_bytes=None)
 
     def _first_step_seconds(self) -> float:
-        """What an optimizer step of the trial's first candidate took, at its own accumulation."""
+        """Seconds of an optimizer step of the trial's first candidate, with its accumulation."""
         event = next(event for event in self.run.events[0] if isinstance(event, MeasuredEvent))
         return event.step_seconds(self._spec.candidates[0].accumulation)
 
     def _breaks_down(self, spec: CandidateSpec) -> bool:
-        """The machine's own failures: a rank that dies without a word, or ranks that wait for ever."""
+        """Random failures of the machine: a rank that crashes without a report, or ranks that hang."""
         if self._dice.random() < self._machine.crash_rate:
             victim = self._dice.randrange(self._spec.world_size)
             self._pass(1.0)
@@ -226,7 +226,7 @@ class _Trial:
         return False
 
     def _fail(self, kind: OutcomeKind, candidate: str | None, moment: str, *, asked: int, short: int) -> None:
-        """Rank 0, the fullest, runs out; the others see a lost connection."""
+        """Rank 0, which uses most memory, runs out; the others report a lost connection."""
         free = max(0, asked - short)
         self._tell(
             0,
@@ -284,7 +284,7 @@ class _Trial:
 
 
 def _workload(spec: TrialSpec) -> Workload:
-    """The training that `spec` stands for; the global batch is that of its first candidate."""
+    """The workload of `spec`; the global batch is that of its first candidate."""
     first = spec.candidates[0]
     return Workload(
         model=shape_from_config(spec.model_config_json, name="simulated", source="file"),

@@ -1,8 +1,8 @@
-"""The memory of a rank: one micro-step of a model, allocation by allocation, under the hooks of a ZeRO stage.
+"""The memory of a simulated rank: one micro-step, allocation by allocation, with the hooks of a ZeRO stage.
 
-`walk_memory` starts the engine, runs the micro-step at the boundary (with the gradients that earlier ones left) and
-the optimizer, and reads the ledger's peak. Which tensors live when is what autograd, transformers' loss and DeepSpeed
-0.19.8 do, in their order; benchmarks/physics.py holds the result against recorded sweeps.
+`walk_memory` starts the engine, runs the last micro-step of an optimizer step (with gradients of earlier ones) and the
+optimizer, and reads the ledger's peak. Tensors are allocated and freed in the order of autograd, transformers' loss and
+DeepSpeed 0.19.8; benchmarks/physics.py compares the result with recorded sweeps.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.simulation.allocation import Ledger
+from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering
 from ladder.simulation.kernel_time import chunk_rows
 from ladder.simulation.operations import Operation
-from ladder.simulation.plan import Plan
 from ladder.simulation.zero_stages import Stage, stage_of
 from ladder.units import MIB
 
 _WORKSPACE = 64 * MIB
-"""cuBLAS's on Hopper (torch's default CUBLAS_WORKSPACE_CONFIG, 32 MiB, for forward's and backward's handle)."""
+"""cuBLAS's workspace on Hopper (derived: torch's default of 32 MiB for each of forward's and backward's handles)."""
 
 
 @dataclass(frozen=True)
 class MemoryWalk:
-    """What a walk saw, in bytes."""
+    """The result of a walk, in bytes."""
 
     at_start: int
     peak: int
     moment: str
 
 
-def walk_memory(plan: Plan, gathering: Gathering, ledger: Ledger) -> MemoryWalk:
-    """From the first parameter to the end of an optimizer step."""
-    stage = stage_of(plan, ledger)
+def walk_memory(assignment: Assignment, gathering: Gathering, ledger: Ledger) -> MemoryWalk:
+    """Walk from the first parameter to the end of an optimizer step."""
+    stage = stage_of(assignment, ledger)
     stage.start()
     at_start = ledger.peak
     ledger.take("workspace", _WORKSPACE, "buffers")
     stage.settle()
     ledger.forget()
-    _MicroStep(plan, gathering, ledger, stage).run()
+    _MicroStep(assignment, gathering, ledger, stage).run()
     ledger.moment = "step"
     stage.update()
     return MemoryWalk(at_start=at_start, peak=ledger.peak, moment=ledger.fullest)
 
 
 class _MicroStep:
-    """Forward, loss and backward at the accumulation boundary."""
+    """Forward, loss and backward of the last micro-step of an optimizer step."""
 
-    def __init__(self, plan: Plan, gathering: Gathering, ledger: Ledger, stage: Stage) -> None:
-        self._plan, self._gathering, self._ledger, self._stage = plan, gathering, ledger, stage
-        self._model, self._tokens = plan.workload.model, plan.tokens
+    def __init__(self, assignment: Assignment, gathering: Gathering, ledger: Ledger, stage: Stage) -> None:
+        self._assignment, self._gathering, self._ledger, self._stage = assignment, gathering, ledger, stage
+        self._model, self._tokens = assignment.workload.model, assignment.tokens
         self._stream = 2.0 * self._tokens * self._model.hidden_size
-        self._kind = "recomputed" if plan.candidate.checkpoint_every else "activations"
+        self._kind = "recomputed" if assignment.candidate.checkpoint_every else "activations"
 
     def run(self) -> None:
         layers = self._model.num_layers
@@ -69,35 +69,35 @@ class _MicroStep:
         self._embeddings_backward()
 
     def _enter(self, segment: int, moment: str) -> None:
-        """Begin a stretch of the micro-step; stage 3 has then gathered what it has."""
+        """Begin a segment of the micro-step, with the parameters that stage 3 has gathered in it."""
         self._ledger.moment = moment
         self._ledger.set("gathered", 2.0 * self._gathering.live[segment], "live")
 
     def _forward(self, layer: int) -> None:
-        if self._plan.recomputes(layer):
-            if self._plan.candidate.offload_activations:
-                self._ledger.touch(self._stream, self._kind)  # on its way to the host
+        if self._assignment.recomputes(layer):
+            if self._assignment.candidate.offload_activations:
+                self._ledger.touch(self._stream, self._kind)  # while it is copied to the host
             else:
                 self._ledger.take(f"input {layer}", self._stream, self._kind)
-            most = max(each.saves + each.makes for each in self._plan.network.block)
+            most = max(each.saves + each.makes for each in self._assignment.network.block)
             self._ledger.touch(self._tokens * most, self._kind)
             return
         self._keep(layer)
 
     def _keep(self, layer: int) -> None:
-        """A forward pass that saves what backward needs."""
-        for place, operation in enumerate(self._plan.network.block):
+        """Forward of a layer, saving what backward needs."""
+        for place, operation in enumerate(self._assignment.network.block):
             self._ledger.take(f"{layer} {place}", self._tokens * operation.saves, self._kind)
 
     def _backward(self, layer: int) -> None:
-        """Layer by layer from the last; the residual stream's gradient runs through all of them."""
+        """Backward of a layer; the gradient of the residual stream passes through all layers."""
         ledger = self._ledger
-        if self._plan.recomputes(layer):
-            if self._plan.candidate.offload_activations:
+        if self._assignment.recomputes(layer):
+            if self._assignment.candidate.offload_activations:
                 ledger.take(f"input {layer}", self._stream, self._kind)
             self._keep(layer)
         gradients = 0.0
-        for place, operation in reversed(list(enumerate(self._plan.network.block))):
+        for place, operation in reversed(list(enumerate(self._assignment.network.block))):
             if operation.in_place:
                 ledger.give(f"{layer} {place}")
             gradients += self._tokens * operation.makes
@@ -115,10 +115,10 @@ class _MicroStep:
                 self._stage.gradient(elements)
 
     def _head(self) -> None:
-        """The final norm, logits, loss, and their backward; then only the stream's gradient is left of them."""
-        ledger, norm = self._ledger, self._plan.network.norm
+        """The final norm, logits and loss with their backward, after which only the stream's gradient is left."""
+        ledger, norm = self._ledger, self._assignment.network.norm
         ledger.take("final norm", self._tokens * norm.saves + self._stream, self._kind)
-        if self._plan.effects.chunked_loss:
+        if self._assignment.effects.chunked_loss:
             self._chunked_loss()
         else:
             self._whole_loss()
@@ -127,11 +127,11 @@ class _MicroStep:
         ledger.give("final norm")
         ledger.give("stream")
         if not self._model.tied:
-            self._stage.gradient(self._plan.network.head)
+            self._stage.gradient(self._assignment.network.head)
         self._stage.gradient(norm.others)
 
     def _whole_loss(self) -> None:
-        """ForCausalLMLoss: 16-bit logits, their copy in fp32, log-softmax; in backward three gradients in turn."""
+        """ForCausalLMLoss: 16-bit logits, their copy in fp32, log-softmax; in backward three gradients, one by one."""
         ledger, logits = self._ledger, float(self._tokens * self._model.vocab_size)
         ledger.take("logits", 2 * logits, "logits")
         ledger.moment = "loss"
@@ -151,7 +151,7 @@ class _MicroStep:
         ledger.give("gradient of the logits")
 
     def _chunked_loss(self) -> None:
-        """A loss in chunks: each chunk's gradient overwrites its logits, and that of the head is summed up."""
+        """A chunked loss: each chunk's gradient overwrites its logits, and is added to the head's gradient."""
         ledger, model = self._ledger, self._model
         rows = chunk_rows(self._tokens, model)
         ledger.moment = "loss"
@@ -164,15 +164,15 @@ class _MicroStep:
         ledger.give("gradient of the final norm")
 
     def _head_gradient(self) -> None:
-        """Made before the layers' gradients. That of a tied head waits for that of the embeddings."""
-        self._ledger.take("gradient of the head", 2.0 * self._plan.network.head, "states")
+        """The head's gradient comes before the layers'; a tied head's waits for that of the embeddings."""
+        self._ledger.take("gradient of the head", 2.0 * self._assignment.network.head, "states")
         if not self._model.tied:
-            self._ledger.give("gradient of the head")  # the stage takes it, right after
+            self._ledger.give("gradient of the head")  # the stage allocates it immediately afterwards
 
     def _embeddings_backward(self) -> None:
         self._ledger.give("gradient of the stream")
-        self._ledger.take("gradient of the table", 2.0 * self._plan.network.table, "states")
+        self._ledger.take("gradient of the table", 2.0 * self._assignment.network.table, "states")
         self._ledger.give("gradient of the head")
         self._ledger.give("gradient of the table")
-        self._stage.gradient(self._plan.network.table)
+        self._stage.gradient(self._assignment.network.table)
         self._stage.end_of_backward()

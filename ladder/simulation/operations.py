@@ -1,7 +1,7 @@
-"""A model as the operations that its modules run, read off transformers' sources one by one.
+"""A model as a list of operations, taken from transformers' sources.
 
-Each says what it saves for backward, which gradients its backward makes and ends, what it multiplies, what it reads and
-writes, and how many kernels it starts. Nothing here is a total: memory and time come from walking through the list.
+Each operation says what it saves for backward, which gradients its backward creates and frees, what it multiplies, what
+it reads and writes, and how many kernels it launches. Memory and time are computed by walking through the list.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from ladder.workload.workload import ModelShape, Workload
 
 _DEFAULT_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
 _SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
-"""Bytes a value besides the output: ReLU saves that alone; `gelu_new` is written out in Python and saves its input,
-half of it, the tangent and what it adds to it. Others save their input."""
+"""Bytes per value besides the output (derived from transformers): ReLU saves only its output; `gelu_new`, which is
+Python code, saves its input, half of it, the tangent and one more sum. Others save their input."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One step of a module; bytes and operations are of one token, of the forward pass unless said otherwise."""
+    """One operation of a module; bytes and operations are per token, of the forward pass unless said otherwise."""
 
     name: str
     weight: tuple[int, int] = (0, 0)
-    """Inputs and outputs of the matrix that it multiplies with."""
+    """Input and output size of its matrix."""
     others: int = 0
-    """Elements of its further parameters: scales and biases."""
+    """Elements of its other parameters: scales and biases."""
     tensors: int = 0
-    """How many parameters it has."""
+    """The number of its parameters."""
     saves: float = 0.0
+    """Bytes saved for backward."""
     makes: float = 0.0
-    """Gradients that its backward makes, in bytes."""
+    """Bytes of gradients that its backward creates."""
     ends: float = 0.0
-    """Gradients that nobody needs after its backward."""
+    """Bytes of gradients that are freed after its backward."""
     scratch: float = 0.0
-    """In backward, while it runs."""
+    """Temporary bytes in backward."""
     in_place: bool = False
-    """Its backward writes the gradients over what it saved."""
+    """Its backward overwrites what it saved with gradients."""
     attends: float = 0.0
-    """Operations beside the matrix product: those of attention."""
+    """Floating-point operations of attention."""
     traffic: float = 0.0
     """Bytes read and written by element-wise kernels."""
     kernels: int = 1
@@ -51,7 +52,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Network:
-    """The operations of a workload's model under the effects of an engine's techniques."""
+    """The operations of a workload's model, with the effects of an engine's techniques."""
 
     workload: Workload
     effects: Effects
@@ -62,10 +63,10 @@ class Network:
 
     @cached_property
     def block(self) -> tuple[Operation, ...]:
-        """Of one transformer block, in the order of the forward pass."""
+        """The operations of one transformer block, in the order of the forward pass."""
         operations = [*self._attention("attention")]
         if self.model.is_encoder_decoder:
-            # Half of the blocks, the decoder's, attend to the encoder as well; all are drawn as the mean of both kinds.
+            # Only decoder blocks, half of all, have cross-attention; every block is modelled as the mean of both kinds.
             operations += self._attention("cross", share=0.5)
         operations += self._gated_net() if self.model.gated_mlp else self._plain_net()
         missing = self._block_elements - sum(operation.elements for operation in operations)
@@ -74,7 +75,7 @@ class Network:
 
     @cached_property
     def table(self) -> int:
-        """Elements of the embeddings, and of what else is looked up."""
+        """Elements of the embeddings and other lookup tables."""
         outside = self.model.num_parameters - self.model.num_layers * sum(each.elements for each in self.block)
         return max(1, outside - (0 if self.model.tied else self.head) - self.model.hidden_size)
 
@@ -84,7 +85,7 @@ class Network:
 
     @cached_property
     def norm(self) -> Operation:
-        """One in front of attention or net; it adds its gradient to that of the residual stream."""
+        """A norm before attention or MLP; its gradient is added to that of the residual stream."""
         return self._norm("norm", self.model.hidden_size)
 
     @property
@@ -104,7 +105,7 @@ class Network:
         return 3 if self.model.model_type == "qwen2" else 0
 
     def _norm(self, name: str, width: int) -> Operation:
-        """RMSNorm in Python: the input in fp32, and what is scaled, in 16 bits. LayerNorm, one kernel: its input."""
+        """RMSNorm is Python code that saves its fp32 input and a 16-bit value; LayerNorm, a kernel, only its input."""
         if self.model.gated_mlp or self.model.is_encoder_decoder:
             kept = self.effects.norm_keeps
             saves, scratch, traffic, kernels = 6.0 * kept, 12.0 * kept, 36.0, 6
@@ -123,7 +124,7 @@ class Network:
         )
 
     def _product(self, name: str, inputs: int, outputs: int, *, saves: float, ends: float) -> Operation:
-        """A linear layer; `saves` its input where no other operation did."""
+        """A linear layer; `saves` its input if no other operation does."""
         traffic = 2.0 * (inputs + outputs)
         return Operation(
             name=name,
@@ -136,12 +137,12 @@ class Network:
         )
 
     def _attention(self, name: str, share: float = 1.0) -> list[Operation]:
-        """Norm, queries, keys and values, attention itself, its output; `share`: of the blocks that have it."""
+        """Norm, queries, keys, values, attention and its output; `share` is the fraction of blocks that have it."""
         model, h = self.model, int(self.model.hidden_size * share)
         q, k = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         small: list[Operation] = []
         if model.model_type == "qwen3":
-            # No residual stream runs past these: what they make replaces what they end.
+            # These are not on the residual stream, so the gradient that they create replaces the one that they free.
             both = (self._norm("queries' norm", q), self._norm("keys' norm", k))
             small = [replace(each, others=model.head_dim, ends=each.makes) for each in both]
         return [
@@ -155,10 +156,10 @@ class Network:
         ]
 
     def _scores(self, q: int, k: int, share: float) -> Operation:
-        """Rotary positions and SDPA, which saves queries, keys, values and output, and one fp32 number a head.
+        """Rotary positions and SDPA, which saves queries, keys, values, output, and one fp32 number per head.
 
-        Its backward sums the queries' gradient in fp32. Where ranks share a sequence, heads are exchanged for tokens:
-        what attention made is kept in both layouts, and each exchange has a copy on either side.
+        Its backward sums the gradient of queries in fp32. With sequence parallelism, heads are exchanged for tokens:
+        the output of attention is kept in both layouts, and each exchange makes copies on both sides.
         """
         length, heads = self.workload.seq_len, self.model.num_heads
         saves, scratch = 4.0 * q + 4.0 * k + 4.0 * heads, 4.0 * q
@@ -169,7 +170,7 @@ class Network:
             # T5 adds a bias to the scores in Python: their softmax in fp32 and in 16 bits, and a mask of dropout.
             saves += 7.0 * heads * length
             rotary += 24.0 * heads * length
-        # A causal mask halves the work: transformers hands over none, and SDPA knows it is causal.
+        # Causal attention is half the work: transformers passes no mask, so SDPA uses its causal kernel.
         seen = length / 2 if self.workload.task == "causal-lm" else length
         return Operation(
             name="scores",
@@ -227,7 +228,7 @@ class Network:
 
     @property
     def _dropout(self) -> float:
-        """Bytes of its mask for each value that attention or net gives back."""
+        """Bytes of dropout's mask per output value of attention or MLP."""
         rate = self.model.config.get("dropout", self.model.config.get("resid_pdrop", 0.1))
         return 0.0 if self.model.gated_mlp or not rate else 1.0
 

@@ -1,4 +1,4 @@
-"""A machine that exists on paper only: read from configs/machines/NAME.yaml, for `plan` and the simulated launcher."""
+"""Simulated machines, read from configs/machines/NAME.yaml, for `ladder plan` and the simulated launcher."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from ladder.units import parse_bytes
 
 
 class SimulatedMachine(BaseModel):
-    """One node, and how many there may be of it. Speeds are of one GPU, in bytes or operations a second."""
+    """A machine of one or more equal nodes. Speeds are per GPU, in bytes or operations per second."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     gpu_name: str
-    """As the driver gives it."""
+    """As the driver reports it."""
     gpu_memory: int
     """Bytes of one GPU."""
     num_gpus: int = Field(ge=1)
-    """In a node."""
+    """Per node."""
     flops: float = Field(gt=0)
     """Dense 16-bit operations, as the vendor states them."""
     device_bytes: float = Field(gt=0)
-    """The GPU's own memory."""
+    """Memory bandwidth of the GPU."""
     link_bytes: float = Field(gt=0)
     """Between the GPUs of a node."""
     network_bytes: float = Field(default=25e9, gt=0)
     """Between nodes."""
     pcie_bytes: float = Field(gt=0)
-    """Between a GPU and the host, pinned."""
+    """Between a GPU and pinned host memory."""
     host_memory: int
-    """Bytes of a node."""
+    """Bytes per node."""
     num_cores: int = Field(ge=1)
-    """Of a node."""
+    """Per node."""
     nvme_bytes: float = Field(default=3e9, gt=0)
-    """The node's disk."""
+    """Bandwidth of the node's drive."""
     nvme_space: int = 0
-    """Free bytes of the disk; none: no NVMe rungs."""
+    """Free bytes of the drive; 0 for no NVMe rungs."""
     noise: float = Field(default=0.01, ge=0, le=0.5)
-    """Relative scatter of a step's time."""
+    """Relative noise of a step's time."""
     rank_spread: float = Field(default=0.01, ge=0, le=0.5)
-    """How much more memory the fullest rank needs than the others."""
+    """How much more memory one rank needs than the others, as a fraction."""
     crash_rate: float = Field(default=0.0, ge=0, le=1)
-    """The probability that a candidate kills a rank without a word."""
+    """The probability that a rank crashes without a report, per candidate."""
     hang_rate: float = Field(default=0.0, ge=0, le=1)
-    """The probability that a candidate makes the ranks wait for each other for ever."""
+    """The probability that the ranks hang, per candidate."""
     surprise: float = Field(default=1.0, ge=0, le=3)
-    """How far the machine strays from the textbook; 0 is a machine that does what its data sheet says."""
+    """How much the machine differs from its data sheet; 0 for not at all."""
     seed: int = 0
-    """Two machines that differ in nothing else stray in different ways."""
+    """Machines with different seeds differ from their data sheets in different ways."""
 
     @field_validator("gpu_memory", "host_memory", "nvme_space", mode="before")
     @classmethod
@@ -69,7 +69,7 @@ class SimulatedMachine(BaseModel):
         host_memory: int | None = None,
         nvme_path: Path | None = None,
     ) -> Machine:
-        """This machine as a tune sees it, with `num_gpus` in as many nodes as that takes; sizes in bytes."""
+        """This machine for a tune, with `num_gpus` in as many nodes as needed; sizes in bytes."""
         world_size = num_gpus or self.num_gpus
         nodes = -(-world_size // self.num_gpus)
         memory = gpu_memory or self.gpu_memory
@@ -91,25 +91,25 @@ class SimulatedMachine(BaseModel):
 def machine_files() -> dict[str, Path]:
     """The bundled machines by name, sorted."""
     package = Path(__file__).resolve().parent.parent
-    # A wheel carries configs/ inside the package; in a checkout it lies beside it.
+    # In a wheel configs/ is inside the package; in a checkout it is beside the package.
     folders = (package / "configs" / "machines", package.parent / "configs" / "machines")
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_machine(text: str) -> SimulatedMachine:
-    """The machine of a bundled name or of a YAML file. UsageError for one that is unknown or says nonsense."""
+    """The machine with this bundled name or in this YAML file. UsageError if it is unknown or invalid."""
     path = machine_files().get(text.lower()) or Path(text)
     if not path.is_file():
         raise UsageError(
-            f"--machine {text} is neither a file nor a bundled machine; there are {', '.join(machine_files())}."
+            f"--machine {text} is neither a file nor a bundled machine; choose from {', '.join(machine_files())}."
         )
     try:
         facts = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"The machine file {path} cannot be read: {str(error).splitlines()[0]}.") from None
     if not isinstance(facts, dict):
-        raise UsageError(f"The machine file {path} is no list of keys and values.")
+        raise UsageError(f"The machine file {path} is not a list of keys and values.")
     try:
         return SimulatedMachine(**{"name": path.stem, **facts})
     except (ValidationError, TypeError) as error:

@@ -1,13 +1,13 @@
-"""What a simulated machine really does with a candidate: seconds and bytes, by laws that the search does not know.
+"""How a candidate behaves on a simulated machine: seconds and bytes, independent of the search's models.
 
-A rival hypothesis to the search's model, and it shares no formula with it. Memory is the peak of a walk through every
-allocation of a step (`memory_walk`), host memory a list of DeepSpeed's buffers (`host_memory`), time a play of host,
-GPU, links and bus side by side (`step_clock`), all over the operations of transformers' modules (`operations`). Where
-the laws and the model agree, they agree for a reason of their own; where they do not, the recorded sweeps tell who is
-right: benchmarks/results/search/physics.txt has the laws' own error, as benchmarks/physics.py measures it.
+It shares no formula with the search's models, so that it can test them. Memory is the peak of a walk through all
+allocations of a step (`memory_walk`), host memory a list of DeepSpeed's buffers (`host_memory`), and time a simulation
+of host, GPU, links and bus in parallel (`step_clock`), all based on the operations of transformers' modules
+(`operations`). Recorded sweeps show how accurate it is: benchmarks/physics.py measures its error
+(benchmarks/results/search/physics.txt).
 
-Each machine strays from the laws by factors of its own, kernels have quirks for some shapes, the allocator fragments
-and thrashes near the limit. All of it follows from the seed.
+Each machine deviates by its own factors, some kernels by their shapes, and the allocator fragments and slows down near
+the limit. All deviations follow from the seed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import RUNGS, Candidate, Engine
 from ladder.events.protocol import TrialSpec
 from ladder.simulation.allocation import Ledger
+from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering, gathering_of
 from ladder.simulation.host_memory import HostUse, host_use
 from ladder.simulation.kernel_time import Chip
 from ladder.simulation.memory_walk import MemoryWalk, walk_memory
 from ladder.simulation.paper_machine import SimulatedMachine
-from ladder.simulation.plan import Plan
 from ladder.simulation.step_clock import Rig, StepClock
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
-# Standard deviations, as logarithms, of how far a machine's terms stray from the laws at `surprise` 1 (chosen; the
-# scatter that benchmarks/physics.py finds between recorded machines lies within them).
+# Standard deviations, as logarithms, of a machine's deviations at `surprise` 1. Chosen: not less than what
+# benchmarks/physics.py finds between recorded machines.
 _STRAY = {
     "compute": 0.25,
     "memory_traffic": 0.20,
@@ -61,19 +61,21 @@ _STRAY = {
     "outside": 0.15,
 }
 _THRASHES_FROM = 0.97
-"""Of the limit: above it the allocator gives its cache back again and again."""
+"""Above this fraction of the limit, the allocator repeatedly empties its cache. Chosen."""
 _PRODUCTS, _ELEMENT_WISE = 0.62, 0.78
-"""Of the data sheet's operations and bytes a second, what large kernels reach: fitted to the recorded sweeps (H200)."""
+"""The fraction of the data sheet's operations and bytes per second that large kernels reach (measured: fitted to the
+recorded sweeps on H200)."""
 _LAUNCH = 26e-6
-"""Seconds to start a kernel from Python, hooks of modules and autograd included: fitted to small micro-batches."""
+"""Seconds to launch a kernel from Python, with hooks of modules and autograd (measured: fitted to small
+micro-batches)."""
 _LATENCY = 20e-6
-"""Seconds of a collective's step (NCCL within a node: 10 to 30 microseconds)."""
+"""Seconds of a collective's step. Chosen: NCCL within a node takes 10 to 30 microseconds."""
 _CORE_BYTES, _NODE_BYTES = 5e9, 350e9
 """Bytes a second of the host's memory that one core moves in CPU Adam, and that all cores of a node share: 65, 110 and
 165 GB/s with 16, 32 and 64 cores of the recorded hosts."""
 _PIN_BYTES, _PAGE_BYTES = 10e9, 8e9
-"""Bytes a second of host memory pinned, and touched for the first time, by one rank
-(benchmarks/results/1xh200-pinning). Ranks of a node are four times as fast together at most (chosen)."""
+"""Bytes per second of pinning host memory, and of touching it for the first time, by one rank (measured:
+benchmarks/results/1xh200-pinning). The ranks of a node together are at most four times as fast (chosen)."""
 _CONTEXT, _NCCL = 0.8 * GIB, 0.7 * GIB
 
 Device = Literal["cuda", "cpu"]
@@ -81,19 +83,19 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What one candidate does on a simulated machine, without noise."""
+    """How one candidate behaves on a simulated machine, without noise."""
 
     accumulate_seconds: float
     boundary_seconds: float
     allocated: int
-    """Bytes of the fullest rank at the fullest moment."""
+    """Peak bytes of the rank that uses most."""
     reserved: int
     outside: int
     """Context, NCCL, libraries."""
     at_start: int
-    """Bytes of the engine before its first step, all included."""
+    """Bytes of the engine before its first step, everything included."""
     moment: str
-    """The fullest one."""
+    """The moment of the peak."""
     host: int
     """Bytes of all ranks."""
     disk: int
@@ -107,7 +109,7 @@ class Truth:
 
 
 class Physics:
-    """The laws of one machine for one workload on `world_size` ranks."""
+    """Simulates one machine for one workload on `world_size` ranks."""
 
     def __init__(self, machine: SimulatedMachine, workload: Workload, world_size: int, device: Device = "cuda") -> None:
         self._device = device
@@ -117,13 +119,13 @@ class Physics:
         self._known: dict[Candidate, Truth] = {}
 
     def truth(self, candidate: Candidate) -> Truth:
-        """What `candidate` does."""
+        """How `candidate` behaves."""
         if candidate not in self._known:
             self._known[candidate] = self._truth(candidate)
         return self._known[candidate]
 
     def engine_of(self, spec: TrialSpec) -> Engine:
-        """The engine that `spec` configures, with the knobs that differ from our defaults."""
+        """The engine that `spec` configures, with knobs that differ from our defaults."""
         config = spec.deepspeed
         techniques = tuple(TECHNIQUES[name] for name in spec.techniques)
         zero = config["zero_optimization"]
@@ -138,20 +140,20 @@ class Physics:
         return Engine(rungs[0], turned, techniques)
 
     def limit_factor(self, truth: Truth, limit: int) -> float:
-        """How much slower a candidate is whose memory is nearly all of `limit`."""
+        """How much slower a candidate is if its memory is close to `limit`."""
         excess = truth.device / limit - _THRASHES_FROM
         return 1.0 if excess <= 0 else 1.0 + 0.15 * excess / (1 - _THRASHES_FROM)
 
     def start_seconds(self, candidate: Candidate) -> tuple[float, float]:
-        """Seconds to build the model and to initialise the engine: what has to be filled, pinned and written."""
-        plan = Plan(self._workload, candidate, self._world_size)
-        use, together = host_use(plan), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
-        model = 0.1 + 2.0 * plan.elements / 40e9  # random weights on the GPU, 16 bits each
-        if plan.stage == 3:
-            model += plan.elements / self._world_size * 2.0 / 10e9
-        if plan.parameter_device != "none":
-            model += 2.0 * plan.share / self._rig.bus + 4.0 * plan.share / _PAGE_BYTES
-        engine = 2.0 + 14.0 * plan.share / 40e9
+        """Seconds to build the model and to initialise the engine, from the memory to fill, pin and write."""
+        assignment = Assignment(self._workload, candidate, self._world_size)
+        use, together = host_use(assignment), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
+        model = 0.1 + 2.0 * assignment.elements / 40e9  # random weights on the GPU, 16 bits each
+        if assignment.stage == 3:
+            model += assignment.elements / self._world_size * 2.0 / 10e9
+        if assignment.parameter_device != "none":
+            model += 2.0 * assignment.share / self._rig.bus + 4.0 * assignment.share / _PAGE_BYTES
+        engine = 2.0 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
         engine += use.disk / self._rig.drive
         factor = self._stray("start")
@@ -184,14 +186,14 @@ class Physics:
         return math.exp(random.Random(f"{self._machine.seed} {self._machine.name} {term} {of}").gauss(0, 1) * scatter)
 
     def _drawn(self, what: str, low: float, high: float) -> float:
-        """Anything between two bounds; what lies in the middle for a machine without surprises."""
+        """A random value between two bounds; the middle for a machine with `surprise` 0."""
         share = random.Random(f"{self._machine.seed} {what}").uniform(-0.5, 0.5) * min(1.0, self._machine.surprise)
         return low + (high - low) * (0.5 + share)
 
     def _truth(self, candidate: Candidate) -> Truth:
-        plan = Plan(self._workload, candidate, self._world_size)
-        use = host_use(plan)
-        walk = self._walk(plan, use)
+        assignment = Assignment(self._workload, candidate, self._world_size)
+        use = host_use(assignment)
+        walk = self._walk(assignment, use)
         fullest_rank = 1 + self._machine.rank_spread if self._world_size > 1 else 1.0
         allocated = walk.peak * fullest_rank
         margin = random.Random(f"{self._machine.seed} fragments {candidate.key}").uniform(0.005, 0.05)
@@ -199,7 +201,7 @@ class Physics:
         outside = 0
         if self._device == "cuda":
             outside = int((_CONTEXT + (_NCCL if self._world_size > 1 else 0)) * self._stray("outside"))
-        accumulate, update = self._seconds(plan)
+        accumulate, update = self._seconds(assignment)
         host = use.resident * self._world_size * self._stray("host", candidate.engine.rung.family)
         return Truth(
             accumulate_seconds=accumulate,
@@ -213,9 +215,9 @@ class Physics:
             disk=int(use.disk * self._world_size),
         )
 
-    def _walk(self, plan: Plan, use: HostUse) -> MemoryWalk:
-        """The walk with this machine's factors; ranks on a CPU have what is offloaded on the same device."""
-        name = plan.candidate.engine.rung.name
+    def _walk(self, assignment: Assignment, use: HostUse) -> MemoryWalk:
+        """The walk with this machine's factors; CPU ranks have offloaded states on the same device."""
+        name = assignment.candidate.engine.rung.name
         factors = {kind: self._stray(kind) for kind in ("logits", "buffers", "live")}
         for kind in ("activations", "recomputed"):
             factors[kind] = self._stray(kind) * self._stray("engine_variant_time", f"memory {name}")
@@ -223,40 +225,40 @@ class Physics:
         ledger = Ledger(factors)
         if self._device == "cpu":
             ledger.take("offloaded", use.offloaded)
-        return walk_memory(plan, _gathering(plan), ledger)
+        return walk_memory(assignment, _gathering(assignment), ledger)
 
-    def _seconds(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of an accumulating micro-step, and of one at the boundary with the optimizer."""
-        candidate, clock = plan.candidate, StepClock(plan, _gathering(plan), self._rig)
+    def _seconds(self, assignment: Assignment) -> tuple[float, float]:
+        """Seconds of a micro-step without and with the optimizer."""
+        candidate, clock = assignment.candidate, StepClock(assignment, _gathering(assignment), self._rig)
         accumulate, boundary = clock.micro_step(boundary=False), clock.micro_step(boundary=True)
         update = clock.update() + boundary - accumulate
-        # Engines that differ in knobs only are alike but for a little (measured: 1.5 and 1.8 %).
+        # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
         rung, key = candidate.engine.rung, candidate.engine.key
         turned = candidate.engine.knobs or rung.knobs
         whole = self._stray("engine_time", rung.family) * (self._stray("knob_time", key) if turned else 1)
         whole *= self._stray("engine_variant_time", f"{rung.name} {candidate.checkpointing}")
         micro = accumulate * self._stray("shape_time", f"{candidate.checkpointing} {candidate.micro_batch}")
-        # A few layers do not tell all about many: an engine strays at each depth in a way of its own.
+        # An engine deviates differently at each depth, so a few layers do not show everything.
         depth = f"{rung.family} {self._workload.model.num_layers}"
         micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
         return micro * whole, (micro + update) * whole
 
 
-def _gathering(plan: Plan) -> Gathering:
-    """As `gathering_of`, once for all micro-batches."""
-    if plan.stage < 3:
-        return gathering_of(plan)
-    return _played(_Key(plan))
+def _gathering(assignment: Assignment) -> Gathering:
+    """`gathering_of`, cached for all micro-batches."""
+    if assignment.stage < 3:
+        return gathering_of(assignment)
+    return _played(_Key(assignment))
 
 
 class _Key:
-    """A plan, known by what the gathering depends on."""
+    """A cache key: an assignment, compared by what the gathering depends on."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        model, engine = plan.workload.model, plan.candidate.engine
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        model, engine = assignment.workload.model, assignment.candidate.engine
         shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
-        self._facts = (shape, engine.rung, engine.knobs, plan.candidate.checkpoint_every, plan.ranks)
+        self._facts = (shape, engine.rung, engine.knobs, assignment.candidate.checkpoint_every, assignment.ranks)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and self._facts == other._facts
@@ -267,4 +269,4 @@ class _Key:
 
 @lru_cache(maxsize=256)
 def _played(key: _Key) -> Gathering:
-    return gathering_of(key.plan)
+    return gathering_of(key.assignment)

@@ -1,4 +1,4 @@
-"""What an engine's techniques together change in the physics. Each technique's own stands in its module."""
+"""Combines the effects of an engine's techniques on the simulation. Each technique's module has its own effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NEUTRAL = Effects()
 
 
 def effects_of(engine: Engine) -> Effects:
-    """The effects of all of an engine's techniques; what none of them changes is neutral."""
+    """The combined effects of all techniques of an engine."""
     combined = NEUTRAL
     for technique in engine.techniques:
         own = {name: value for name, value in vars(technique.effects).items() if value != getattr(NEUTRAL, name)}

@@ -1,8 +1,8 @@
-"""What DeepSpeed's stages allocate at the start, as gradients come, and at the step.
+"""What DeepSpeed's stages allocate at the start, for gradients in backward, and in the step.
 
-Read off DeepSpeed 0.19.8: runtime/fp16/unfused_optimizer.py for stage 0, runtime/zero/stage_1_and_2.py and stage3.py
-for the others; the names of the functions stand beside what they do. The rank looked at is the last one: it owns the
-end of the model, whose gradients come first, while most activations are still there.
+Taken from DeepSpeed 0.19.8: runtime/fp16/unfused_optimizer.py for stage 0, runtime/zero/stage_1_and_2.py and stage3.py
+for the others; comments name the functions. The last rank is simulated: it owns the end of the model, whose gradients
+come first, when most activations still exist.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from ladder.simulation.allocation import Ledger
-from ladder.simulation.plan import Plan
+from ladder.simulation.assignment import Assignment
 
 _UNFUSED_BUCKET = 500_000_000
-"""Elements; runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE."""
+"""Elements; defined in runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE."""
 _NORM_PIECE = 250_000_000
-"""Elements; stage3._constant_buffered_norm2."""
+"""Elements; defined in stage3._constant_buffered_norm2."""
 
 
 class Stage(ABC):
     """The hooks of one ZeRO stage on one rank."""
 
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
-        self._plan, self._ledger = plan, ledger
-        self._effects = plan.effects
-        self._on_gpu = plan.optimizer_device == "none"
+    def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
+        self._assignment, self._ledger = assignment, ledger
+        self._effects = assignment.effects
+        self._on_gpu = assignment.optimizer_device == "none"
 
     @abstractmethod
     def start(self) -> None:
@@ -32,36 +32,36 @@ class Stage(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Allocate what earlier steps, and earlier micro-steps of this one, left."""
+        """Allocate what remains from earlier steps, and from earlier micro-steps of this step."""
 
     @abstractmethod
     def gradient(self, elements: int) -> None:
-        """Backward made the gradient of a parameter."""
+        """Backward has computed the gradient of a parameter."""
 
     @abstractmethod
     def end_of_backward(self) -> None:
-        """No gradient is missing any more."""
+        """All gradients are complete."""
 
     @abstractmethod
     def update(self) -> None:
         """Run the optimizer."""
 
     def _largest_matrix(self) -> int:
-        """Elements of a block's."""
-        return max(each.elements for each in self._plan.network.block)
+        """Elements of the largest matrix of a block."""
+        return max(each.elements for each in self._assignment.network.block)
 
     def _take_moments(self, elements: int) -> None:
-        """Adam makes them in the first step."""
+        """Allocate Adam's moments, which it creates in the first step."""
         if self._on_gpu:
-            self._ledger.take("moments", self._plan.moments * self._effects.moment_bytes * elements)
+            self._ledger.take("moments", self._assignment.moments * self._effects.moment_bytes * elements)
 
 
 class _Replicated(Stage):
-    """Stage 0: all of everything on each rank."""
+    """Stage 0: everything on each rank."""
 
     def start(self) -> None:
-        """initialize_optimizer_states takes a whole step, with gradients of zeros in both widths."""
-        ledger, elements = self._ledger, self._plan.elements
+        """initialize_optimizer_states runs a whole step with zero gradients in 16 and 32 bits."""
+        ledger, elements = self._ledger, self._assignment.elements
         ledger.take("parameters", 2.0 * elements)
         ledger.take("master", self._effects.master_bytes * elements)
         ledger.take("zeros", (2.0 + self._effects.gradient_bytes) * elements)
@@ -69,108 +69,108 @@ class _Replicated(Stage):
         ledger.give("zeros")
 
     def settle(self) -> None:
-        if self._plan.accumulates:
-            self._ledger.take("gradients", 2.0 * self._plan.elements)
+        if self._assignment.accumulates:
+            self._ledger.take("gradients", 2.0 * self._assignment.elements)
 
     def gradient(self, elements: int) -> None:
-        if self._plan.accumulates:
-            self._ledger.touch(2.0 * elements)  # added to what is there
+        if self._assignment.accumulates:
+            self._ledger.touch(2.0 * elements)  # it is added to the accumulated one
         else:
             self._ledger.take("gradients", 2.0 * elements)
 
     def end_of_backward(self) -> None:
-        if self._plan.ranks > 1:  # engine.buffered_allreduce_fallback flattens them bucket by bucket
-            self._ledger.touch(2.0 * min(_UNFUSED_BUCKET, self._plan.elements), "buffers")
+        if self._assignment.ranks > 1:  # engine.buffered_allreduce_fallback flattens them bucket by bucket
+            self._ledger.touch(2.0 * min(_UNFUSED_BUCKET, self._assignment.elements), "buffers")
 
     def update(self) -> None:
-        self._ledger.take("gradients in fp32", self._effects.gradient_bytes * self._plan.elements)
+        self._ledger.take("gradients in fp32", self._effects.gradient_bytes * self._assignment.elements)
         self._ledger.give("gradients in fp32")
         self._ledger.give("gradients")
 
 
 class _Partitioned(Stage):
-    """Stages 1 and 2: parameters on each rank, the optimizer divided, at stage 2 the gradients too."""
+    """Stages 1 and 2: parameters on each rank; the optimizer, and at stage 2 the gradients, are divided."""
 
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
-        super().__init__(plan, ledger)
+    def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
+        super().__init__(assignment, ledger)
         self._filled = 0
         self._has_buckets = False
-        """From the first gradient on; stage 1 keeps them from micro-step to micro-step."""
+        """True from the first gradient on; stage 1 keeps buckets between micro-steps."""
         self._passed = 0
-        """Elements whose gradients have come, from the end of the model."""
+        """Elements whose gradients are reduced, from the end of the model."""
         self._left = 0
         """Elements whose gradients, accumulated at stage 1, are not in a bucket yet."""
-        self._largest = max(plan.network.table, plan.network.head)
-        self._keeps_all = plan.stage == 1
+        self._largest = max(assignment.network.table, assignment.network.head)
+        self._keeps_all = assignment.stage == 1
 
     def start(self) -> None:
-        share, ledger = self._plan.share, self._ledger
-        ledger.take("parameters", 2.0 * self._plan.elements)
-        ledger.touch(2.0 * share)  # the clone of its partition, on its way to fp32
+        share, ledger = self._assignment.share, self._ledger
+        ledger.take("parameters", 2.0 * self._assignment.elements)
+        ledger.touch(2.0 * share)  # the clone of its partition, before it is converted to fp32
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
-            ledger.touch(self._effects.master_bytes * share)  # initialize_optimizer_states: a gradient of zeros
+            ledger.touch(self._effects.master_bytes * share)  # initialize_optimizer_states: a zero gradient
         else:
             ledger.take("temp_grad_buffer_for_gpu_offload", 2.0 * self._largest, "buffers")
 
     def settle(self) -> None:
-        self._take_moments(self._plan.share)
-        if not self._plan.accumulates:
+        self._take_moments(self._assignment.share)
+        if not self._assignment.accumulates:
             return
         if self._keeps_all:
-            self._left = self._plan.elements
+            self._left = self._assignment.elements
             self._ledger.take("accumulated", 2.0 * self._left)
-            self._setup_buckets()  # made by the first hook, released at the boundary's epilogue only
+            self._setup_buckets()  # created by the first hook, freed only at the end of the last micro-step
         elif self._on_gpu:
-            self._ledger.take("accumulated", 2.0 * self._plan.share)
+            self._ledger.take("accumulated", 2.0 * self._assignment.share)
 
     def _setup_buckets(self) -> None:
         if not self._has_buckets:
-            number = 2 if self._plan.knobs["overlap_comm"] else 1
-            self._ledger.take("buckets", 2.0 * self._plan.bucket * number, "buffers")
+            number = 2 if self._assignment.knobs["overlap_comm"] else 1
+            self._ledger.take("buckets", 2.0 * self._assignment.bucket * number, "buffers")
             self._has_buckets = True
 
     def gradient(self, elements: int) -> None:
-        """reduce_independent_p_g_buckets_and_remove_grads: copied into the bucket, or by itself where it is larger."""
+        """reduce_independent_p_g_buckets_and_remove_grads: into the bucket, or by itself if it is larger."""
         self._setup_buckets()
-        if self._filled + elements > self._plan.bucket:
+        if self._filled + elements > self._assignment.bucket:
             self._reduce()
-        if self._keeps_all and self._plan.accumulates:
-            # Added to what is there; that is given back once the bucket has it, for the gradient is a view of it then.
+        if self._keeps_all and self._assignment.accumulates:
+            # It is added to the accumulated one, which is freed when the gradient becomes a view of the bucket.
             self._ledger.touch(2.0 * elements)
             self._left = max(0, self._left - elements)
             self._ledger.set("accumulated", 2.0 * self._left)
-        elif elements > self._plan.bucket:
+        elif elements > self._assignment.bucket:
             self._ledger.take("larger than the bucket", 2.0 * elements)
         else:
             self._ledger.touch(2.0 * elements)
         self._filled += elements
 
     def _reduce(self) -> None:
-        """average_tensor and what follows: a copy where several ranks are meant, then the rank's own are put aside."""
-        plan, ledger = self._plan, self._ledger
+        """average_tensor and later: a copy if the bucket belongs to several ranks, then the rank's own part is kept."""
+        assignment, ledger = self._assignment, self._ledger
         if not self._filled:
             return
         if self._straddles():
             ledger.touch(2.0 * self._filled, "buffers")  # allreduce_bucket flattens the slices
-        if plan.optimizer_device != "none":
+        if assignment.optimizer_device != "none":
             self._to_host(self._filled)
-        elif self._passed < plan.share:
-            ledger.set("grads_in_partition", 2.0 * plan.share)
+        elif self._passed < assignment.share:
+            ledger.set("grads_in_partition", 2.0 * assignment.share)
         ledger.give("larger than the bucket")
         self._passed, self._filled = self._passed + self._filled, 0
 
     def _straddles(self) -> bool:
-        """Whether the bucket holds gradients of several ranks: round robin deals parameters out one by one."""
-        share, until = self._plan.share, self._passed + self._filled
-        if self._plan.ranks == 1:
+        """Whether the bucket has gradients of several ranks; with round robin, each parameter has another owner."""
+        share, until = self._assignment.share, self._passed + self._filled
+        if self._assignment.ranks == 1:
             return False
-        return bool(self._plan.knobs["round_robin_gradients"]) or self._passed // share != (until - 1) // share
+        return bool(self._assignment.knobs["round_robin_gradients"]) or self._passed // share != (until - 1) // share
 
     def _to_host(self, elements: int) -> None:
-        """set_norm_for_param_grad_in_gpu in fp64, then the copy in fp32; one parameter after the other."""
-        largest = elements if elements > self._plan.bucket else min(elements, self._largest_matrix())
-        own = min(largest, self._plan.share)
+        """set_norm_for_param_grad_in_gpu in fp64, then the copy in fp32, one parameter after another."""
+        largest = elements if elements > self._assignment.bucket else min(elements, self._largest_matrix())
+        own = min(largest, self._assignment.share)
         self._ledger.touch(8.0 * own, "buffers")
         self._ledger.touch(4.0 * own, "buffers")
 
@@ -179,10 +179,10 @@ class _Partitioned(Stage):
         self._ledger.give("buckets")
 
     def update(self) -> None:
-        """step: gradients flattened, in fp32 beside that, the optimizer, and what is no longer needed freed."""
-        ledger, share = self._ledger, self._plan.share
-        if self._plan.accumulates and not self._keeps_all:
-            ledger.give("grads_in_partition")  # added to what was accumulated
+        """step: flattened gradients, a copy in fp32, the optimizer; then they are freed."""
+        ledger, share = self._ledger, self._assignment.share
+        if self._assignment.accumulates and not self._keeps_all:
+            ledger.give("grads_in_partition")  # it was added to the accumulated gradients
         if self._on_gpu:
             ledger.take("flat", 2.0 * share)
             ledger.take("gradients in fp32", self._effects.gradient_bytes * share)
@@ -193,35 +193,37 @@ class _Partitioned(Stage):
 class _Divided(Stage):
     """Stage 3: parameters, gradients and optimizer divided."""
 
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
-        super().__init__(plan, ledger)
+    def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
+        super().__init__(assignment, ledger)
         self._filled = self._number = self._largest_waiting = 0
-        """Elements in the bucket, parameters they are of, and elements of the largest of these."""
+        """Elements in the bucket, the number of their parameters, and elements of the largest of these."""
 
     def start(self) -> None:
-        share, ledger = self._plan.share, self._ledger
-        if self._plan.parameter_device == "none":
+        share, ledger = self._assignment.share, self._ledger
+        if self._assignment.parameter_device == "none":
             ledger.take("partitions", 2.0 * share)
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
-            # initialize_optimizer_states: a gradient of zeros as large as the largest sub-group of all ranks together.
-            ledger.touch(self._effects.master_bytes * min(self._plan.elements, self._group() * self._plan.ranks))
-        ledger.take("bucket", 2.0 * self._plan.bucket, "buffers")
+            # initialize_optimizer_states: a zero gradient of the size of the largest sub-group of all ranks together.
+            ledger.touch(
+                self._effects.master_bytes * min(self._assignment.elements, self._group() * self._assignment.ranks)
+            )
+        ledger.take("bucket", 2.0 * self._assignment.bucket, "buffers")
         if self._on_gpu:
             ledger.take("gradients", 2.0 * share)
 
     def _group(self) -> int:
-        """Elements of a sub-group: parameters are added until it is full, so the last one goes beyond."""
-        size = int(self._plan.knobs["sub_group_size"])
-        return min(self._plan.share, size + self._largest_matrix() // self._plan.ranks)
+        """Elements of a sub-group: parameters are added until it is full, so the last one exceeds its size."""
+        size = int(self._assignment.knobs["sub_group_size"])
+        return min(self._assignment.share, size + self._largest_matrix() // self._assignment.ranks)
 
     def settle(self) -> None:
-        self._take_moments(self._plan.share)
+        self._take_moments(self._assignment.share)
 
     def gradient(self, elements: int) -> None:
-        if self._filled and self._filled + elements > self._plan.bucket:
+        if self._filled and self._filled + elements > self._assignment.bucket:
             self._reduce()
-        if elements > self._plan.bucket:
+        if elements > self._assignment.bucket:
             self._ledger.take("larger than the bucket", 2.0 * elements)
         else:
             self._ledger.touch(2.0 * elements)
@@ -229,15 +231,15 @@ class _Divided(Stage):
         self._largest_waiting = max(self._largest_waiting, elements)
 
     def _reduce(self) -> None:
-        """reduce_scatter_coalesced joins the tensors; one alone is scattered from where it is. Then partition_grads."""
+        """reduce_scatter_coalesced joins several tensors, but not a single one; then partition_grads."""
         if not self._filled:
             return
         ledger = self._ledger
         if self._number > 1:
             ledger.take("joined", 2.0 * self._filled, "buffers")
         if not self._on_gpu:
-            # _offload_grad_partition_at_boundary: on the GPU again, its norm in fp64, and in fp32, one by one.
-            largest = self._largest_waiting / self._plan.ranks
+            # _offload_grad_partition_at_boundary: one by one, the norm in fp64 and a copy in fp32 on the GPU.
+            largest = self._largest_waiting / self._assignment.ranks
             ledger.take("partition", 2.0 * largest, "buffers")
             ledger.touch(8.0 * min(largest, _NORM_PIECE), "buffers")
             ledger.touch(4.0 * largest, "buffers")
@@ -259,7 +261,7 @@ class _Divided(Stage):
             self._ledger.give("gradients in fp32")
 
 
-def stage_of(plan: Plan, ledger: Ledger) -> Stage:
-    """The stage that `plan` asks for."""
+def stage_of(assignment: Assignment, ledger: Ledger) -> Stage:
+    """The stage of `assignment`."""
     kinds: dict[int, type[Stage]] = {0: _Replicated, 3: _Divided}
-    return kinds.get(plan.stage, _Partitioned)(plan, ledger)
+    return kinds.get(assignment.stage, _Partitioned)(assignment, ledger)

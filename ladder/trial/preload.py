@@ -65,7 +65,8 @@ def preload(
 
 def unhide(module: str) -> None:
     """Let a rank import a module that is hidden from the server."""
-    sys.modules.pop(module, None)
+    if sys.modules.get(module, module) is None:
+        del sys.modules[module]
 
 
 def load_operators(names: Sequence[str]) -> None:

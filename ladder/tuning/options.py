@@ -15,9 +15,9 @@ from ladder.errors import UsageError
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
-from ladder.tuning.consent import Consent, require_known
 from ladder.tuning.declaring import Option, Switches
 from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, kind_of, number, text_of, whole
+from ladder.tuning.technique_choices import TechniqueChoices, require_known
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
@@ -330,7 +330,7 @@ def num_knob_trials(options: TuneOptions) -> int:
     return _KNOB_TRIALS if options.time_budget is not None else 0
 
 
-def require_effect(options: TuneOptions) -> None:
+def require_effective_options(options: TuneOptions) -> None:
     """UsageError for options that would have no effect with the others: nothing is silently ignored."""
     from ladder.search.policy import ALONG_THE_LADDER  # imported here because it would double the time for `--help`
 
@@ -344,7 +344,7 @@ def require_effect(options: TuneOptions) -> None:
                 "leave it out, or use --strategy auto."
             )
     require_known(options.allow)
-    beyond = consent_in(options).options
+    beyond = choices_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
     if options.strategy in ALONG_THE_LADDER and beyond:
         raise UsageError(
@@ -355,6 +355,6 @@ def require_effect(options: TuneOptions) -> None:
         raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give only one of them.")
 
 
-def consent_in(options: TuneOptions) -> Consent:
+def choices_in(options: TuneOptions) -> TechniqueChoices:
     """What the user said about techniques."""
-    return Consent(switches=options.switches, allow=options.allow, documented=options.documented)
+    return TechniqueChoices(switches=options.switches, allow=options.allow, documented=options.documented)

@@ -14,10 +14,10 @@ from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
-from ladder.tuning.consent import Consent, techniques_tried, ways_of_checkpointing
 from ladder.tuning.options import PlanOptions
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
+from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -50,7 +50,7 @@ def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Sp
         dtype=dtype_of(options.dtype, simulated.gpu_name if simulated else None, note),
         optimizer=options.optimizer,
     )
-    techniques = techniques_tried(Consent(switches=options.switches), workload, "cuda", on_paper=True)
+    techniques = techniques_tried(TechniqueChoices(switches=options.switches), workload, "cuda", on_paper=True)
     has_nvme = simulated is None or simulated.nvme_space > 0
     machine = _on_paper(options, simulated, world_size)
     space = _space(workload, machine, techniques, has_nvme=has_nvme)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ladder.candidates import RUNGS, SLOTS, Engine, Problem, Rung, Technique, divisors
+from ladder.candidates import RUNGS, SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
 from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import shown
@@ -137,11 +137,10 @@ def _probe_layers(workload: Workload) -> int:
 
 def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -> list[Engine]:
     """The plain engine of `rung`, and every combination of it with at most one technique per slot."""
-    everywhere = [each for each in techniques if each.suits(problem, rung) and each.is_tried_everywhere]
     engines = [Engine(rung)]
     for slot in reversed(SLOTS):
-        of_slot = [each for each in everywhere if each.slot == slot]
-        engines += [engine.having(each) for engine in engines for each in of_slot]
+        of_slot = [each for each in techniques if each.slot == slot and each.is_tried_everywhere]
+        engines += [new for engine in engines for each in of_slot for new in engines_having(each, [engine], problem)]
     return engines
 
 

@@ -27,14 +27,12 @@ from ladder.search.relevance import relevant
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of
-from ladder.tuning.consent import libraries_of, ways_of_checkpointing
-from ladder.tuning.consent import require_effect as require_effect_of_techniques
 from ladder.tuning.declaring import checked
 from ladder.tuning.options import (
     TuneOptions,
-    consent_in,
+    choices_in,
     num_knob_trials,
-    require_effect,
+    require_effective_options,
     require_text,
     require_workload,
 )
@@ -60,6 +58,7 @@ from ladder.tuning.problem import (
     workload_of,
 )
 from ladder.tuning.reach import require_within_reach
+from ladder.tuning.technique_choices import libraries_of, require_effective_techniques, ways_of_checkpointing
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import Venue, venue_of
@@ -123,7 +122,7 @@ def run_tune(
     options = checked(options)
     require_workload(options)
     require_text(options)
-    require_effect(options)
+    require_effective_options(options)
     with Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases:
         venue = venue_of(options, leases, tell, cancelled)
         prepared = _prepare(options, venue, tell)
@@ -144,10 +143,10 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
     """Check everything that could make the tune fail later, so that hours of trials are not lost."""
     workload, machine = workload_and_machine(options, venue, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
-    techniques, rungs = venue.techniques(consent_in(options), workload, machine), _rungs(options)
+    techniques, rungs = venue.techniques(choices_in(options), workload, machine), _rungs(options)
     if workload.script is not None:
         techniques = [each for each in techniques if suits_script(each, workload.script)]
-    require_effect_of_techniques(techniques, problem_of(workload, machine), rungs)
+    require_effective_techniques(techniques, problem_of(workload, machine), rungs)
     versions = package_versions()
     require_writable(options.output, read_files(options, workload.model))
     if options.save_weights is not None:

@@ -22,10 +22,10 @@ from ladder.machine.nvme import check_nvme_path
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
-from ladder.tuning.consent import Consent, advice, techniques_tried
 from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import rank_environment, with_operators
 from ladder.tuning.sweep import Sweep, run_marker
+from ladder.tuning.technique_choices import TechniqueChoices, advice, techniques_tried
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
@@ -66,7 +66,7 @@ class Venue(Protocol):
     def introduce(self) -> None:
         """Tell the user what they need to know about figures from here."""
 
-    def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
+    def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """The techniques to try here. LadderError if one that was asked for cannot be used."""
 
     def opened(
@@ -120,10 +120,10 @@ class ThisHost:
     def introduce(self) -> None:
         """Nothing to say: the figures are measured."""
 
-    def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
+    def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """Those that were asked for, and those whose libraries are installed; the user is told of the latter."""
-        tried = techniques_tried(consent, workload, machine.device, on_paper=False)
-        for sentence in advice(consent, workload, machine.device):
+        tried = techniques_tried(choices, workload, machine.device, on_paper=False)
+        for sentence in advice(choices, workload, machine.device):
             self._tell(Note(sentence))
         return tried
 
@@ -193,9 +193,9 @@ class OnPaper:
             Note(f"Simulated: no trial is run; all figures are of the machine {self.paper_name}, which is not real.")
         )
 
-    def techniques(self, consent: Consent, workload: Workload, machine: Machine) -> list[Technique]:
+    def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """Only those that were asked for."""
-        return techniques_tried(consent, workload, machine.device, on_paper=True)
+        return techniques_tried(choices, workload, machine.device, on_paper=True)
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:

@@ -23,12 +23,12 @@ from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.techniques.keys import candidate_of
-from ladder.tuning.consent import require_usable
 from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.options import TuneOptions, VerifyOptions
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.run import workload_and_machine
+from ladder.tuning.technique_choices import require_usable
 from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import ThisHost

@@ -6,7 +6,7 @@ import pytest
 from helpers import make_candidate
 from helpers.saved_bytes import FAMILIES, SEQ_LEN, block_of
 
-from ladder.simulation.plan import Plan
+from ladder.simulation.assignment import Assignment
 from ladder.workload.workload import Workload
 
 LEFT_OUT = {"mixtral": 0.12, "gemma": 0.08, "gpt_neox": 0.05}
@@ -19,6 +19,6 @@ TOO_MUCH = {"opt": 0.06, "gpt2": 0.06, "gpt_neox": 0.06}
 def test_the_operations_of_a_block_save_what_its_modules_save(family: str) -> None:
     shape, measured = block_of(family)
     workload = Workload(model=shape, task="causal-lm", seq_len=SEQ_LEN, global_batch_size=2)
-    plan = Plan(workload, make_candidate("zero1", checkpointing=False), 1)
-    said = SEQ_LEN * sum(operation.saves for operation in plan.network.block)
+    assignment = Assignment(workload, make_candidate("zero1", checkpointing=False), 1)
+    said = SEQ_LEN * sum(operation.saves for operation in assignment.network.block)
     assert 0.97 - LEFT_OUT.get(family, 0.0) < said / measured < 1.03 + TOO_MUCH.get(family, 0.0)

@@ -19,6 +19,7 @@ import pytest
 from arguments import stubs
 
 import ladder
+from ladder.cli.main import main
 from ladder.errors import NothingFitsError, UsageError
 from ladder.tuning.declaring import checked_values, declared
 from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
@@ -161,7 +162,7 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
         ({"seq_len": -3}, "seq_len: -3 is not valid"),
         ({"dtype": "fp32"}, "dtype: 'fp32' is unknown"),
         ({"host_memory": 0}, "host_memory: 0 is not valid"),
-        ({"speed": 1}, r"plan\(\) has no option speed; there are dtype, "),
+        ({"speed": 1}, r"plan\(\) has no option speed; choose from dtype, "),
     ],
 )
 def test_a_plan_refuses_what_a_tune_refuses(options: dict[str, Any], words: str) -> None:
@@ -279,6 +280,25 @@ def test_the_stubs_for_editors_are_as_the_options_are_declared() -> None:
 )
 def test_errors_name_options_as_python_callers_write_them(sentence: str, words: str) -> None:
     assert in_python_words(sentence, TuneOptions) == words
+
+
+def test_notes_name_options_as_python_callers_write_them_and_those_of_the_command_as_they_are_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes: list[str] = []
+
+    def keep(event: TuneEvent) -> None:
+        if isinstance(event, ladder.Note):
+            notes.append(event.text)
+
+    files: dict[str, Any] = {"run_dir": tmp_path / "run", "output": tmp_path / "best.json"}
+    ladder.tune("llama-3.2-1b", gpus=3, rungs="zero3", callbacks=[keep], **files, **PAPER)
+    assert any(note.endswith("over 3 ranks (global_batch_size=…).") for note in notes)
+    assert not any("--" in note for note in notes)
+    ladder.plan("llama-3.2-1b", gpus=3, gpu_memory="40GiB")
+    assert "over 3 ranks (global_batch_size=…)." in capsys.readouterr().err
+    assert main(["plan", "llama-3.2-1b", "--gpus", "3", "--gpu-memory", "40GiB"]) == 0
+    assert "over 3 ranks (--global-batch-size)." in capsys.readouterr().err
 
 
 def test_every_expected_error_can_be_caught_by_its_public_name() -> None:

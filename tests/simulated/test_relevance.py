@@ -122,7 +122,7 @@ def test_what_held_more_host_memory_than_is_allowed_now_does_not_fit(space: Spac
     assert relevant(space, [record]) == [record]
     (now,) = relevant(replace(space, host_memory=50 * GIB), [record])
     assert (now.outcome.kind, now.tokens_per_second) == ("host_oom", None)
-    assert "held 90.00 GiB of host memory, and 50.00 GiB is what they may use (--host-memory)" in now.outcome.sentence
+    assert "used 90.00 GiB of host memory, and they may use 50.00 GiB (--host-memory)" in now.outcome.sentence
 
 
 def test_ranks_on_the_cpu_hold_on_the_host_what_they_hold(space: Space) -> None:

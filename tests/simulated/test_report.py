@@ -109,7 +109,7 @@ def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_instal
     options += ["--output", str(output), "--run-dir", str(run_dir)]
     assert main(["tune", "llama-3.2-1b", *options]) == 0
     printed = capsys.readouterr()
-    assert f"{file} cannot be made without {package}: `pip install {package}`" in printed.err
+    assert f"{file} cannot be written without {package}; `pip install {package}`" in printed.err
     assert "Traceback" not in printed.err
     assert ("Report: " in printed.out) is (other == "report.html")
     assert output.exists()
@@ -127,7 +127,7 @@ def test_a_bug_in_a_figure_does_not_undo_a_tune(
 
     monkeypatch.setattr(page_module, "step_time", broken)
     assert write_reports(replace(run, folder=tmp_path)) == [
-        """report.html could not be made (KeyError: 'a part that is not there'), a bug in ladder; """
+        """report.html could not be written (KeyError: 'a part that is not there'), a bug in ladder; """
         "`ladder report` shows where."
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"about.json", "trials.csv"}

@@ -30,8 +30,8 @@ from ladder.techniques.adam_8bit import MOST_ELEMENTS as ELEMENTS_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.liger import LIGER
-from ladder.tuning.consent import require_effect, require_usable
 from ladder.tuning.problem import make_space
+from ladder.tuning.technique_choices import require_effective_techniques, require_usable
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import OptimizerName, Workload
@@ -98,7 +98,7 @@ def test_where_they_can_be_nowhere_to_allow_them_is_refused(tmp_path: Path) -> N
     ):
         ladder.tune("llama-2-7b", rungs=["zero1", "zero2"], output=tmp_path / "best.json", allow=["adam-8bit"], **PAPER)
     with pytest.raises(UsageError, match="--allow adam-8bit has no effect here: moments in 8 bits are for GPUs"):
-        require_effect([BF16_STATES, ADAM_8BIT], problem_for(BILLION, 2, "cpu"), RUNGS)
+        require_effective_techniques([BF16_STATES, ADAM_8BIT], problem_for(BILLION, 2, "cpu"), RUNGS)
 
 
 @pytest.mark.parametrize(("optimizer", "own"), [("adamw", {}), ("adam", {"weight_decay": 0.0})])

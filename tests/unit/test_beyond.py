@@ -32,9 +32,9 @@ from ladder.search.speed import predict_speed
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.liger import LIGER
-from ladder.tuning.consent import ways_of_checkpointing
 from ladder.tuning.parity import as_plain
 from ladder.tuning.problem import make_space
+from ladder.tuning.technique_choices import ways_of_checkpointing
 from ladder.units import GIB
 
 

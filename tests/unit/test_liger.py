@@ -29,7 +29,7 @@ from ladder.search.space import Space
 from ladder.search.speed import predict_speed
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.liger import LIGER
-from ladder.tuning.consent import Consent, advice, require_usable, techniques_tried
+from ladder.tuning.technique_choices import TechniqueChoices, advice, require_usable, techniques_tried
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
@@ -151,7 +151,7 @@ def test_it_is_tried_unasked_where_it_is_installed_and_a_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
-    consent = Consent(switches={"liger": asked})
+    consent = TechniqueChoices(switches={"liger": asked})
     assert (LIGER in techniques_tried(consent, workload, device, on_paper=False)) is tries
     said = "".join(advice(consent, workload, device))
     assert words in said

@@ -27,8 +27,8 @@ from ladder.search.remedies import remedies
 from ladder.search.space import Space, ruled_out, same_steps
 from ladder.search.speed import predict_speed
 from ladder.techniques.keys import candidate_of, engine_named
-from ladder.tuning.consent import ways_of_checkpointing
 from ladder.tuning.parity import as_plain
+from ladder.tuning.technique_choices import ways_of_checkpointing
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 

@@ -14,11 +14,11 @@ from helpers import bundled_workload, make_candidate
 import ladder.simulation
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.simulation.allocation import Ledger
+from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
-from ladder.simulation.plan import Plan
 from ladder.simulation.technique_effects import NEUTRAL, effects_of
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
@@ -114,16 +114,18 @@ def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even
 
 
 def test_stage_3_gathers_up_to_its_cap_and_needs_all_parameters_twice():
-    lean, usual = (Plan(LLAMA, make_candidate(name), 4) for name in ("zero3+param-cpu+opt-cpu+lean", "zero3"))
-    for plan in (lean, usual):
-        gathering = gathering_of(plan)
-        cap = plan.knobs["stage3_max_live_parameters"]
-        assert max(gathering.live) <= cap + 2 * plan.network.head + plan.knobs["stage3_prefetch_bucket_size"]
+    lean, usual = (Assignment(LLAMA, make_candidate(name), 4) for name in ("zero3+param-cpu+opt-cpu+lean", "zero3"))
+    for assignment in (lean, usual):
+        gathering = gathering_of(assignment)
+        cap = assignment.knobs["stage3_max_live_parameters"]
+        assert (
+            max(gathering.live) <= cap + 2 * assignment.network.head + assignment.knobs["stage3_prefetch_bucket_size"]
+        )
         assert sum(fetch.elements for fetch in gathering.fetches) > 1.7 * LLAMA.model.num_parameters
         assert all(fetch.issued <= fetch.needed for fetch in gathering.fetches)
     assert max(gathering_of(lean).live) < max(gathering_of(usual).live) / 3
-    assert not gathering_of(Plan(LLAMA, make_candidate("zero3"), 1)).fetches  # one rank has all of it
-    assert not gathering_of(Plan(LLAMA, make_candidate("zero2"), 4)).fetches
+    assert not gathering_of(Assignment(LLAMA, make_candidate("zero3"), 1)).fetches  # one rank has all of it
+    assert not gathering_of(Assignment(LLAMA, make_candidate("zero2"), 4)).fetches
 
 
 def test_each_technique_has_the_effects_of_its_own_and_together_they_have_all():
@@ -151,7 +153,7 @@ def test_the_host_holds_what_was_recorded():
     ]
     for workload, ranks, figures in recorded:
         for rung, gib in figures.items():
-            use = host_use(Plan(workload, make_candidate(rung), ranks))
+            use = host_use(Assignment(workload, make_candidate(rung), ranks))
             assert use.resident * ranks / GIB == pytest.approx(gib, rel=0.05), rung
 
 
@@ -182,8 +184,8 @@ def test_a_ledger_remembers_the_fullest_moment():
 
 @pytest.mark.parametrize("model", ["opt-125m", "t0-3b", "roberta-base", "qwen2.5-7b", "tiny-llama"])
 def test_all_parameters_are_among_the_operations(model: str):
-    plan = Plan(bundled_workload(model), make_candidate("zero3"), 2)
-    network, shape = plan.network, plan.workload.model
+    assignment = Assignment(bundled_workload(model), make_candidate("zero3"), 2)
+    network, shape = assignment.network, assignment.workload.model
     counted = shape.num_layers * sum(each.elements for each in network.block) + network.table
     counted += 0 if shape.tied else network.head
     assert counted == pytest.approx(shape.num_parameters, rel=0.03)

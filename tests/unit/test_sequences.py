@@ -18,7 +18,7 @@ from ladder.search.speed import predict_speed
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.keys import candidate_of, engine_named, rung_of
 from ladder.techniques.ulysses import ULYSSES
-from ladder.tuning.consent import require_usable
+from ladder.tuning.technique_choices import require_usable
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload

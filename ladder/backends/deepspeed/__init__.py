@@ -1,1 +1,1 @@
-"""DeepSpeed: the configuration of an engine, its memory and its time."""
+"""DeepSpeed: the configuration of engines, and formulas for their memory and time."""

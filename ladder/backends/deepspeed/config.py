@@ -9,22 +9,22 @@ from ladder.candidates import Device, Engine, Rung
 from ladder.workload.workload import Workload
 
 PIN_MEMORY = "pin_memory"
-"""The knob that DeepSpeed reads in the offload sections; all others are settings of `zero_optimization` itself."""
+"""The only knob in the offload sections; all others are in `zero_optimization` itself."""
 
 
 def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
-    """Our starting values of DeepSpeed's `zero_optimization` settings for `rung`, in elements.
+    """Our defaults for DeepSpeed's `zero_optimization` settings for `rung`, in elements.
 
-    Buckets follow the model's size, so that a small model does not pay for buffers made for a large one. Parameters up
-    to 10·hidden stay resident, as where the HF Trainer reads "auto"; its 0.9·hidden² to prefetch is less than a layer,
-    so DeepSpeed's own default bounds it from below. The optimizer steps through sub-groups a fifth of the default size:
-    its temporary fp32 gradients are the peak of stage 3 at small micro-batches.
+    Buckets grow with the model, so that a small model has small buffers. Parameters of up to 10·hidden stay on every
+    rank, as with "auto" in the HF Trainer. The Trainer's 0.9·hidden² for prefetching is less than a layer, so
+    DeepSpeed's default is used if that is more. Sub-groups have a fifth of DeepSpeed's default size, because their
+    temporary fp32 gradients set the peak of stage 3 with small micro-batches.
     """
     model = workload.model
     if rung.stage == 0:
         return {}
     bucket = max(1_000_000, min(200_000_000, model.num_parameters // 8))
-    bucket -= bucket % 2  # DeepSpeed aligns what it gathers to four bytes, and asserts that its buckets are
+    bucket -= bucket % 2  # DeepSpeed asserts that buckets are aligned to four bytes
     knobs: dict[str, bool | int] = {
         "overlap_comm": True,
         "contiguous_gradients": True,
@@ -32,7 +32,7 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
     }
     if rung.stage < 3:
         knobs["allgather_bucket_size"] = bucket
-        # It pays where gradients are copied to the host: each rank then copies its own share.
+        # Useful if gradients are copied to the host, because each rank then copies its own share.
         knobs["round_robin_gradients"] = rung.offload_optimizer == "cpu"
         return knobs
     return knobs | {
@@ -46,7 +46,7 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
 
 
 def engine_knobs(workload: Workload, engine: Engine) -> dict[str, bool | int]:
-    """`default_knobs`, lowered by the rung's own bounds and overridden by the engine's knobs, `PIN_MEMORY` aside."""
+    """`default_knobs`, limited by the rung's bounds and overridden by the engine's knobs, without `PIN_MEMORY`."""
     knobs = default_knobs(workload, engine.rung)
     for name, bound in engine.rung.knobs:
         knobs[name] = min(knobs[name], bound)
@@ -58,9 +58,8 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """The DeepSpeed configuration of `engine` for this workload.
 
-    It names no optimizer and no scheduler: the Trainer and accelerate then take the user's own, whatever the learning
-    rate. All values are explicit, so that it says the same to DeepSpeed, the Trainer and accelerate.
-    `nvme_path` is needed by NVMe rungs only; ValueError without it.
+    It has no optimizer and no scheduler, so the Trainer and accelerate use the user's. All values are explicit, so that
+    they mean the same to DeepSpeed, the Trainer and accelerate. ValueError for an NVMe rung without `nvme_path`.
     """
     rung = engine.rung
     config: dict[str, Any] = {
@@ -83,7 +82,7 @@ def deepspeed_config(
     if "nvme" in rung.devices:
         config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
     if workload.optimizer == "sgd":
-        config["zero_allow_untested_optimizer"] = True  # it is not among those that DeepSpeed tried with ZeRO
+        config["zero_allow_untested_optimizer"] = True  # DeepSpeed does not list it as tested with ZeRO
         config["zero_force_ds_cpu_optimizer"] = False
     for technique in engine.techniques:
         technique.configure(config)
@@ -100,7 +99,7 @@ def _offload_section(
         raise ValueError("an NVMe rung needs an nvme_path")
     settings["nvme_path"] = str(nvme_path)
     if section == "offload_param":
-        # A rank's partition of the largest parameter must fit one buffer, or DeepSpeed asserts.
+        # A rank's partition of the largest parameter must fit into one buffer, or DeepSpeed fails with an assertion.
         settings |= {
             "max_in_cpu": 0,
             "buffer_count": 5,

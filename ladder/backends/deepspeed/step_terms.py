@@ -1,6 +1,6 @@
-"""The seconds of a step's parts under DeepSpeed, before any correction.
+"""The seconds of a step's parts with DeepSpeed, before calibration.
 
-Each is a quantity over a speed: operations over FLOP/s, bytes over bytes/s. What is called "measured" is a fit to
+Each is a quantity divided by a speed: operations by FLOP/s, bytes by bytes/s. Constants called "measured" are fits to
 tests/data: a Llama-2-7B shape on four H200.
 """
 
@@ -14,21 +14,21 @@ from ladder.machine.machine_speed import MachineSpeed, flops_per_token
 from ladder.workload.workload import Workload
 
 _RAMP_TOKENS = 200.0
-"""Tokens whose compute the start and the end of kernels cost, on a GPU of 1e15 operations a second (estimate)."""
+"""The start and the end of kernels cost as much as this many tokens, on a GPU with 1e15 operations/s. Chosen."""
 _LAUNCH_SECONDS = 0.003
-"""A block's kernels, forward and backward, started one by one from Python. Measured 0.0044 to 0.0051 where 16 cores of
-a shared host feed an H200; a host of one's own is up to three times as fast (estimate)."""
+"""Launching a block's kernels for forward and backward from Python. Measured: 0.0044 to 0.0051 s with 16 cores of a
+shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-    """What the steps of `candidate` consist of, with P parameters and N ranks.
+    """The parts of a step of `candidate`, with P parameters and N ranks.
 
-    Compute: `flops_per_token`, 4/3 of it in the layers with checkpointing, which run forward twice. A collective over N
-    ranks moves (N − 1)/N of its bytes over each link, an all-reduce twice that. Stage 2 all-reduces its buckets in
-    every micro-step, stages 0 and 1 at the boundary; stage 3 gathers in forward and in backward, and scatters
-    gradients. Offload of the optimizer takes 2 P/N bytes of gradients down, at stage 2 in every micro-step and up
-    again, at stage 1 at the boundary; offload of parameters brings 2 P/N up for each gathering, but for those that
-    stay live.
+    Compute is `flops_per_token`, and 4/3 of it in checkpointed layers, which run forward twice. A collective over N
+    ranks moves (N − 1)/N of its bytes over each link, an all-reduce twice as much. Stage 2 all-reduces its buckets in
+    every micro-step, stages 0 and 1 in the last one; stage 3 gathers parameters in forward and in backward, and
+    scatters gradients. Optimizer offload copies 2 P/N bytes of gradients to the host: at stage 2 in every micro-step
+    and back again, at stage 1 in the last one. Parameter offload copies 2 P/N bytes to the GPU for each gathering,
+    without those that stay live.
     """
     model, rung = workload.model, candidate.engine.rung
     p, share = model.num_parameters, model.num_parameters / world_size
@@ -49,7 +49,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
     if rung.stage == 3:
         reduce = 2 * transfer
-        # With checkpointing, the second forward pass gathers again what has not stayed live.
+        # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
         transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
         gather = max(transfers * transfer, hooks * machine.host_seconds * model.num_layers)
     if rung.offload_param != "none":
@@ -73,11 +73,11 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
 def _update_seconds(
     candidate: Candidate, share: float, world_size: int, machine: MachineSpeed, traffic: float
 ) -> float:
-    """Seconds of the optimizer, and of moving what it updated to where the parameters live.
+    """Seconds of the optimizer, and of copying updated parameters to their device.
 
-    On the GPU it reads and writes `traffic` bytes a parameter. NVMe moves 30 bytes a parameter (derived: states,
-    master and gradients read, states and master written). Measured: where parameters alone are offloaded, their update
-    reaches the host at a fiftieth of the bus's speed.
+    On the GPU it reads and writes `traffic` bytes per parameter. NVMe moves 30 bytes per parameter (derived: states,
+    master weights and gradients are read, states and master weights written). Measured: if only parameters are
+    offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
     rung, back = candidate.engine.rung, 2 * share / machine.pcie_bytes
     if rung.offload_optimizer == "none":

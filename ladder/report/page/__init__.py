@@ -1,4 +1,4 @@
-"""report.html: one file with everything in it, that nothing is loaded into from outside."""
+"""report.html: one file that contains everything and loads nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _DIGITS = {
 
 
 def html(runs: Sequence[ReportedRun]) -> str:
-    """The report of one run, or of several beside each other."""
+    """The report of one run, or of several compared."""
     environment = Environment(
         loader=PackageLoader("ladder.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -84,10 +84,10 @@ _SPEED = (
     "that no other one beats in both speed and memory. The dashed line is the memory limit."
 )
 _MEMORY = (
-    "The answer, and of each engine the candidate that came furthest: what was predicted before any trial, beside what "
-    "its trial and its proof measured."
+    "The answer and the best candidate of each engine: memory as predicted before any trial, and as measured in the "
+    "trial and the proof."
 )
-_STEP = "One optimizer step of the answer and of each engine's fastest candidate, at the workload's own accumulation."
+_STEP = "One optimizer step, with accumulation, of the answer and of each engine's fastest candidate."
 
 
 def _figure(name: str, heading: str, caption: str, chart: Chart | None) -> dict[str, Any] | None:
@@ -135,7 +135,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
 
 
 def _blocks(usage: str) -> list[dict[str, str]]:
-    """The commands of `usage`, each with the comment that stands before it."""
+    """The commands of `usage`, each with the comment before it."""
     blocks: list[dict[str, str]] = []
     for line in usage.splitlines():
         if line.startswith("# "):
@@ -146,7 +146,7 @@ def _blocks(usage: str) -> list[dict[str, str]]:
 
 
 def _front(run: ReportedRun) -> list[list[str]]:
-    """The Pareto front as a table; empty where one candidate is both the fastest and the most frugal."""
+    """The Pareto front as a table; empty if it has only one candidate."""
     steps = front(run.records)
     return [
         [
@@ -161,7 +161,7 @@ def _front(run: ReportedRun) -> list[list[str]]:
 
 
 def _ledger(run: ReportedRun) -> list[dict[str, Any]]:
-    """The answer, then by speed what fits, what failed, and by predicted speed what was not tried."""
+    """Rows: the answer, candidates that fit by speed, those that failed, and untried ones by predicted speed."""
     table = rows(run.entries, run.trial_seconds)
     table.sort(key=_place)
     return [
@@ -176,7 +176,7 @@ def _place(row: dict[str, Any]) -> tuple[bool, bool, float, bool, float]:
 
 
 def _is_likely(row: dict[str, Any]) -> bool:
-    """Whether what was not tried is predicted to fit: otherwise its speed is nobody's."""
+    """Whether an untried candidate is likely to fit; otherwise its predicted speed is not shown."""
     return row["predicted_fits"] is not None and row["predicted_fits"] >= LIKELY
 
 

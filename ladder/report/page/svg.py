@@ -1,6 +1,6 @@
-"""Charts as inline SVG: no script draws them, and their colours follow the page's.
+"""Draws charts as inline SVG, without scripts; their colours follow the page's.
 
-Each is drawn at two widths, and the style sheet shows the one that suits the window: text keeps its size that way.
+Each is drawn at two widths, and the style sheet shows the one that suits the window, so that text keeps its size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ladder.report.charts import Bar, Bars, Chart, Point, Scatter, Series
 
 WIDTHS = {"wide": 1000, "narrow": 360}
 _LETTER = 7.8
-"""Pixels of a letter at 13 pixels, for what must not be cut off; measured with DejaVu Sans, which is a wide font."""
+"""Width in pixels of a letter at 13 pixels (measured with DejaVu Sans, which is a wide font)."""
 _LINE = 20
 """Pixels from one line of text to the next. Chosen by eye."""
 _BAR, _GAP = 15, 14
@@ -20,7 +20,7 @@ _BAR, _GAP = 15, 14
 
 
 def svg(chart: Chart, label: str) -> str:
-    """Both drawings of `chart`; `label` says what it shows to who cannot see it."""
+    """Both drawings of `chart`; `label` describes it for screen readers."""
     drawings = []
     for name, width in WIDTHS.items():
         body, height = _scatter(chart, width) if isinstance(chart, Scatter) else _bars(chart, width)
@@ -55,7 +55,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, css: str, extra: str = "")
 
 
 class _Plane:
-    """Where a value of a scatter plot lies."""
+    """Converts values of a scatter plot to coordinates."""
 
     def __init__(self, chart: Scatter, width: int) -> None:
         tops = [point.high or point.y for series in chart.series for point in series.points]
@@ -133,7 +133,7 @@ def _shape(series: Series, x: float, y: float) -> str:
 
 
 def _label(point: Point, plane: _Plane) -> str:
-    """Beside its mark, on the side that has room."""
+    """The label beside its mark, on the side with enough room."""
     x, y = plane.x(point.x), plane.y(point.y)
     length = _LETTER * len(point.label)
     if x + 14 + length <= plane.right:
@@ -196,7 +196,7 @@ def _total(bar: Bar, chart: Bars) -> str:
 
 
 def _wrapped(words: str, letters: int) -> list[str]:
-    """Lines of at most `letters`, parted at blanks and, where a word is too long for a line, within it."""
+    """Lines of at most `letters` characters, broken at spaces, or within words that are too long."""
     lines = [""]
     for word in words.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > letters:

@@ -1,4 +1,4 @@
-"""What a simulated rank is told to do: an engine's settings and a candidate's, as numbers."""
+"""What the ranks of a simulated trial do: one candidate of a workload, with its settings as numbers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ladder.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One candidate for one workload on `ranks` ranks, with the settings of the emitted `zero_optimization`."""
+class Assignment:
+    """One candidate of a workload on `ranks` ranks, with the settings of its `zero_optimization`."""
 
     workload: Workload
     candidate: Candidate
@@ -56,7 +56,7 @@ class Plan:
 
     @cached_property
     def tokens(self) -> int:
-        """Of a micro-step on one rank."""
+        """Tokens of a micro-step on one rank."""
         whole = self.candidate.micro_batch * self.workload.seq_len
         return whole // self.ranks if self.effects.shares_sequence else whole
 
@@ -65,7 +65,7 @@ class Plan:
         return self.candidate.accumulation > 1
 
     def recomputes(self, layer: int) -> bool:
-        """Whether a layer keeps its input alone and runs forward again in backward."""
+        """Whether a layer is checkpointed: it saves only its input and is recomputed in backward."""
         every = self.candidate.checkpoint_every
         return every > 0 and layer % every == 0
 
@@ -76,5 +76,5 @@ class Plan:
 
     @property
     def bucket(self) -> int:
-        """Elements of the buffer that gradients are reduced in."""
+        """Elements of the bucket in which gradients are reduced."""
         return int(self.knobs.get("reduce_bucket_size", 500_000_000))

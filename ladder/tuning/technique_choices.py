@@ -17,7 +17,7 @@ from ladder.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consent:
+class TechniqueChoices:
     """What the user said about techniques."""
 
     switches: Mapping[str, bool | None] = field(default_factory=dict)
@@ -47,11 +47,11 @@ def require_known(allow: Collection[str]) -> None:
             raise UsageError(f"--allow {shown(name)} is unknown; choose from {', '.join(names)}.")
 
 
-def techniques_tried(consent: Consent, workload: Workload, device: str, *, on_paper: bool) -> list[Technique]:
+def techniques_tried(choices: TechniqueChoices, workload: Workload, device: str, *, on_paper: bool) -> list[Technique]:
     """In the registry's order. UsageError or EnvironmentFaultError if one that was asked for cannot be used."""
     tried = []
     for technique in TECHNIQUES.values():
-        wanted = consent.wants(technique)
+        wanted = choices.wants(technique)
         if wanted:
             require_usable(technique, workload, device, on_paper=on_paper)
         if wanted is None:
@@ -61,7 +61,7 @@ def techniques_tried(consent: Consent, workload: Workload, device: str, *, on_pa
     return tried
 
 
-def require_effect(techniques: Sequence[Technique], problem: Problem, rungs: Sequence[Rung]) -> None:
+def require_effective_techniques(techniques: Sequence[Technique], problem: Problem, rungs: Sequence[Rung]) -> None:
     """UsageError for an allowed technique that cannot be used with any of these rungs here."""
     for technique in techniques:
         if technique.consent.switch or any(technique.suits(problem, rung) for rung in rungs):
@@ -78,12 +78,12 @@ def require_usable(technique: Technique, workload: Workload, device: str, *, on_
         raise EnvironmentFaultError(missing)
 
 
-def advice(consent: Consent, workload: Workload, device: str) -> list[str]:
+def advice(choices: TechniqueChoices, workload: Workload, device: str) -> list[str]:
     """Sentences on techniques that a tune tries unasked, or could try."""
     sentences = (
         technique.advice(workload, installed=not _missing(technique))
         for technique in TECHNIQUES.values()
-        if consent.wants(technique) is None and not technique.refusal(workload, device)
+        if choices.wants(technique) is None and not technique.refusal(workload, device)
     )
     return [sentence for sentence in sentences if sentence]
 

@@ -1,0 +1,232 @@
+"""Does a training keep what its tune promised? The same unmodified scripts, tuned and then trained, in one run.
+
+    python benchmarks/promise.py FILE.json [--scripts sft dpo reviews …] [--model llama-3.2-1b] [--layers N] [--gpus 1]
+        [--gpu-memory 24GiB] [--rung zero2 …] [--steps 10 40] [--time-budget 60s]
+
+Each script is tuned (`ladder tune … -- script`) and started twice with the answer (`ladder run`), for few and for more
+optimizer steps: the difference of both is what steps take once training runs. Reached speed is over promised speed, and
+the peak that NVML sees during the training over that of the proof. `hpc` is reviews' script under what courses hand
+out: stage 3 with both offloads.
+
+Model folders with random weights and data of uneven lengths are made beside FILE.json. FILE.json gets a row for each
+script; a row that it already holds is not run again. The last line is `scripts=3 worst_pct=1.9`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from ladder.machine.gpus import visible_gpus
+from ladder.units import gib
+from ladder.workload.shapes import with_layers
+from ladder.workload.source import resolve_model
+
+_ROWS = 4000
+"""Of each data set. Chosen: more than all steps of a run take."""
+_WORDS = 2000
+_RUNTIME = re.compile(r"'?train_runtime'?\s*[:=]\s*'?([\d.:]+)")
+_REVIEWS = Path(__file__).parent / "scripts" / "reviews.py"
+
+
+def _command(name: str, model: Path, data: Path, length: int) -> list[str]:
+    shared = ["--output_dir", "never-written", "--logging_steps", "1000", "--save_strategy", "no"]
+    shared += ["--learning_rate", "1e-6", "--max_length", str(length), "--per_device_train_batch_size", "4"]
+    shared += ["--gradient_accumulation_steps", "8"]
+    if name == "sft":
+        return [
+            "-m",
+            "trl.scripts.sft",
+            "--model_name_or_path",
+            str(model),
+            "--dataset_name",
+            str(data / "text"),
+            *shared,
+        ]
+    if name == "dpo":
+        return [
+            "-m",
+            "trl.scripts.dpo",
+            "--model_name_or_path",
+            str(model),
+            "--dataset_name",
+            str(data / "pairs"),
+            *shared,
+        ]
+    if name == "reviews":
+        return [str(_REVIEWS), "--model", str(model), "--data", str(data / "text" / "train.jsonl")]
+    raise SystemExit(f"there is no script {name}")
+
+
+def main() -> None:
+    arguments = _arguments()
+    rows: list[dict[str, Any]] = json.loads(arguments.file.read_text()) if arguments.file.exists() else []
+    folder = arguments.file.absolute().parent / "promise-inputs"
+    model = _make_model(folder, arguments.model, arguments.layers)
+    _make_data(folder)
+    for name in arguments.scripts:
+        if any(row["script"] == name and row["model"] == arguments.model for row in rows):
+            continue
+        command = _command(name, model, folder, arguments.length)
+        row = {"script": name, "model": arguments.model, "layers": arguments.layers, **_kept(name, command, arguments)}
+        rows.append(row)
+        arguments.file.write_text(json.dumps(rows, indent=1) + "\n")
+        print(json.dumps(row), flush=True)
+    kept = [abs(row["reached_over_promised"] - 1) for row in rows if row.get("reached_over_promised")]
+    print(f"scripts={len(kept)} worst_pct={100 * max(kept, default=0.0):.1f}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--scripts", nargs="+", default=["sft", "dpo", "reviews"])
+    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--gpus", default="1")
+    parser.add_argument("--gpu-memory", default="24GiB")
+    parser.add_argument("--rung", nargs="*", default=[])
+    parser.add_argument("--steps", nargs=2, type=int, default=[10, 40])
+    parser.add_argument("--time-budget", default="60s")
+    return parser.parse_args()
+
+
+def _make_model(folder: Path, name: str, layers: int | None) -> Path:
+    """A folder with random weights of the bundled shape, and a tokenizer of whole words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    target = folder / f"{name}-{layers or 'all'}"
+    if target.exists():
+        return target
+    shape = resolve_model(name)
+    raw = dict((with_layers(shape, layers) if layers else shape).config)
+    fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
+    config = AutoConfig.for_model(raw["model_type"], **fields)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
+    words = ["<pad>", "<eos>", "<unk>", "<bos>", *(f"w{number}" for number in range(_WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<bos>"
+    ).save_pretrained(target)
+    return target
+
+
+def _make_data(folder: Path) -> None:
+    """Texts of 20 to 1,200 words, most of them short, as people write."""
+    source = random.Random(0)
+
+    def text() -> str:
+        length = min(1200, max(20, round(source.lognormvariate(5.3, 0.9))))
+        return " ".join(f"w{source.randrange(_WORDS)}" for _ in range(length))
+
+    rows: dict[str, list[dict[str, str]]] = {
+        "text": [{"text": text()} for _ in range(_ROWS)],
+        "pairs": [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(_ROWS)],
+    }
+    for name, lines in rows.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _kept(name: str, command: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    answer = arguments.file.absolute().parent / f"{name}.json"
+    memory = ["--gpu-memory", arguments.gpu_memory] if arguments.gpu_memory else []
+    rungs = [word for rung in arguments.rung for word in ("--rung", rung)]
+    began = time.monotonic()
+    search = ["--gpus", arguments.gpus, *memory, *rungs, "--time-budget", arguments.time_budget, "--knobs", "0"]
+    tuned = _ladder(["tune", *search, "--output", str(answer), "--", *command])
+    seconds = time.monotonic() - began
+    if tuned.returncode:
+        return {"failed": tuned.stderr[-800:] + tuned.stdout[-800:]}
+    section = json.loads(answer.read_text())["ladder"]
+    promised = section["script"]["samples_per_second"]
+    few, more = arguments.steps
+    times, peaks = zip(*(_trained(answer, command, steps) for steps in (few, more)), strict=True)
+    samples = (more - few) * section["workload"]["global_batch_size"]
+    reached = samples / (times[1] - times[0])
+    return {
+        "command": command,
+        "gpu_memory": arguments.gpu_memory,
+        "world_size": section["world_size"],
+        "candidate": f"{section['engine']} ckpt={section['checkpoint_every']} mb={section['micro_batch']}",
+        "global_batch_size": section["workload"]["global_batch_size"],
+        "mean_tokens": section["script"]["mean_tokens"],
+        "promised_samples_per_second": promised,
+        "trial_tokens_per_second": section["proof"].get("trial_tokens_per_second"),
+        "promised_tokens_per_second": section["tokens_per_second"],
+        "reached_samples_per_second": round(reached, 3),
+        "reached_over_promised": round(reached / promised, 4),
+        "promised_peak_gib": section["memory_per_gpu"]["peak_device_gib"],
+        "reached_peak_gib": max(peaks),
+        "padding": section["script"]["padding"],
+        "loader_share": section["script"]["loader_share"],
+        "tune_seconds": round(seconds, 1),
+        "last_lines": tuned.stdout.splitlines()[-12:],
+    }
+
+
+def _trained(answer: Path, command: list[str], steps: int) -> tuple[float, float]:
+    """Seconds of the script's own training loop, and the GiB that NVML saw in use beyond what was before."""
+    watch = _Peak()
+    done = _ladder(["run", str(answer), "--", *command, "--max_steps", str(steps)])
+    peak = watch.stop()
+    found = _RUNTIME.findall(done.stdout + done.stderr)
+    if done.returncode or not found:
+        raise SystemExit(f"the training failed: {(done.stdout + done.stderr)[-3000:]}")
+    return _seconds(found[-1]), peak
+
+
+def _seconds(text: str) -> float:
+    parts = [float(part) for part in text.split(":")]
+    return sum(part * 60**place for place, part in enumerate(reversed(parts)))
+
+
+class _Peak:
+    """Samples the first GPU's memory until it is stopped."""
+
+    def __init__(self) -> None:
+        self._peak, self._over = 0, threading.Event()
+        self._handle = None
+        if visible_gpus():
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(visible_gpus()[0].uuid)
+        self._before = self._used()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _used(self) -> int:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used) if self._handle is not None else 0
+
+    def _sample(self) -> None:
+        while not self._over.wait(0.02):
+            self._peak = max(self._peak, self._used() - self._before)
+
+    def stop(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return gib(self._peak)
+
+
+def _ladder(words: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "ladder.cli.main", *words], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+if __name__ == "__main__":
+    main()
