@@ -55,7 +55,8 @@ def program_of(command: Sequence[str]) -> Program:
     words = list(command)
     name = Path(words[0]).name if words else ""
     if name in ("python", "python3") or (name.startswith("python3.") and name[8:].isdigit()):
-        words, name = words[1:], Path(words[1]).name if len(words) > 1 else ""
+        words = _without_flags(words[1:])
+        name = Path(words[0]).name if words else ""
     if name == "torchrun" or words[:2] == ["-m", "torch.distributed.run"]:
         return _of_torchrun(words[2:] if words[0] == "-m" else words[1:])
     if words[:2] == ["accelerate", "launch"] or (name == "accelerate" and words[1:2] == ["launch"]):
@@ -69,6 +70,13 @@ def program_of(command: Sequence[str]) -> Program:
     if not words:
         raise UsageError("No script was named after --; give one, such as: ladder tune -- train.py --epochs 1.")
     return Program(_python_file(words[0]), False, tuple(words[1:]))
+
+
+def _without_flags(words: list[str]) -> list[str]:
+    """Without the interpreter's own options, such as `-u` and `-X utf8`, which are for a process of its own."""
+    while words and words[0].startswith("-") and words[0] != "-m":
+        words = words[2 if words[0] in ("-X", "-W") else 1 :]
+    return words
 
 
 def _python_file(name: str) -> str:
