@@ -35,6 +35,8 @@ from ladder.workload.workload import Workload
 _MAX_FALSE_STARTS = 3
 """After this many trials in a row that fail before they reach their engine, the tune ends. Chosen: one may be chance,
 but the third shows that the machine is at fault."""
+_SCRIPT_STEPS = {"minimum": 8, "maximum": 1000, "seconds": 15.0, "target_spread": 0.0}
+"""In a proof of a user's script. Chosen: its batches differ, and what they take on average shows in many of them."""
 _PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
 
 
@@ -154,6 +156,7 @@ class Trials:
         machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
         swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
         config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
+        precise = _SCRIPT_STEPS if proving and workload.script is not None else _PRECISE_STEPS
         beat = None if proving or wanted.probe else self._seconds_to_beat()
         return trial_spec(
             name,
@@ -164,7 +167,7 @@ class Trials:
             config,
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             script=None if wanted.probe else script_spec(workload, wanted.candidates[0], machine, config, folder),
-            steps=self.steps.model_copy(update=_PRECISE_STEPS) if proving or wanted.precise else self.steps,
+            steps=self.steps.model_copy(update=precise) if proving or wanted.precise else self.steps,
             proof=proving,
             probe=wanted.probe,
             stop_at=None if proving else self.stop_at,
