@@ -24,6 +24,7 @@ from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
     PROOF_STEPS,
+    SCRIPT_PROOF,
     candidate_spec,
     engine_config,
     trial_deadlines,
@@ -35,8 +36,6 @@ from ladder.workload.workload import Workload
 _MAX_FALSE_STARTS = 3
 """After this many trials in a row that fail before they reach their engine, the tune ends. Chosen: one may be chance,
 but the third shows that the machine is at fault."""
-_SCRIPT_STEPS = {"minimum": 8, "maximum": 1000, "seconds": 15.0, "target_spread": 0.0}
-"""In a proof of a user's script. Chosen: its batches differ, and what they take on average shows in many of them."""
 _PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
 
 
@@ -156,7 +155,7 @@ class Trials:
         machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
         swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
         config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
-        precise = _SCRIPT_STEPS if proving and workload.script is not None else _PRECISE_STEPS
+        precise = SCRIPT_PROOF if proving and workload.script is not None else _PRECISE_STEPS
         beat = None if proving or wanted.probe else self._seconds_to_beat()
         return trial_spec(
             name,
