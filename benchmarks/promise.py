@@ -5,8 +5,8 @@
 
 Each script is tuned (`ladder tune … -- script`) and started twice with the answer (`ladder run`), for few and for more
 optimizer steps: the difference of both is what steps take once training runs. Reached speed is over promised speed, and
-the peak that NVML sees during the training over that of the proof. `hpc` is reviews' script under what courses hand
-out: stage 3 with both offloads.
+the peak that NVML sees during the training beside that of the proof. `course` is the reviews script under the file that
+courses hand out: stage 3 with both offloads.
 
 Model folders with random weights and data of uneven lengths are made beside FILE.json. FILE.json gets a row for each
 script; a row that it already holds is not run again. The last line is `scripts=3 worst_pct=1.9`.
@@ -78,13 +78,43 @@ def main() -> None:
     for name in arguments.scripts:
         if any(row["script"] == name and row["model"] == arguments.model for row in rows):
             continue
-        command = _command(name, model, folder, arguments.length)
-        row = {"script": name, "model": arguments.model, "layers": arguments.layers, **_kept(name, command, arguments)}
+        known = {"script": name, "model": arguments.model, "layers": arguments.layers}
+        if name == "course":
+            row = known | _under_a_course_s_file(model, folder, arguments)
+        else:
+            row = known | _kept(name, _command(name, model, folder, arguments.length), arguments)
         rows.append(row)
         arguments.file.write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(row), flush=True)
     kept = [abs(row["reached_over_promised"] - 1) for row in rows if row.get("reached_over_promised")]
     print(f"scripts={len(kept)} worst_pct={100 * max(kept, default=0.0):.1f}")
+
+
+def _under_a_course_s_file(model: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The reviews script under the DeepSpeed file that courses hand out: stage 3, both offloads."""
+    offload = {"device": "cpu", "pin_memory": True}
+    config = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_optimizer": offload, "offload_param": offload},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+    }
+    file = folder / "course.json"
+    file.write_text(json.dumps(config))
+    command = _command("reviews", model, folder, arguments.length)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", arguments.gpus]
+    few, more = arguments.steps
+    times = []
+    for steps in (few, more):
+        words = [*start, *command, "--deepspeed", str(file), "--max_steps", str(steps)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        found = _RUNTIME.findall(done.stdout + done.stderr)
+        if done.returncode or not found:
+            return {"failed": (done.stdout + done.stderr)[-1500:]}
+        times.append(_seconds(found[-1]))
+    samples = 16 * int(arguments.gpus) * (more - few)
+    return {"command": command, "reached_samples_per_second": round(samples / (times[1] - times[0]), 3)}
 
 
 def _arguments() -> argparse.Namespace:

@@ -45,6 +45,8 @@ def _measure(
     if stepper.agree(narrower) or (first and not stepper.is_hopeless(candidate)):
         # One more untimed step: reserving memory again takes time, and so did creating Adam's states in the first one.
         losses += stepper.warm_up(candidate, 1)
+    if not subject.is_even:
+        losses += stepper.settle_in(candidate)
     reporter.phase("measure")
     began = now()
     timings = stepper.time(candidate, spec.steps)

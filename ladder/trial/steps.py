@@ -71,16 +71,22 @@ class Stepper:
         for _ in range(num_steps):
             self._began = time.perf_counter()
             step = self._optimizer_step(candidate, longest=True)
-            if self._subject.is_even:  # the time of the longest batches says little of the usual ones
-                self._before = step
+            self._before = step
             losses += step.losses
             if self.is_hopeless(candidate):
                 break
         return losses
 
+    def settle_in(self, candidate: CandidateSpec) -> list[float]:
+        """One untimed step on usual batches: kernels may be compiled for their shapes. Returns the losses."""
+        self._began = time.perf_counter()
+        self._before = self._optimizer_step(candidate, longest=False)
+        return self._before.losses
+
     def is_hopeless(self, candidate: CandidateSpec) -> bool:
         """Whether the last untimed step was so slow that the candidate cannot win."""
-        return candidate.loses(self._before.seconds, self._spec.steps.hopeless_margin)
+        # Steps on the longest batches say little of the time of usual ones.
+        return self._subject.is_even and candidate.loses(self._before.seconds, self._spec.steps.hopeless_margin)
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
         """Time optimizer steps until the policy has enough. All ranks see the same times, so all stop together.

@@ -24,6 +24,7 @@ from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
     PROOF_STEPS,
+    SCRIPT_PROOF,
     candidate_spec,
     engine_config,
     trial_deadlines,
@@ -154,6 +155,7 @@ class Trials:
         machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
         swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
         config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
+        precise = SCRIPT_PROOF if proving and workload.script is not None else _PRECISE_STEPS
         beat = None if proving or wanted.probe else self._seconds_to_beat()
         return trial_spec(
             name,
@@ -164,7 +166,7 @@ class Trials:
             config,
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             script=None if wanted.probe else script_spec(workload, wanted.candidates[0], machine, config, folder),
-            steps=self.steps.model_copy(update=_PRECISE_STEPS) if proving or wanted.precise else self.steps,
+            steps=self.steps.model_copy(update=precise) if proving or wanted.precise else self.steps,
             proof=proving,
             probe=wanted.probe,
             stop_at=None if proving else self.stop_at,

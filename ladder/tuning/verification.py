@@ -29,7 +29,14 @@ from ladder.tuning.options import TuneOptions, VerifyOptions
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.run import workload_and_machine
 from ladder.tuning.technique_choices import require_usable
-from ladder.tuning.trial_request import PROOF_SECONDS, PROOF_STEPS, candidate_spec, trial_deadlines, trial_spec
+from ladder.tuning.trial_request import (
+    PROOF_SECONDS,
+    PROOF_STEPS,
+    SCRIPT_PROOF,
+    candidate_spec,
+    trial_deadlines,
+    trial_spec,
+)
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import ThisHost
 from ladder.units import GIB, format_bytes
@@ -129,7 +136,9 @@ def run_verification(
         with _alone_in(run_dir, path), host.opened(machine, workload, rungs, run_dir) as venue:
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} no longer works on this machine: {reason}.")
-            spec = _spec(document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked))
+            spec = _spec(
+                document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked, workload)
+            )
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     return Verification(
         path=path,
@@ -219,11 +228,13 @@ def _candidate(promise: Mapping[str, Any], workload: Workload, machine: Machine)
     return candidate_of(candidate_key_in(promise), workload.global_batch_size, machine.world_size)
 
 
-def _steps(asked: VerifyOptions) -> StepPolicy:
+def _steps(asked: VerifyOptions, workload: Workload) -> StepPolicy:
     if asked.steps is not None:
         return StepPolicy(minimum=asked.steps, maximum=asked.steps, seconds=_LONGEST_SECONDS)
     if asked.minutes is not None:
         return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * asked.minutes, target_spread=0.0)
+    if workload.script is not None:
+        return StepPolicy().model_copy(update=SCRIPT_PROOF)
     return StepPolicy(minimum=PROOF_STEPS, seconds=PROOF_SECONDS)
 
 

@@ -57,7 +57,7 @@ class Loop:
                 return cast("Iterator[Any]", own(each))
             if self.grip.is_run:
                 return self._trained(own(loader))
-            return self._real(lambda: own(loader)) if self.grip.spec.proof else self._measured(loader, move)
+            return self._real(loader, lambda: own(loader)) if self.grip.spec.proof else self._measured(loader, move)
 
         wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
 
@@ -84,10 +84,10 @@ class Loop:
         threading.Thread(target=measure, name="measuring", daemon=True).start()
         return subject.batches()
 
-    def _real(self, epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def _real(self, loader: Any, epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
         (candidate,) = self.grip.spec.candidates
-        steps = RealSteps(self.grip)
+        steps = RealSteps(self.grip, Samples(loader))
         try:
             while True:
                 own = epoch()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,25 +13,29 @@ import torch.distributed as dist
 from ladder.trial.measuring import measured
 from ladder.trial.reporter import now
 from ladder.trial.script.hold import Grip
+from ladder.trial.script.samples import Samples
+from ladder.trial.script.usual import on_usual_batches
 from ladder.trial.steps import Step, Timings
 from ladder.trial.subject import synchronize
 
-_UNTIMED = 2
-"""Optimizer steps before the timing. Chosen: the first makes Adam's states, the second reserves what they left."""
+_UNTIMED, _UNTIMED_SECONDS = 3, 2.0
+"""Optimizer steps, and their seconds at least, before the timing. Chosen: the first makes Adam's states, the next
+reserve what they left; short steps of a small model settle after a second or two (measured on an H200: opt-125m's fell
+from 0.11 to 0.06 s)."""
 
 
 class RealSteps:
     """Collects what a proof reports; the script's loop calls it."""
 
-    def __init__(self, grip: Grip) -> None:
+    def __init__(self, grip: Grip, samples: Samples) -> None:
         self._grip = grip
         (self._candidate,) = grip.spec.candidates
-        self._timings = Timings()
-        self._untimed = _UNTIMED
-        self._losses: list[float] = []
-        self._loading, self._waits, self._seconds = 0.0, list[float](), 0.0
-        self._tokens, self._padded = 0, 0
-        self._all_tokens, self._all_padded = 0.0, 0.0
+        sequences = self._candidate.accumulation * grip.spec.world_size
+        self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences
+        self._seconds, self._waits, self._losses = list[float](), list[float](), list[float]()
+        self._tokens, self._padded = list[float](), list[float]()
+        self._now = _Now()
+        self._untimed = 0
         self._began = self._last = now()
         grip.reporter.candidate = self._candidate.key
         grip.reporter.phase("warmup")
@@ -42,12 +46,12 @@ class RealSteps:
         """While the loop waits for its loader."""
         began = time.perf_counter()
         yield
-        self._loading += time.perf_counter() - began
+        self._now.loading += time.perf_counter() - began
 
     def note_tokens(self, real: int, padded: int) -> None:
         """Of the batch that is trained next."""
-        self._tokens += real
-        self._padded += padded
+        self._now.tokens += real
+        self._now.padded += padded
 
     def note_loss(self, loss: torch.Tensor) -> None:
         self._losses.append(float(loss.detach()))
@@ -57,58 +61,69 @@ class RealSteps:
         """An optimizer step is over; True once enough of them were timed."""
         synchronize(self._grip.spec.device)
         ended = now()
-        seconds, tokens, padded, wait = self._over_ranks(ended - self._last)
-        self._loading, self._tokens, self._padded = 0.0, 0, 0
-        policy = self._grip.spec.steps
-        if self._untimed:
-            self._untimed -= 1
-            if not self._untimed:
-                if self._grip.gauge.settle():
-                    self._untimed = 1
-                self._grip.gauge.reset()
-                self._grip.reporter.phase("measure")
-                self._began = now()
+        seconds, wait, tokens, padded = self._over_ranks(ended - self._last)
+        self._now = _Now()
+        if self._is_warming(ended):
             self._last = now()
             return False
-        self._seconds += seconds
-        seconds *= self._usual_tokens() / tokens if tokens else 1.0
-        # The loop is not stopped between micro-steps: each has its share of the optimizer's.
-        micro = seconds / self._candidate.accumulation
-        accumulate = micro if self._candidate.accumulation > 1 else None
-        self._timings.steps.append(Step(accumulate, micro, seconds, [], skipped=False))
-        self._all_tokens += tokens
-        self._all_padded += padded
+        self._seconds.append(seconds)
         self._waits.append(wait)
+        self._tokens.append(tokens)
+        self._padded.append(padded)
         self._last = now()
-        timed = [step.seconds for step in self._timings.steps]
-        enough = policy.is_enough(self._candidate, timed, timed[0], ended - self._began, ended - self._began)
-        flag = torch.tensor([float(enough)], device=self._grip.spec.device)
+        timed = ended - self._began
+        enough = self._grip.spec.steps.is_enough(self._candidate, self._seconds, self._seconds[0], timed, timed)
+        return self._any_rank(enough)
+
+    def _is_warming(self, ended: float) -> bool:
+        """Whether the step that `ended` came before the timing, which may begin with the next."""
+        if self._untimed < 0:
+            return False
+        self._untimed += 1
+        enough = self._untimed >= _UNTIMED and ended - self._began >= _UNTIMED_SECONDS
+        if self._any_rank(enough):
+            self._untimed = 0 if self._any_rank(self._grip.gauge.settle()) else -1  # a narrower limit: once more
+            self._grip.gauge.reset()
+            self._grip.reporter.phase("measure")
+            self._began = now()
+        return True
+
+    def _any_rank(self, says: bool) -> bool:
+        flag = torch.tensor([float(says)], device=self._grip.spec.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag[0] > 0)
 
-    def _usual_tokens(self) -> float:
-        facts = self._grip.script.facts
-        assert facts is not None
-        sequences = self._candidate.micro_batch * self._candidate.accumulation * self._grip.spec.world_size
-        return facts.mean_tokens * sequences
-
     def _over_ranks(self, seconds: float) -> tuple[float, float, float, float]:
-        """Of the slowest rank, of all ranks together, and again of the one that waited longest."""
-        longest = torch.tensor([seconds, self._loading], dtype=torch.float64, device=self._grip.spec.device)
-        whole = torch.tensor([self._tokens, self._padded], dtype=torch.float64, device=self._grip.spec.device)
+        """Seconds of the slowest rank, and waited by the one that waited longest; tokens of all, and with padding."""
+        kind, device = torch.float64, self._grip.spec.device
+        longest = torch.tensor([seconds, self._now.loading], dtype=kind, device=device)
+        whole = torch.tensor([self._now.tokens, self._now.padded], dtype=kind, device=device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         dist.all_reduce(whole)
-        return float(longest[0]), float(whole[0]), float(whole[1]), float(longest[1])
+        return float(longest[0]), float(longest[1]), float(whole[0]), float(whole[1])
 
     def report(self) -> None:
         """Send what was measured, peaks of evaluation and save included."""
-        ended = now()
-        timings = replace(self._timings, losses=self._losses)
+        ended, accumulation = now(), self._candidate.accumulation
+        timings = Timings(losses=self._losses)
+        for seconds in on_usual_batches(self._seconds, self._padded, self._usual):
+            # The loop is not stopped between micro-steps: each has its share of the optimizer's.
+            micro = seconds / accumulation
+            timings.steps.append(Step(micro if accumulation > 1 else None, micro, seconds, [], skipped=False))
         reading = self._grip.gauge.read()
         event = measured(self._candidate, reading, timings, began=self._began, ended=ended, losses=self._losses)
         more = {
-            "loader_share": sum(self._waits) / self._seconds,
-            "padding": 1 - self._all_tokens / self._all_padded if self._all_padded else None,
+            "loader_share": sum(self._waits) / sum(self._seconds),
+            "padding": 1 - sum(self._tokens) / sum(self._padded) if sum(self._padded) else None,
         }
         self._grip.reporter.send(event.model_copy(update=more))
         self._grip.reporter.phase("teardown")
+
+
+@dataclass
+class _Now:
+    """The optimizer step that runs."""
+
+    loading: float = 0.0
+    tokens: int = 0
+    padded: int = 0

@@ -19,6 +19,9 @@ _SECONDS = 10.0
 _GROUPS = 64
 """Batches whose mean length stands for the data's. Chosen: the mean of so many strays by a few percent only."""
 
+_FEW = 8
+"""Batches that are made to see how their samples are put together. Chosen: a second's work at most."""
+
 
 class WholeBatchesError(RuntimeError):
     """The loader's data set makes whole batches itself, so that no other micro-batch can be made."""
@@ -56,12 +59,28 @@ class Samples:
         """A batch of `count` samples that is as long as they are on average."""
         return self._batch(self._usual_group(count))
 
+    def padded_tokens(self, count: int) -> float:
+        """Tokens of a batch of `count` samples on average, padding included, as the model gets them.
+
+        Batches are padded to their longest sample, or packed; a few of them show which.
+        """
+        groups = self._groups(count)
+        longest = [count * max(self.sizes[index] for index in group) for group in groups]
+        whole = [sum(self.sizes[index] for index in group) for group in groups]
+        seen = random.Random(0).sample(range(len(groups)), min(_FEW, len(groups)))
+        tokens = {place: count_tokens(self._batch(groups[place]))[1] for place in seen}
+        measures = (longest, whole)
+        ratios = [[tokens[place] / max(measure[place], 1) for place in seen] for measure in measures]
+        steadier = min((0, 1), key=lambda which: statistics.pstdev(ratios[which]) / statistics.fmean(ratios[which]))
+        return statistics.fmean(measures[steadier]) * statistics.fmean(ratios[steadier])
+
+    def _groups(self, count: int) -> list[list[int]]:
+        """The samples in the loader's order, as batches of `count`."""
+        starts = range(0, len(self._order) - count + 1, count)
+        return [self._order[start : start + count] for start in starts] or [_cycled(self._order, count)]
+
     def _usual_group(self, count: int) -> list[int]:
-        groups = [self._order[start : start + count] for start in range(0, len(self._order) - count + 1, count)]
-        if not groups:
-            return _cycled(self._order, count)
-        if len(groups) > _GROUPS:
-            groups = random.Random(0).sample(groups, _GROUPS)
+        groups = self._groups(count)
         longest = [max(self.sizes[index] for index in group) for group in groups]
         whole = [sum(self.sizes[index] for index in group) for group in groups]
         usual_longest, usual_whole = statistics.fmean(longest), statistics.fmean(whole)

@@ -230,7 +230,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
         self._trainer, self._grip = trainer, grip
-        self._steps = RealSteps(grip)
+        self._steps = RealSteps(grip, Samples(trainer.callback_handler.train_dataloader))
         self._get_batches = trainer.get_batch_samples
         trainer.get_batch_samples = self._timed
         step = trainer.training_step
