@@ -21,7 +21,8 @@ Chosen: one disturbed step does not change the median of three; a user will wait
 
 
 SCRIPT_PROOF = {"minimum": 8, "maximum": 1000, "seconds": 15.0, "target_spread": 0.0}
-"""How the proof of a user's script is timed. Chosen: its batches differ, and only many show what they take on average."""
+"""How the proof of a user's script is timed. Chosen: its batches differ, and only many show what they take
+on average."""
 
 
 def engine_config(

@@ -1,0 +1,252 @@
+"""Unmodified training scripts: each is tuned on two CPU ranks, trains with the answer, and the answer can be verified.
+
+The micro-batch of every answer is given, and another than the script's own, so that what the script says of its
+training afterwards shows whose it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import Finished, ladder
+from helpers.scripts import SCRIPTS, digest_of, files_in, folder_with_inputs
+
+pytest.importorskip("datasets")  # the scripts read their data with it
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, and what is known of it beforehand. `{scripts}` in commands is the folder of the scripts."""
+
+    command: str
+    kind: str
+    micro_batch: int
+    accumulation: int
+    """Of two ranks with that micro-batch, for the global batch of the script's own settings."""
+    mean_tokens: float
+    padding: bool
+    """Whether the script's batches have any."""
+    check: Callable[[Case, Path, Finished], None]
+    """Of a run: that it trained with the micro-batch and the accumulation."""
+    run: str = ""
+    """A shorter command for the run; without it, the one that was tuned."""
+    rung: str = "zero2"
+    module: str = ""
+    """The script, where it is an installed module."""
+
+    def words(self, command: str) -> list[str]:
+        return command.format(scripts=SCRIPTS).split()
+
+    @property
+    def script(self) -> Path:
+        if self.module:
+            return Path(pytest.importorskip(self.module).__file__)
+        return next(Path(word) for word in self.words(self.command) if word.endswith(".py"))
+
+
+def trainer_state(folder: Path) -> Any:
+    """What a Trainer saved of its state with its last checkpoint."""
+    (state,) = folder.glob("checkpoint-*/trainer_state.json")
+    return json.loads(state.read_text())
+
+
+def check_causal_trainer(case: Case, folder: Path, done: Finished) -> None:
+    state = trainer_state(folder / "out")
+    assert state["train_batch_size"] == case.micro_batch
+    assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (184 / 2 / case.micro_batch))
+
+
+def check_sft(case: Case, folder: Path, done: Finished) -> None:
+    state = trainer_state(folder / "sft-out")
+    assert state["train_batch_size"] == case.micro_batch
+    assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (400 / 2 / case.micro_batch))
+
+
+def check_causal_loop(case: Case, folder: Path, done: Finished) -> None:
+    micro_steps = -(-190 // (2 * case.micro_batch))  # of an epoch; the script takes them for optimizer steps
+    shown = [int(step) for step, of in re.findall(r"(\d+)/(\d+) \[", done.errors) if int(of) == micro_steps]
+    assert max(shown) == micro_steps // case.accumulation
+
+
+def check_deepspeed_loop(case: Case, folder: Path, done: Finished) -> None:
+    micro_steps = 400 // 2 // case.micro_batch
+    assert f"epoch 0 micro-step {micro_steps} " in done.output
+    (saved,) = (folder / "saved" / "epoch0").glob("mp_rank_00_model_states.pt")
+    assert torch.load(saved, weights_only=False)["global_steps"] == micro_steps // case.accumulation
+
+
+_TRAINER = "{scripts}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out "
+_LOOP = "accelerate launch --num_processes 2 {scripts}/causal_loop.py --model_name_or_path model "
+_LOOP += "--train_file text/train.jsonl --num_train_epochs "
+_DEEPSPEED = "deepspeed {scripts}/deepspeed_loop.py --model-path model --data text/train.jsonl --deepspeed "
+_DEEPSPEED += "--deepspeed_config ds_config.json --epochs "
+_SFT = "-m trl.scripts.sft --model_name_or_path model --dataset_name ./text --output_dir sft-out --use_cpu "
+_SFT += "--per_device_train_batch_size 4 --max_steps 2"
+
+CASES = {
+    "causal_trainer": Case(f"{_TRAINER} --max_steps 3", "trainer", 4, 2, 64.0, False, check_causal_trainer),
+    "causal_trainer at zero3": Case(
+        f"torchrun --nproc_per_node 2 {_TRAINER} --max_steps 3",
+        "trainer",
+        2,
+        4,
+        64.0,
+        False,
+        check_causal_trainer,
+        rung="zero3",
+    ),
+    "causal_loop": Case(f"{_LOOP} 40", "accelerate", 4, 2, 64.0, False, check_causal_loop, run=f"{_LOOP} 1"),
+    "deepspeed_loop": Case(
+        f"{_DEEPSPEED} 40", "deepspeed", 2, 4, 32.0, True, check_deepspeed_loop, run=f"{_DEEPSPEED} 1 --save saved"
+    ),
+    "trl.scripts.sft": Case(_SFT, "trainer", 2, 2, 33.9, True, check_sft, module="trl.scripts.sft"),
+}
+
+
+def tune_options(rung: str, micro_batch: int) -> list[str]:
+    options = ["tune", "--gpus", "0", "--gpu-memory", "3GiB", "--rung", rung, "--micro-batch", str(micro_batch)]
+    return [*options, "--run-dir", "ladder-runs/own", "--"]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    case: Case
+    folder: Path
+    done: Finished
+    before: dict[str, str]
+    digest: str
+
+    @property
+    def config(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.folder / "best_config.json").read_text())
+        return document
+
+
+# The Trainer alone at stage 2 says little beside TRL's and that at stage 3, and a tune takes half a minute.
+AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.scripts) if name == "causal_trainer" else name for name in CASES]
+
+
+@pytest.fixture(scope="module", params=AT_EACH_CHANGE)
+def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, script_inputs: Path) -> Tuned:
+    case = CASES[request.param]
+    if case.module:
+        pytest.importorskip("trl")
+    folder = folder_with_inputs(tmp_path_factory.mktemp("own script"), script_inputs)
+    (folder / "ds_config.json").write_bytes((SCRIPTS / "ds_config.json").read_bytes())
+    before, digest = files_in(folder), digest_of(case.script)
+    done = ladder(*tune_options(case.rung, case.micro_batch), *case.words(case.command), folder=folder)
+    return Tuned(case, folder, done, before, digest)
+
+
+def test_a_script_is_tuned_as_it_is_and_nothing_of_the_user_s_is_touched(tuned: Tuned) -> None:
+    assert tuned.done.status == 0, tuned.done.errors
+    assert tuned.done.num_left == 0
+    assert "Traceback" not in tuned.done.errors
+    assert digest_of(tuned.case.script) == tuned.digest
+    assert files_in(tuned.folder) == tuned.before
+    assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
+
+
+def test_every_rank_reports_that_it_took_hold_of_the_training(tuned: Tuned) -> None:
+    by = re.compile(rf'"kind":"held",.*"by":"{tuned.case.kind}"')
+    logs = [file.read_text() for file in tuned.folder.glob("ladder-runs/own/trials/*/rank*.jsonl")]
+    ends = [log for log in logs if '"kind":"measured"' in log and by.search(log)]
+    assert len(ends) >= 4  # two ranks in the trial of the winner, and two in its proof
+
+
+def test_the_answer_names_the_script_and_promises_samples(tuned: Tuned) -> None:
+    case, section = tuned.case, tuned.config["ladder"]
+    assert (section["rung"], section["micro_batch"], section["accumulation"]) == (
+        case.rung,
+        case.micro_batch,
+        case.accumulation,
+    )
+    script = section["script"]
+    assert script["command"] == case.words(case.command)
+    assert (script["kind"], script["sha256"]) == (case.kind, tuned.digest)
+    assert script["mean_tokens"] == pytest.approx(case.mean_tokens, rel=0.1)
+    assert script["samples_per_second"] == pytest.approx(section["tokens_per_second"] / script["mean_tokens"], abs=0.01)
+    assert (script["padding"] > 0) == case.padding
+    assert 0 <= script["loader_share"] < 1
+
+
+def test_the_script_trains_with_the_answer_and_not_with_its_own_settings(tuned: Tuned) -> None:
+    words = tuned.case.words(tuned.case.run)
+    done = ladder("run", "best_config.json", *(["--", *words] if words else []), folder=tuned.folder)
+    assert done.status == 0, done.errors[-3000:]
+    assert done.num_left == 0
+    assert digest_of(tuned.case.script) == tuned.digest
+    tuned.case.check(tuned.case, tuned.folder, done)
+
+
+def test_the_answer_can_be_verified(tuned: Tuned) -> None:
+    if tuned.case not in (CASES["causal_trainer"], CASES["deepspeed_loop"]):
+        pytest.skip("one Trainer, with -m scripts, and one loop are enough")
+    before = files_in(tuned.folder)
+    done = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tuned.folder)
+    assert done.status == 0, done.errors
+    assert re.search(r"tokens/s \([\d,]+ promised\)", done.output)
+    assert files_in(tuned.folder) == before
+    assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
+
+
+@pytest.mark.scripts
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("command", "kind", "micro_batch"),
+    [
+        ("{scripts}/masked_trainer.py masked.yaml", "trainer", 4),
+        (
+            "{scripts}/classify_trainer.py --model_name_or_path masked --train_file labelled/train.jsonl "
+            "--output_dir classify-out --do_train --do_eval --max_steps 4",
+            "trainer",
+            4,
+        ),
+        (
+            "{scripts}/translate_trainer.py --model_name_or_path seq2seq --train_file translation/train.jsonl "
+            "--output_dir translate-out --do_train --do_eval --max_steps 3 --predict_with_generate",
+            "trainer",
+            4,
+        ),
+        ("{scripts}/reviews_trainer.py", "trainer", 8),
+        ("accelerate launch {scripts}/pairs_loop.py", "accelerate", 4),
+        (
+            "{scripts}/causal_trainer.py --model_name_or_path experts --train_file text/train.jsonl --max_steps 3 "
+            "--output_dir out",
+            "trainer",
+            4,
+        ),
+        ("{scripts}/sft_adapter.py --max_steps 2 --use_cpu", "trainer", 2),
+        (
+            "{scripts}/preferences.py --output_dir dpo-out --max_steps 2 --per_device_train_batch_size 4 --use_cpu",
+            "trainer",
+            2,
+        ),
+    ],
+    ids=["masked", "classify", "translate", "reviews", "pairs", "experts", "sft_adapter", "preferences"],
+)
+def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
+    command: str, kind: str, micro_batch: int, tmp_path: Path, script_inputs: Path
+) -> None:
+    folder, words = folder_with_inputs(tmp_path / "home", script_inputs), command.format(scripts=SCRIPTS).split()
+    (folder / "masked.yaml").write_bytes((SCRIPTS / "masked.yaml").read_bytes())
+    script = next(Path(word) for word in words if word.endswith(".py"))
+    before, digest = files_in(folder), digest_of(script)
+    tune = ladder(*tune_options("zero2", micro_batch), *words, folder=folder)
+    assert tune.status == 0, tune.errors
+    assert tune.num_left == 0
+    assert files_in(folder) == before
+    section = json.loads((folder / "best_config.json").read_text())["ladder"]
+    assert (section["script"]["kind"], section["script"]["sha256"]) == (kind, digest)
+    assert section["micro_batch"] == micro_batch
+    done = ladder("run", "best_config.json", folder=folder)
+    assert done.status == 0, done.errors[-3000:]
+    assert done.num_left == 0
+    assert digest_of(script) == digest
