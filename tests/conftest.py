@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
+from helpers.scripts import make_inputs
 from helpers.shapes import Point, llama_like, measured
 
 from ladder.launch.local import LocalLauncher
@@ -72,6 +73,12 @@ def small_tune_done(
 def small_tune(small_tune_done: tuple[Path, Finished]) -> Path:
     """Its folder: best_config.json and its companions, and ladder-runs/. Add files to it, but change none."""
     return small_tune_done[0]
+
+
+@pytest.fixture(scope="session")
+def script_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny models and data that the scripts of tests/scripts read. Copy the folder: scripts write into theirs."""
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="session")

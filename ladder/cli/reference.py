@@ -58,7 +58,7 @@ def _shown(default: Any) -> str:
         default = default.value
     if isinstance(default, bool):
         return "on" if default else "off"
-    return f"`{default}`" if isinstance(default, str | int | float | Path) else ""
+    return f"`{default}`" if isinstance(default, str | int | float | Path) and default != "" else ""
 
 
 def _values(parameter: Parameter) -> Iterator[str]:

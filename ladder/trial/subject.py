@@ -56,7 +56,8 @@ class RandomModel:
     is_even = True
 
     def __init__(self, model: PreTrainedModel, training: Training, spec: TrialSpec, reporter: Reporter) -> None:
-        self._model, self._training, self._spec, self._reporter = model, training, spec, reporter
+        self._model, self._training = model, training
+        self._spec, self._reporter = spec, reporter
         self._vocab_size: int = model.config.vocab_size
         # Seeded by rank and not by candidate: every candidate of every engine sees the same tokens.
         same_data = spec.shares_sequences or spec.same_data

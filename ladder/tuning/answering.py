@@ -16,6 +16,9 @@ from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
 
+_NOT_TAKEN_HOLD_OF = "NotTakenHoldOfError"
+"""The name of a rank's error about a script that trains in none of the known ways, or not long enough."""
+
 
 def answer_of(
     record: Record,
@@ -89,14 +92,35 @@ def why_none(result: TuneResult) -> LadderError:
         )
     failures = [record for record in result.records if record.outcome.kind != "fits"]
     last = f" The last failure: {failures[-1].outcome.sentence}." if failures else ""
-    if failures and all(record.outcome.moment == "model" and record.outcome.kind == "crash" for record in failures):
-        return ModelNotAccessibleError(
-            f"The installed transformers cannot build this model: {failures[-1].outcome.sentence}; "
-            "correct its config.json, or upgrade transformers."
-        )
+    if (error := _without_training(result, failures)) is not None:
+        return error
     failed = f"Nothing fits in {limit}: {counted(len(failures), 'candidate')} failed.{last}"
     if failures and not any(record.outcome.kind in MEMORY_OUTCOMES for record in failures):
         return NothingFitsError(f"{failed} None ran out of memory; see the ranks' logs in the run folder.")
     otherwise = "Allow more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
     found = remedies(result.space, result.records, [rung.name for rung in result.unsupported])
     return NothingFitsError(f"{failed} {found.sentence(on_cpu=on_cpu) or otherwise}")
+
+
+def _without_training(result: TuneResult, failures: list[Record]) -> LadderError | None:
+    """The error for a tune in which no trial came to its training, or had no training to measure."""
+    if not failures or any(record.outcome.kind != "crash" for record in failures):
+        return None
+    last, script = failures[-1], result.space.workload.script
+    sentence = last.outcome.sentence
+    if script is not None and all(_is_script_s_own(record) for record in failures):
+        why = sentence.partition(f"{_NOT_TAKEN_HOLD_OF}: ")[2] or sentence
+        log = f"trials/{last.trial}/rank{last.outcome.rank or 0}.log"
+        return UsageError(
+            f"The script failed before its training was measured: {why} (its output is in {log} of the run folder)."
+        )
+    if script is None and all(record.outcome.moment == "model" for record in failures):
+        return ModelNotAccessibleError(
+            f"The installed transformers cannot build this model: {sentence}; correct its config.json, or upgrade "
+            "transformers."
+        )
+    return None
+
+
+def _is_script_s_own(failure: Record) -> bool:
+    return failure.outcome.moment == "model" or _NOT_TAKEN_HOLD_OF in failure.outcome.sentence

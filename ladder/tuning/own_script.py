@@ -35,6 +35,7 @@ _PREPARATION_SECONDS = 3600.0
 comes must end."""
 _AGAIN = 3.0
 """A trial may take so many times the seconds that the look took. Chosen: several ranks read the same disk."""
+_LOOK = "ladder-look-"
 MAPPED = ("micro_batch", "accumulation", "output_dir")
 """What `--map` can name."""
 
@@ -50,18 +51,28 @@ def look_at(
     UsageError, in one sentence, for a script that cannot be taken hold of.
     """
     tell(Note(f"Looking at {shown(' '.join(command))}: it runs up to the beginning of its training."))
-    folder = Path(tempfile.mkdtemp(prefix="ladder-look-"))
+    with tempfile.TemporaryDirectory(prefix=_LOOK, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with closing(_launcher(folder, machine, cancelled)) as launcher:
+            deadlines = Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS)
+            run = launcher.run(_look(command, machine, folder), deadlines, lambda *_: None)
+        return Script(command=tuple(command), facts=_facts(run, folder / "look" / "rank0.log"))
+
+
+def _launcher(folder: Path, machine: Machine, cancelled: Callable[[], bool]) -> LocalLauncher:
     marker = run_marker(folder)
     own = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "HF_TOKEN") if name in os.environ}
-    environment = {**rank_environment(machine), "HF_HUB_OFFLINE": "0", **own, RUN_MARKER: marker}
-    launcher = LocalLauncher(
+    return LocalLauncher(
         marker=marker,
         job={"model_config": None, "task": "", "preload": ["ladder.trial.script.running"], "operators": []},
-        environment=environment,
+        environment={**rank_environment(machine), "HF_HUB_OFFLINE": "0", **own, RUN_MARKER: marker},
         log=folder / "server.log",
         cancelled=cancelled,
     )
-    spec = TrialSpec(
+
+
+def _look(command: Sequence[str], machine: Machine, folder: Path) -> TrialSpec:
+    return TrialSpec(
         trial="look",
         folder=str(folder / "look"),
         device=machine.device,
@@ -77,28 +88,34 @@ def look_at(
         memory_limit=machine.memory_limit,
         script=ScriptSpec(command=tuple(command), mode="look", scratch=str(folder / "scratch")),
     )
-    with closing(launcher):
-        run = launcher.run(spec, Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS), lambda *_: None)
-    script = Script(command=tuple(command), facts=_facts(run, folder))
-    shutil.rmtree(folder, ignore_errors=True)
-    return script
 
 
-def _facts(run: TrialRun, folder: Path) -> ScriptFacts:
+def _facts(run: TrialRun, log: Path) -> ScriptFacts:
     if run.stop is not None and run.stop.kind == "cancelled":
         raise InterruptedWaitError("The look at the script was interrupted.")
     events = run.events[0] if run.events else []
     for event in events:
         if isinstance(event, LookedEvent):
             return event.facts
-    log = folder / "look" / "rank0.log"
     for event in events:
         if isinstance(event, FailedEvent):
-            raise UsageError(f"The script cannot be tuned: {_in_words(event.message)} (its output is in {log}).")
+            # A UsageError is about the command: nothing was started.
+            where = "" if event.message.startswith("UsageError: ") else _kept(log)
+            raise UsageError(f"The script cannot be tuned: {_in_words(event.message)}{where}.")
     if run.stop is not None and run.stop.kind == "environment":
         raise EnvironmentFaultError(run.stop.sentence)
     why = run.stop.sentence if run.stop is not None else "its process ended"
-    raise UsageError(f"The script cannot be tuned: it did not come to its training, {why} (its output is in {log}).")
+    raise UsageError(f"The script cannot be tuned: it did not come to its training, {why}{_kept(log)}.")
+
+
+def _kept(log: Path) -> str:
+    """Words for where the script's output is from now on: all else of the look goes."""
+    if not log.is_file():
+        return ""
+    descriptor, name = tempfile.mkstemp(prefix=_LOOK, suffix=".log")
+    os.close(descriptor)
+    shutil.copyfile(log, name)
+    return f" (its output is in {name})"
 
 
 def _in_words(message: str) -> str:

@@ -284,7 +284,11 @@ def _prove(
     deadlines = with_preparation(trial_deadlines(workload, candidate.engine), workload)
     if spec.steps.seconds > PROOF_SECONDS:
         deadlines = replace(deadlines, total=deadlines.total + min(spec.steps.seconds, _LONGEST_SECONDS))
-    run = launcher.run(spec, deadlines, hearing(tell))
+    try:
+        run = launcher.run(spec, deadlines, hearing(tell))
+    finally:
+        if spec.script is not None:
+            shutil.rmtree(spec.script.scratch, ignore_errors=True)
     records = judge(run, workload, [candidate])
     tell(TrialEnds(run, tuple(records)))
     if run.stop is not None and run.stop.kind == "cancelled":

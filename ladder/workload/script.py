@@ -91,23 +91,13 @@ class Script:
 
 
 def option_in(command: Sequence[str], option: str) -> str | None:
-    """The value that `command` gives to `option`, written with a space or with an equals sign; None without it."""
-    for word, following in zip(command, (*command[1:], None), strict=True):
+    """The value that `command` gives to `option`, written with a space or with an equals sign; None without it.
+
+    The last one, where it is given several times, as argparse has it.
+    """
+    found = None
+    for word, following in zip(command, (*command[1:], None), strict=False):
         name, equals, value = word.partition("=")
         if name == option:
-            return value if equals else following
-    return None
-
-
-def with_option(command: Sequence[str], option: str, value: str) -> tuple[str, ...]:
-    """`command` with another value for `option`, put at its end where it was not given."""
-    words, given = list(command), False
-    for place, word in enumerate(words):
-        name, equals, _ = word.partition("=")
-        if name == option:
-            given = True
-            if equals:
-                words[place] = f"{option}={value}"
-            elif place + 1 < len(words):
-                words[place + 1] = value
-    return tuple(words if given else [*words, option, value])
+            found = value if equals else following
+    return found

@@ -10,16 +10,17 @@ import sys
 from pathlib import Path
 
 from helpers.answers import AWKWARD, answer
+from helpers.scripts import make_script
 
 from ladder.emit import emit_all, trainer_command_line
 
 
-def fake_accelerate(folder: Path) -> dict[str, str]:
+def fake_accelerate(folder: Path, name: str = "accelerate") -> dict[str, str]:
     """An environment whose `accelerate` prints its arguments and its thread count, one a line."""
     folder.mkdir()
-    program = folder / "accelerate"
+    program = folder / name
     program.write_text(
-        f"#!{sys.executable}\nimport os, sys\nprint(*sys.argv[1:], os.environ['OMP_NUM_THREADS'], sep='\\n')\n"
+        f"#!{sys.executable}\nimport os, sys\nprint(*sys.argv[1:], os.environ.get('OMP_NUM_THREADS'), sep='\\n')\n"
     )
     program.chmod(0o755)
     return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
@@ -75,3 +76,16 @@ def test_the_launch_script_without_a_training_script_says_how_to_use_it(tmp_path
     ran = subprocess.run(["bash", str(launch), "--trainer"], capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert "train.py" in ran.stderr
+
+
+def test_the_launch_script_of_a_script_starts_it_through_ladder_word_for_word(tmp_path: Path) -> None:
+    words = ["train it.py", "--name", "a 'b' \"c\" $HOME *", "", "line\nbreak"]
+    found = answer(workload={"script": make_script(*words)})
+    launch = emit_all(found, tmp_path / AWKWARD / "best_config.json")[3]
+    subprocess.run(["bash", "-n", str(launch)], check=True)
+    environment = fake_accelerate(tmp_path / "bin", "ladder")
+    start = ["run", str(tmp_path / AWKWARD / "best_config.json"), "--"]
+    ran = subprocess.run([str(launch)], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "\n".join([*start, *words, "None", ""])
+    ran = subprocess.run([str(launch), "other.py", "a b"], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "\n".join([*start, "other.py", "a b", "None", ""])

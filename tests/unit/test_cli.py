@@ -20,18 +20,24 @@ from ladder.errors import (
     UsageError,
 )
 from ladder.tuning.declaring import declared
-from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
+from ladder.tuning.options import PlanOptions, RunOptions, TuneOptions, VerifyOptions
 
 ROOT = Path(__file__).parents[2]
 HELP = re.compile(r'help="([^"]*)"')
-OPTIONS = [each for options in (TuneOptions, PlanOptions, VerifyOptions) for each in declared(options).values()]
-COMMANDS = ("tune", "plan", "explain", "report", "verify", "export", "doctor", "schema", "models", "machines")
+OPTIONS = [
+    each for options in (TuneOptions, PlanOptions, VerifyOptions, RunOptions) for each in declared(options).values()
+]
+COMMANDS = ("tune", "plan", "run", "explain", "report", "verify", "export", "doctor", "schema", "models", "machines")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tune"], "Missing argument"),
+        (["tune"], "Name a MODEL, or your own script behind --"),
+        (["tune", "tiny-llama", "--", "train.py"], "tiny-llama and a script are both named"),
+        (["tune", "--seq-len", "64", "--", "train.py"], "--seq-len has no effect on a script"),
+        (["tune", "tiny-llama", "--map", "micro_batch=--bs"], "--map is about the options of a script"),
+        (["run", "none.json"], "'none.json' does not exist"),
         (["tune", "tiny-llama", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
         (["tune", "tiny-llama", "extra"], "extra"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record, space_on
+from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, tune_over
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
@@ -443,6 +444,40 @@ def test_where_no_failure_was_for_memory_no_memory_is_recommended(
     with pytest.raises(error, match=words) as refusal:
         require_answer(result)
     assert "What would fit" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("moment", "message", "why"),
+    [
+        ("model", "KeyError: 'nosuch'", "rank 1 failed in model: KeyError: 'nosuch'"),
+        ("warmup", "NotTakenHoldOfError: the loop ended", "the loop ended"),
+    ],
+)
+def test_a_script_that_never_came_to_be_measured_is_told_why_and_where_its_output_is(
+    moment: str, message: str, why: str
+) -> None:
+    space, _ = space_on(script_workload(make_script()), TWO_RANKS, RUNGS[:1], (1,))
+    sentence = f"rank 1 failed in {moment}: {message}"
+    crash = Outcome(kind="crash", sentence=sentence, moment=moment, rank=1)
+    result = TuneResult(
+        space=space,
+        unsupported={},
+        records=[make_record(make_candidate("zero0"), "crash", outcome=crash)],
+        answer=None,
+        best_so_far=None,
+        stopped="",
+        cancelled=False,
+        seconds=1.0,
+    )
+    with pytest.raises(UsageError) as refusal:
+        require_answer(result)
+    assert str(refusal.value) == (
+        f"The script failed before its training was measured: {why} (its output is in trials/0001/rank1.log of the run "
+        "folder)."
+    )
+    oom = make_record(make_candidate("zero1"), "gpu_oom")
+    with pytest.raises(NothingFitsError):
+        require_answer(replace(result, records=[*result.records, oom]))
 
 
 class Dying(Pretender):

@@ -108,8 +108,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def name_moments(grip: Grip) -> None:
     """Let every engine say what it is doing, and report what goes wrong there before the script can swallow it."""
 
-    def named(own: Any, *arguments: Any, **options: Any) -> Any:
-        moment = own.__name__
+    def named(moment: str, own: Any, *arguments: Any, **options: Any) -> Any:
         try:
             with grip.reporter.during(moment):
                 return own(*arguments, **options)
@@ -117,8 +116,8 @@ def name_moments(grip: Grip) -> None:
             grip.reporter.moment = moment
             grip.leave(error)
 
-    for name in ("forward", "backward", "step"):
-        wrap(deepspeed.DeepSpeedEngine, name, named)
+    for name in ("forward", "backward", "step"):  # DeepSpeed's own wrappers hide their names
+        wrap(deepspeed.DeepSpeedEngine, name, functools.partial(named, name))
 
 
 def class_in_words(model: Any) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import runpy
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,9 +32,9 @@ class Program:
         """Its source. UsageError for a module that is not installed."""
         if not self.is_module:
             return Path(self.name)
-        found = find_spec(self.name)
+        found = _spec_of(self.name)
         if found is not None and found.submodule_search_locations:  # `-m package` runs its __main__
-            found = find_spec(f"{self.name}.__main__")
+            found = _spec_of(f"{self.name}.__main__")
         if found is None or found.origin is None:
             raise UsageError(f"There is no module {shown(self.name)} in this environment; install its package.")
         return Path(found.origin)
@@ -47,6 +50,15 @@ class Program:
             runpy.run_path(self.name, run_name="__main__")
 
 
+def _spec_of(module: str) -> ModuleSpec | None:
+    try:
+        return find_spec(module)
+    except ModuleNotFoundError as error:  # of a package that it would be in, or that this one imports
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        return None
+
+
 def program_of(command: Sequence[str]) -> Program:
     """The program that `command` runs, without the launcher before it: ladder starts the ranks itself.
 
@@ -55,20 +67,28 @@ def program_of(command: Sequence[str]) -> Program:
     words = list(command)
     name = Path(words[0]).name if words else ""
     if name in ("python", "python3") or (name.startswith("python3.") and name[8:].isdigit()):
-        words, name = words[1:], Path(words[1]).name if len(words) > 1 else ""
+        words = _without_flags(words[1:])
+        name = Path(words[0]).name if words else ""
     if name == "torchrun" or words[:2] == ["-m", "torch.distributed.run"]:
-        return _of_torchrun(words[2:] if words[0] == "-m" else words[1:])
-    if words[:2] == ["accelerate", "launch"] or (name == "accelerate" and words[1:2] == ["launch"]):
-        return _of_accelerate(words[2:])
+        return _launched("torchrun", words[2:] if words[0] == "-m" else words[1:])
+    if words[:2] == ["-m", "accelerate.commands.launch"] or (name == "accelerate" and words[1:2] == ["launch"]):
+        return _launched("accelerate launch", words[2:])
     if name == "deepspeed":
-        return _of_deepspeed(words[1:])
-    if name == "trl" and len(words) > 1 and find_spec(f"trl.scripts.{words[1]}"):  # which starts accelerate's launcher
+        return _launched("deepspeed", words[1:])
+    if name == "trl" and len(words) > 1 and _spec_of(f"trl.scripts.{words[1]}"):  # which starts accelerate's launcher
         return Program(f"trl.scripts.{words[1]}", True, tuple(words[2:]))
     if words[:1] == ["-m"] and len(words) > 1:
         return Program(words[1], True, tuple(words[2:]))
     if not words:
         raise UsageError("No script was named after --; give one, such as: ladder tune -- train.py --epochs 1.")
     return Program(_python_file(words[0]), False, tuple(words[1:]))
+
+
+def _without_flags(words: list[str]) -> list[str]:
+    """Without the interpreter's own options, such as `-u` and `-X utf8`, which are for a process of its own."""
+    while words and words[0].startswith("-") and words[0] != "-m":
+        words = words[2 if words[0] in ("-X", "-W") else 1 :]
+    return words
 
 
 def _python_file(name: str) -> str:
@@ -89,22 +109,37 @@ def _python_file(name: str) -> str:
     return found
 
 
-def _of_accelerate(words: list[str]) -> Program:
+def _launched(launcher: str, words: list[str]) -> Program:
+    """What `launcher` would start, as its own parser reads `words`. UsageError for what that refuses."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            name, is_module, arguments = _PARSERS[launcher](words)
+    except SystemExit:
+        error = (said.getvalue().strip().splitlines() or [""])[-1].partition("error: ")[2] or "no script is named"
+        raise UsageError(f"{launcher} does not understand the command: {shown(error)}.") from None
+    return Program(name if is_module else _python_file(name), bool(is_module), tuple(arguments))
+
+
+def _of_accelerate(words: list[str]) -> tuple[str, bool, list[str]]:
     from accelerate.commands.launch import launch_command_parser
 
     known = launch_command_parser().parse_args(words)
-    return Program(known.training_script, known.module, tuple(known.training_script_args))
+    return known.training_script, known.module, known.training_script_args
 
 
-def _of_torchrun(words: list[str]) -> Program:
+def _of_torchrun(words: list[str]) -> tuple[str, bool, list[str]]:
     from torch.distributed.run import get_args_parser
 
     known = get_args_parser().parse_args(words)
-    return Program(known.training_script, known.module, tuple(known.training_script_args))
+    return known.training_script, known.module, known.training_script_args
 
 
-def _of_deepspeed(words: list[str]) -> Program:
+def _of_deepspeed(words: list[str]) -> tuple[str, bool, list[str]]:
     from deepspeed.launcher.runner import parse_args
 
     known = parse_args(words)
-    return Program(known.user_script, known.module, tuple(known.user_args))
+    return known.user_script, known.module, known.user_args
+
+
+_PARSERS = {"accelerate launch": _of_accelerate, "torchrun": _of_torchrun, "deepspeed": _of_deepspeed}

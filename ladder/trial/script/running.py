@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from pathlib import Path
 
 from transformers.integrations import HfDeepSpeedConfig
 
@@ -13,6 +12,7 @@ from ladder.events.protocol import ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
+from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
 from ladder.trial.script.loops import hold_accelerate, hold_deepspeed
 from ladder.trial.script.program import Program, program_of
@@ -33,6 +33,7 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     os.makedirs(script.scratch, exist_ok=True)
     program = program_of(script.command)
     grip = take_hold(spec, script, program, reporter, gauge, leave)
+    refuse_training_elsewhere(grip)
     if not grip.is_look:
         name_moments(grip)
         gauge.start(spec.memory_limit)
@@ -41,10 +42,7 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
         run_program(program, spec, script)
     except SystemExit as ended:
         if ended.code not in (None, 0):
-            raise NotTakenHoldOfError(
-                f"the script ended with exit status {ended.code} before it trained; its last lines are in "
-                f"{Path(spec.folder) / 'rank0.log'}"
-            ) from ended
+            raise NotTakenHoldOfError(f"the script ended with exit status {ended.code} before it trained") from ended
     except EOFError as error:
         raise NotTakenHoldOfError(
             "the script asks for input, which a trial cannot give; answer it by an option"

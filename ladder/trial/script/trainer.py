@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from ladder.events.protocol import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, class_in_words, config_of, count_parameters, wrap
+from ladder.trial.script.hold import (
+    Grip,
+    NotTakenHoldOfError,
+    class_in_words,
+    config_of,
+    count_parameters,
+    wrap,
+)
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, count_tokens, shape_of
 from ladder.workload.script import ScriptFacts
@@ -94,6 +102,7 @@ _OWN = (
 def _facts(trainer: Trainer) -> ScriptFacts:
     args: Any = trainer.args
     own = args._ladder_own
+    _require_steps(trainer)
     samples = Samples(trainer.get_train_dataloader())
     rows, longest = shape_of(samples.longest(1))
     total, trainable = count_parameters(trainer.model)
@@ -120,6 +129,14 @@ def _facts(trainer: Trainer) -> ScriptFacts:
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
     )
+
+
+def _require_steps(trainer: Trainer) -> None:
+    args: Any = trainer.args
+    if args.max_steps <= 0 and args.num_train_epochs == 0:
+        raise NotTakenHoldOfError("it is told to train no step: num_train_epochs is 0")
+    if isinstance(trainer.train_dataset, Sized) and len(trainer.train_dataset) == 0:
+        raise NotTakenHoldOfError("its training data set is empty")
 
 
 def _overrides(own: dict[str, Any]) -> list[str]:

@@ -1,0 +1,198 @@
+"""Scripts that cannot be tuned, and scripts that do what a trial must not let them do: one sentence, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import Finished, ladder, processes_with, wait_until
+from helpers.scripts import MISBEHAVING, SCRIPTS, files_in, folder_with_inputs
+
+from ladder.units import MIB
+
+pytest.importorskip("datasets")  # the scripts read their data with it
+
+TUNE = ("tune", "--gpus", "0", "--rung", "zero2")
+PLENTY = "3GiB"
+Here = Callable[..., Finished]
+
+
+@pytest.fixture
+def home(tmp_path: Path, script_inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with models and data. Temporary files go to a folder beside it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    return folder_with_inputs(tmp_path / "home", script_inputs)
+
+
+@pytest.fixture
+def tuned(home: Path) -> Here:
+    """Tunes a script; it may leave no process, and nothing in the user's folder."""
+
+    def tune(script: str, *options: str, memory: str = PLENTY) -> Finished:
+        before, words = files_in(home), shlex.split(script)
+        done = ladder(*TUNE, "--gpu-memory", memory, *options, "--", *words, folder=home)
+        assert done.num_left == 0
+        assert files_in(home) == before
+        assert "Traceback" not in done.errors
+        return done
+
+    return tune
+
+
+def the_sentence(done: Finished) -> str:
+    """What ladder said of the error, which is all that it said after it had begun."""
+    (sentence,) = [line for line in done.errors.splitlines() if line.startswith("ladder: ")]
+    assert done.errors.endswith(f"{sentence}\n")
+    return sentence.removeprefix("ladder: ")
+
+
+def logs_in(home: Path) -> list[str]:
+    """Temporary files of ladder's that were left."""
+    return [file.name for file in (home.parent / "tmp").iterdir() if file.name.startswith("ladder")]
+
+
+@pytest.mark.parametrize(
+    ("script", "why", "output"),
+    [
+        (
+            "never_trains.py",
+            "the script ended without training in a way that ladder knows: it looked for Trainer.train() of "
+            "transformers, Accelerator.prepare() and deepspeed.initialize() in the process that it started",
+            "loss",
+        ),
+        ("zero_steps.py", "it is told to train no step: num_train_epochs is 0", ""),
+        ("zero_steps.py --empty", "its training data set is empty", ""),
+        ("asks.py", "the script asks for input, which a trial cannot give; answer it by an option", "How many steps?"),
+        ("exits.py", "the script ended with exit status 3 before it trained", "set LICENCE_OF_THE_DATA"),
+        ("no_package.py", "ModuleNotFoundError: No module named 'a_package_that_nobody_has'", "Traceback"),
+        ("no_data.py", "FileNotFoundError: Directory prepared/reviews not found", "Traceback"),
+    ],
+)
+def test_a_script_that_does_not_train_is_refused_with_the_reason_and_its_output(
+    script: str, why: str, output: str, home: Path, tuned: Here
+) -> None:
+    done = tuned(f"{MISBEHAVING}/{script}")
+    assert done.status == 2
+    (log,) = logs_in(home)
+    path = home.parent / "tmp" / log
+    assert the_sentence(done) == f"The script cannot be tuned: {why} (its output is in {path})."
+    assert output in path.read_text(errors="replace")
+    assert not (home / "ladder-runs").exists()
+
+
+def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/spawns.py --block_size 32")
+    assert done.status == 2
+    said = "The script cannot be tuned: it starts its training in a process of its own; give that command behind --: "
+    assert the_sentence(done).startswith(f"{said}{sys.executable} {SCRIPTS}/causal_trainer.py --model_name_or_path ")
+    assert "--block_size 32" in the_sentence(done)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (f"bash {MISBEHAVING}/bash_script.sh", "bash is not a Python program, and only the Python process that trains"),
+        ("no-such.py", "There is no script no-such.py here; give its path"),
+        ("-m no_such_module.train", "There is no module no_such_module.train in this environment"),
+    ],
+)
+def test_a_command_that_is_no_script_is_refused_without_a_log(command: str, why: str, home: Path, tuned: Here) -> None:
+    done = tuned(command)
+    assert done.status == 2
+    assert the_sentence(done).startswith(f"The script cannot be tuned: {why}")
+    assert "its output is in" not in done.errors
+    assert logs_in(home) == []
+    assert not (home / "ladder-runs").exists()
+
+
+def test_a_script_that_fails_on_several_ranks_only_is_no_fault_of_its_model(home: Path, tuned: Here) -> None:
+    script = home / "alone.py"
+    script.write_text(
+        "import os\n"
+        "if os.environ['WORLD_SIZE'] != '1':\n    raise OSError('only one process may read this')\n"
+        + (SCRIPTS / "causal_trainer.py").read_text().replace("from __future__ import annotations\n", "")
+    )
+    done = tuned("alone.py --model_name_or_path model --train_file text/train.jsonl --output_dir out")
+    assert done.status == 2
+    sentence = the_sentence(done)
+    assert sentence.startswith("The script failed before its training was measured: rank ")
+    assert "failed in model: OSError: only one process may read this (its output is in trials/" in sentence
+    assert logs_in(home) == []
+
+
+def test_a_loop_that_ends_before_it_is_measured_is_told_to_train_longer(tuned: Here) -> None:
+    done = tuned(
+        f"{SCRIPTS}/causal_loop.py --model_name_or_path model --train_file text/train.jsonl --max_train_steps 2"
+    )
+    assert done.status == 2
+    assert "the script's loop ended before its steps were measured; let it train for longer" in the_sentence(done)
+
+
+def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
+    (home / "slow.py").write_text("import time, transformers\nopen('begun', 'w').close()\ntime.sleep(600)\n")
+    variable, value = "LADDER_TEST_MARKER", f"look-{home}"
+    with (home / "stderr.txt").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ladder.cli.main", *TUNE, "--", "slow.py"],
+            cwd=home,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", variable: value},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+    try:
+        wait_until((home / "begun").exists, 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
+    finally:
+        process.kill()
+        left = processes_with(variable, value)
+        for survivor in left:
+            survivor.kill()
+    assert left == []
+    assert logs_in(home) == []
+    assert "Traceback" not in (home / "stderr.txt").read_text()
+    assert not (home / "ladder-runs").exists()
+
+
+def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/changes_batch.py", "--micro-batch", "8")
+    assert done.status == 0, done.errors
+    assert "Trials decide in the place of auto_find_batch_size." in done.errors
+    assert json.loads((home / "best_config.json").read_text())["ladder"]["micro_batch"] == 8
+
+
+def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="40MiB")
+    assert done.status == 3
+    assert the_sentence(done).startswith("Nothing fits in 40 MiB per CPU rank")
+    assert "its memory limit in " in the_sentence(done)
+    logs = list((home / "ladder-runs").rglob("rank*.log"))
+    assert logs
+    assert [log for log in logs if "trying half of it" in log.read_text(errors="replace")] == []
+
+
+def test_a_script_that_prints_a_gigabyte_is_tuned_and_fills_no_disk(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/prints.py", "--micro-batch", "4")
+    assert done.status == 0, done.errors
+    assert len(done.output) + len(done.errors) < 20_000
+    logs = list((home / "ladder-runs").rglob("rank*.log"))
+    assert max(log.stat().st_size for log in logs) <= 17 * MIB
+    assert logs_in(home) == []
+
+
+def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_trial(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/writes.py", "--micro-batch", "4")
+    assert done.status == 0, done.errors  # with its tracker, which is not installed, it would have ended
+    for name in ("written", "wandb", "mlruns"):
+        assert not (home / name).exists()
+    assert [file for file in (home / "ladder-runs").rglob("*") if file.name in ("scratch", "log.jsonl", "done")] == []
+    assert logs_in(home) == []

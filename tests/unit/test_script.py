@@ -1,0 +1,351 @@
+"""A user's own script as a workload: what is read from its command and from the look, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import TINY, TINY_CONFIG, make_candidate, make_measurement, space_on
+from helpers.answers import answer
+from helpers.scripts import make_script, script_workload
+from helpers.tunes import TWO_RANKS, ZERO1_AND_ZERO2
+
+from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.cli.main import _with_script
+from ladder.emit import best_config
+from ladder.errors import UsageError
+from ladder.launch.base import Deadlines
+from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.techniques.registry import TECHNIQUES
+from ladder.tuning.options import PlanOptions, TuneOptions, require_workload
+from ladder.tuning.own_script import (
+    dtype_in,
+    global_batch_of,
+    introduction,
+    mapping_of,
+    optimizer_in,
+    script_spec,
+    shape_of,
+    suits_script,
+    task_of,
+    with_preparation,
+)
+from ladder.tuning.tune_events import Note, TuneEvent
+from ladder.workload.script import Script, option_in
+from ladder.workload.workload import Workload
+
+# Its command
+
+
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [
+        (["train.py", "--batch", "8"], "8"),
+        (["train.py", "--batch=8", "--lr", "1"], "8"),
+        (["train.py", "--batch="], ""),
+        (["train.py", "--batch", "8", "--batch=16"], "16"),
+        (["train.py", "--batch"], None),
+        (["train.py", "--batch-size", "8"], None),
+        (["train.py"], None),
+        ([], None),
+    ],
+)
+def test_an_option_is_found_with_a_space_or_an_equals_sign(command: list[str], value: str | None) -> None:
+    assert option_in(command, "--batch") == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "heard"),
+    [
+        (
+            ["tune", "--gpus", "1", "--", "train.py", "--lr", "1"],
+            ["tune", "--gpus", "1", "--script=train.py", "--script=--lr", "--script=1"],
+        ),
+        (["run", "best.json", "--", "train.py", ""], ["run", "best.json", "--script=train.py", "--script="]),
+        (["plan", "--", "train.py", "--", "x"], ["plan", "--script=train.py", "--script=--", "--script=x"]),
+        (["tune", "--"], ["tune"]),
+        (["tune", "tiny-llama"], ["tune", "tiny-llama"]),
+        (["models", "--", "train.py"], ["models", "--", "train.py"]),
+        ([], []),
+    ],
+)
+def test_words_behind_two_dashes_reach_the_script_as_they_were_typed(typed: list[str], heard: list[str]) -> None:
+    assert _with_script(typed) == heard
+
+
+# What options say of it
+
+
+def test_a_mapping_names_the_script_s_own_options() -> None:
+    words = ["micro_batch=--batch-size", "accumulation=-a"]
+    assert mapping_of(words) == {"micro_batch": "--batch-size", "accumulation": "-a"}
+    assert mapping_of([]) == {}
+
+
+@pytest.mark.parametrize("word", ["micro_batch", "micro_batch=", "micro_batch=batch", "seq_len=--length", "=--x", "\a"])
+def test_a_mapping_that_says_nothing_is_refused_with_what_it_could_name(word: str) -> None:
+    with pytest.raises(UsageError, match=r"is not NAME=--OPTION, with NAME one of micro_batch, accumulation") as error:
+        mapping_of([word])
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("command", "mapped", "sequences"),
+    [
+        (["train.py"], {}, 4 * 2 * 2),
+        (["train.py", "--bs", "16"], {"micro_batch": "--bs"}, 16 * 2 * 2),
+        (["train.py", "--bs=16", "--acc", "1"], {"micro_batch": "--bs", "accumulation": "--acc"}, 16 * 2),
+        (["train.py"], {"micro_batch": "--bs"}, 4 * 2 * 2),
+    ],
+)
+def test_the_global_batch_is_what_the_script_trains_with_on_so_many_ranks(
+    command: list[str], mapped: dict[str, str], sequences: int
+) -> None:
+    assert global_batch_of(make_script(*command), mapped, 2) == sequences
+
+
+def test_a_mapped_option_without_a_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="--map micro_batch=--bs: many is not a number"):
+        global_batch_of(make_script("train.py", "--bs", "many"), {"micro_batch": "--bs"}, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "Name a MODEL, or your own script behind --"),
+        ({"model": "tiny-llama", "script": ("train.py",)}, "tiny-llama and a script are both named"),
+        ({"script": ("train.py",), "task": "causal-lm"}, "--task has no effect on a script"),
+        ({"script": ("train.py",), "seq_len": 64}, "--seq-len has no effect on a script"),
+        ({"model": "tiny-llama", "map": ("micro_batch=--bs",)}, "--map is about the options of a script"),
+    ],
+)
+def test_there_is_either_a_model_or_a_script(options: dict[str, Any], words: str) -> None:
+    for kind in (TuneOptions, PlanOptions):
+        with pytest.raises(UsageError, match=words):
+            require_workload(kind(**options))
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "tiny-llama", "seq_len": 64}, {"script": ("train.py",), "map": ("micro_batch=--bs",)}]
+)
+def test_a_model_alone_or_a_script_alone_is_accepted(options: dict[str, Any]) -> None:
+    require_workload(TuneOptions(**options))
+
+
+# What the look found
+
+
+def test_tokens_of_a_step_are_those_of_the_script_s_own_samples() -> None:
+    workload = script_workload(make_script(longest=512, mean_tokens=128.0))
+    assert (workload.sample_len, workload.usual_share, workload.tokens_per_step) == (512, 0.25, 32 * 128)
+
+
+def test_a_sample_of_two_sequences_counts_as_both() -> None:
+    workload = script_workload(make_script(longest=512, mean_tokens=256.0, rows=2))
+    assert (workload.sample_len, workload.usual_share, workload.tokens_per_step) == (1024, 0.25, 32 * 256)
+
+
+def test_no_sample_is_longer_than_the_longest() -> None:
+    assert script_workload(make_script(longest=100, mean_tokens=100.5)).usual_share == 1.0
+
+
+def test_without_a_script_every_sequence_has_full_length() -> None:
+    workload = replace(script_workload(make_script()), script=None)
+    assert (workload.sample_len, workload.usual_share, workload.tokens_per_step) == (512, 1.0, 32 * 512)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        make_script("train.py", "--learning_rate", "1e-3"),
+        make_script(kind="accelerate"),
+        make_script(digest="60" * 32),
+        make_script(num_parameters=1_000_001),
+        make_script(num_samples=999),
+        make_script(rows=2),
+    ],
+)
+def test_the_fingerprint_changes_with_the_script(changed: Script) -> None:
+    assert script_workload(changed).fingerprint() != script_workload(make_script()).fingerprint()
+
+
+def test_the_fingerprint_is_the_same_at_the_next_look() -> None:
+    slower = make_script(preparation_seconds=9.0, modules=("trl",), path="/elsewhere/train.py")
+    assert script_workload(slower).fingerprint() == script_workload(make_script()).fingerprint()
+
+
+def test_a_script_s_run_is_not_continued_with_a_model() -> None:
+    workload = script_workload(make_script())
+    assert replace(workload, script=None).fingerprint() != workload.fingerprint()
+
+
+def test_a_stored_space_has_all_of_the_script_that_is_needed_without_it() -> None:
+    script = make_script("train.py", "--x", overrides=("FSDP",), modules=("trl",), num_samples=None)
+    space, _ = space_on(script_workload(script), TWO_RANKS, ZERO1_AND_ZERO2, (1, 2))
+    stored = json.loads(json.dumps(space_to_dict(space)))
+    again = space_from_dict(stored)
+    kept = replace(script, facts=script.facts.model_copy(update={"modules": (), "model_config_json": {}}))
+    assert again == replace(space, workload=replace(space.workload, script=kept))
+    assert again.workload.fingerprint() == space.workload.fingerprint()
+    assert space_to_dict(again) == {**space_to_dict(space), "workload": space_to_dict(again)["workload"]}
+    assert json.loads(json.dumps(space_to_dict(again))) == stored
+    assert Script.from_dict(kept.as_dict()) == kept
+
+
+def test_a_space_without_a_script_is_stored_without_one() -> None:
+    space, _ = space_on(replace(script_workload(make_script()), script=None), TWO_RANKS, ZERO1_AND_ZERO2, (1,))
+    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
+
+
+def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that_were_counted() -> None:
+    shape = shape_of(make_script(num_parameters=TINY.num_parameters + 100))
+    assert shape == replace(
+        TINY, name="train", source="file", num_parameters=TINY.num_parameters + 100, config=shape.config
+    )
+
+
+def test_a_model_of_several_parts_has_the_shape_of_its_text_part() -> None:
+    nested = {"model_type": "gemma3", "text_config": {**TINY_CONFIG, "model_type": "llama"}}
+    assert shape_of(make_script(model_config_json=nested)).num_layers == TINY.num_layers
+
+
+def test_a_model_s_own_folder_gives_it_its_name(tmp_path: Path) -> None:
+    for path, source in ((str(tmp_path), "folder"), ("someone/model", "hub")):
+        shape = shape_of(make_script(model_config_json={**TINY_CONFIG, "_name_or_path": path}))
+        assert (shape.name, shape.source) == (path, source)
+
+
+def test_a_model_of_unknown_size_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"The script cannot be tuned: the size of its model is not known \(.+\)"):
+        shape_of(make_script(model_config_json={"model_type": "llama"}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "task"),
+    [
+        ({}, "causal-lm"),
+        ({"model_class": "RobertaForMaskedLM"}, "masked-lm"),
+        ({"model_class": "BertForSequenceClassification"}, "causal-lm"),
+        (
+            {"model_class": "T5ForConditionalGeneration", "model_config_json": {"is_encoder_decoder": True}},
+            "seq2seq-lm",
+        ),
+    ],
+)
+def test_the_task_follows_from_the_model_s_class(facts: dict[str, Any], task: str) -> None:
+    assert task_of(make_script(**facts)) == task
+
+
+@pytest.mark.parametrize(
+    ("name", "counts_as"),
+    [("adamw_torch_fused", "adamw"), ("AdamW", "adamw"), ("Adam", "adam"), ("SGD", "sgd"), ("adafactor", "adamw")],
+)
+def test_an_optimizer_counts_as_one_that_ladder_knows(name: str, counts_as: str) -> None:
+    assert optimizer_in(make_script(optimizer=name)) == counts_as
+
+
+def test_a_script_in_32_bits_is_told_that_it_is_tuned_with_16() -> None:
+    told: list[TuneEvent] = []
+    assert dtype_in(make_script(dtype="fp32"), told.append) is None
+    assert [each for each in told if isinstance(each, Note) and "16 bits" in each.text]
+    assert dtype_in(make_script(dtype="fp16"), told.append) == "fp16"
+    assert len(told) == 1
+
+
+def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
+    (first, second, third) = introduction(
+        make_script(
+            overrides=("FSDP", "its gradient checkpointing"),
+            num_trainable=10_000,
+            num_samples=50_000,
+            num_looked_at=20_000,
+            preparation_seconds=2.5,
+        )
+    )
+    assert "a LlamaForCausalLM (1 million parameters) with the Trainer on 50,000 samples (20,000 looked at)" in first
+    assert "128 tokens on average, 512 the longest" in first
+    assert "2.5 s" in first
+    assert second == "Trials decide in the place of FSDP and its gradient checkpointing."
+    assert third.startswith("Warning: it trains 1.0% of its parameters")
+    (only,) = introduction(make_script(num_samples=None, kind="accelerate"))
+    assert "in a loop with accelerate on a stream (1,000 looked at)" in only
+
+
+# Its trials
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("trainer", ["liger", "bf16-states", "adam-8bit"]),
+        ("accelerate", ["bf16-states"]),
+        ("deepspeed", ["bf16-states"]),
+    ],
+)
+def test_a_script_is_tried_only_with_what_it_can_be_told(kind: str, names: list[str]) -> None:
+    script = make_script(kind=kind)
+    assert [name for name, technique in TECHNIQUES.items() if suits_script(technique, script)] == names
+
+
+def trial_of(script: Script, folder: Path) -> Any:
+    workload, candidate = script_workload(script), make_candidate(micro_batch=4, accumulation=4)
+    config = deepspeed_config(workload, candidate.engine, micro_batch=4, accumulation=4, world_size=2, nvme_path=None)
+    return script_spec(workload, candidate, TWO_RANKS, config, folder)
+
+
+def test_the_trial_of_a_script_has_the_arguments_of_its_candidate_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    script = make_script("train.py", "--lr", "1")
+    spec = trial_of(script, tmp_path)
+    assert (spec.command, spec.mode, spec.facts) == (script.command, "trial", script.facts)
+    assert spec.scratch == str(tmp_path / "scratch")
+    arguments = spec.arguments
+    assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 4)
+    assert arguments["deepspeed"]["zero_optimization"]["stage"] == 2
+    assert arguments["optim"].startswith("adamw")
+
+
+def test_an_optimizer_that_ladder_has_no_name_for_stays_the_script_s_own(tmp_path: Path) -> None:
+    assert "optim" not in trial_of(make_script(optimizer="adafactor"), tmp_path).arguments
+
+
+def test_a_model_s_trials_know_of_no_script(tmp_path: Path) -> None:
+    workload: Workload = replace(script_workload(make_script()), script=None)
+    assert script_spec(workload, make_candidate(), TWO_RANKS, {}, tmp_path) is None
+
+
+def test_a_trial_may_take_as_long_as_the_script_needs_before_it_trains() -> None:
+    before = Deadlines()
+    after = with_preparation(before, script_workload(make_script(preparation_seconds=500.0)))
+    assert after.model == before.model + 60 + 3 * 500
+    assert after.total - before.total == after.model - before.model
+    assert with_preparation(before, replace(script_workload(make_script()), script=None)) == before
+
+
+# Its answer
+
+
+def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
+    script = make_script("train.py", "--name", "a 'b' c")
+    seen = make_measurement(padding=0.25, loader_share=0.01)
+    found = answer("zero2", workload={"script": script}, measurement=seen, tokens_per_second=12_800.0)
+    assert best_config(found)["ladder"]["script"] == {
+        "command": ["train.py", "--name", "a 'b' c"],
+        "kind": "trainer",
+        "sha256": script.facts.digest,
+        "mean_tokens": 128.0,
+        "samples_per_second": 100.0,
+        "padding": 0.25,
+        "loader_share": 0.01,
+    }
+
+
+def test_what_was_not_measured_of_a_script_is_null() -> None:
+    section = best_config(answer("zero2", workload={"script": make_script()}))["ladder"]["script"]
+    assert (section["padding"], section["loader_share"]) == (None, None)
+
+
+def test_an_answer_for_a_model_has_no_script() -> None:
+    assert "script" not in best_config(answer("zero2"))["ladder"]
