@@ -175,6 +175,7 @@ SCRIPT_KEYS = {
     "command": ("array", "The command behind `--`, one word each. `ladder run` and `ladder verify` start it."),
     "kind": ("string", "What it trains with: `trainer`, `accelerate` or `deepspeed`."),
     "sha256": ("string", "The checksum of its file. `ladder verify` warns if the file has changed."),
+    "optimizer": ("string", "Its own optimizer. `ladder run` keeps one that has no counterpart in `workload`."),
     "mean_tokens": ("number", "Tokens per sample on average, without padding."),
     "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
     "padding": ("number or null", "Padding as a share of all tokens in the proof's batches, from 0 to 1."),
