@@ -198,7 +198,7 @@ class Planned:
 
 @with_options(TuneOptions)
 def tune(
-    model: str,
+    model: str = "",
     *,
     quiet: bool = False,
     log_to: TrackerName | None = None,
@@ -237,7 +237,7 @@ def tune(
 
 
 @with_options(PlanOptions)
-def plan(model: str, **options: Unpack[PlanArguments]) -> Planned:
+def plan(model: str = "", **options: Unpack[PlanArguments]) -> Planned:
     """Predict memory by part, speed and the GPUs needed for each rung, as `ladder plan` does, without a GPU.
 
     The options are those of the command, with underscores. Sizes are bytes or a text such as "80GiB".

@@ -126,7 +126,7 @@ def exit_codes(document: Mapping[str, Any]) -> str:
     return f"""# Exit codes
 
 Every expected error is one sentence on stderr that says what happened and what to do. From Python each is an
-exception of its own in `ladder.errors`.
+exception of its own in `ladder.errors`. `ladder run` ends as its training does: with 0, or with 1 if a rank failed.
 
 {table(("code", "error", "meaning", "what to do"), [found, *rows, *signals])}
 """
@@ -143,6 +143,7 @@ def best_config_schema(document: Mapping[str, Any]) -> str:
         if ("null" if value is None else _TYPES[type(value)]) not in (*kinds, "integer" if "number" in kinds else ""):
             raise StaleError(f"{key} of best_config.json is {value!r}, and reference_words says {described[key][0]}")
     rows = ((f"`{key}`", described[key][0], described[key][1]) for key in keys)
+    of_scripts = ((f"`script.{key}`", kind, meaning) for key, (kind, meaning) in words.SCRIPT_KEYS.items())
     return f"""# best_config.json
 
 `best_config.json` is a DeepSpeed configuration with one extra section, `"ladder"`, which DeepSpeed ignores.
@@ -150,6 +151,15 @@ The section says what was measured. A dot in the table stands for an object
 inside an object: `workload.seq_len` is `seq_len` in `workload`.
 
 {table(("key", "type", "meaning"), rows)}
+
+## Your own script
+
+An answer for [your own script](../how-to/own-script.md) also has these keys. Its `workload.seq_len` is the longest
+sample.
+
+{table(("key", "type", "meaning"), of_scripts)}
+
+## Read it from Python
 
 `ladder.load_best_config(path)` reads the file and raises an error if somebody edited it.
 """

@@ -170,5 +170,16 @@ KEYS = {
     "run_dir": ("string", "The run folder, with its full path."),
     "digest": ("string", "A checksum of the file. `export` and `verify` refuse a file that was edited."),
 }
+SCRIPT_KEYS = {
+    # of "script" in that section, which only the answer for a user's own script has
+    "command": ("array", "The command behind `--`, one word each. `ladder run` and `ladder verify` start it."),
+    "kind": ("string", "What it trains with: `trainer`, `accelerate` or `deepspeed`."),
+    "sha256": ("string", "The checksum of its file. `ladder verify` warns if the file has changed."),
+    "optimizer": ("string", "Its own optimizer. `ladder run` keeps one that has no counterpart in `workload`."),
+    "mean_tokens": ("number", "Tokens per sample on average, without padding."),
+    "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
+    "padding": ("number or null", "Padding as a share of all tokens in the proof's batches, from 0 to 1."),
+    "loader_share": ("number or null", "The share of the proof's time that the ranks waited for the data loader."),
+}
 OPEN_KEYS = ("environment", "versions")
 """Whose own keys differ from answer to answer."""

@@ -15,15 +15,15 @@ from ladder.tuning.options import RunOptions
 class Answered:
     """What is run with."""
 
-    config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
+    config: Annotated[Path, Option("The answer of a tune.", is_argument=True)] = Path("best_config.json")
 
 
 @takes(Answered, RunOptions)
 def run(answered: Answered, options: RunOptions) -> int:
     """Start your own training script, unchanged, on all GPUs of the answer and with its settings.
 
-    What the script says of DeepSpeed, micro-batch, accumulation and checkpointing is replaced; all else is its own.
-    Ends with the script's exit status.
+    The answer decides on DeepSpeed, micro-batch, accumulation and checkpointing; the rest stays as the script says.
+    The exit code is 0 if the training succeeds and 1 if a rank fails.
 
     Examples:
 

@@ -49,6 +49,8 @@ def tune(options: TuneOptions, logged: Logged, shown: Shown) -> int:
       ladder tune meta-llama/Llama-3.2-1B --gpu-memory 24GiB --global-batch-size 64
 
       ladder tune llama-2-7b --launcher simulated --machine a100-40
+
+      ladder tune --gpus 2 -- train.py --lr 1e-5
     """
     from ladder.cli import tune_result
     from ladder.machine.lease import InterruptedWaitError

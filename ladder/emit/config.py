@@ -195,6 +195,7 @@ def _script(answer: Answer) -> dict[str, Any]:
             "command": list(script.command),
             "kind": facts.kind,
             "sha256": facts.digest,
+            "optimizer": facts.optimizer,
             "mean_tokens": round(facts.mean_tokens, 2),
             "samples_per_second": round(answer.tokens_per_second / facts.mean_tokens, 3),
             "padding": None if seen.padding is None else round(seen.padding, 4),

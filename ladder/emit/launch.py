@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from ladder.candidates import Candidate, TrainerOnly
 from ladder.emit.answer import Answer
@@ -68,7 +69,10 @@ def _own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
         "# It starts the script that was tuned, unchanged; another command for it may follow the file's name.",
         "set -euo pipefail",
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
-        f"[ $# -gt 0 ] || set -- {shlex.join(script.command)}",
+        "if [ $# -eq 0 ]; then",
+        f"  cd -- {_quoted(Path.cwd())}  # where it was tuned: paths in the command may be relative",
+        f"  set -- {shlex.join(script.command)}",
+        "fi",
         f'exec ladder run "$here"/{_quoted(paths.config.name)} -- "$@"',
     ]
     return "\n".join(lines) + "\n"

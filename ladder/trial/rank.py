@@ -164,12 +164,17 @@ def failure_event(error: BaseException, spec: TrialSpec, reporter: Reporter, fre
         candidate=reporter.candidate,
         outcome=outcome,
         moment=reporter.moment,
-        message=_writable(f"{type(error).__name__}: {error}"[:2000]),
+        message=_writable(_said_by(error)[:2000]),
         bytes_asked=bytes_asked(error),
         bytes_free=free,
         consequence=consequence,
         traceback=_writable("".join(traceback.format_exception(error))[-6000:]),
     )
+
+
+def _said_by(error: BaseException) -> str:
+    """With its type, unless it is a sentence of ours."""
+    return str(error) if getattr(error, "is_sentence", False) else f"{type(error).__name__}: {error}"
 
 
 def _writable(text: str) -> str:

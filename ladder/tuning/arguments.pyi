@@ -7,6 +7,8 @@ from typing import Literal, TypedDict
 from ladder.techniques.switches import Switches
 
 class TuneArguments(Switches, total=False):
+    script: str | Sequence[str]
+    map: str | Sequence[str]
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None
@@ -35,6 +37,8 @@ class TuneArguments(Switches, total=False):
     save_weights: Path | str | None
 
 class PlanArguments(Switches, total=False):
+    script: str | Sequence[str]
+    map: str | Sequence[str]
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None

@@ -113,7 +113,7 @@ class WorkloadOptions:
     map: Annotated[
         tuple[str, ...],
         Option(
-            "Which of your script's options sets its micro_batch, accumulation or output_dir, where ladder does not "
+            "Which of your script's options sets its micro_batch or accumulation, where ladder does not "
             "see it: micro_batch=--batch-size. May be given several times.",
             WORKLOAD,
             metavar="NAME=--OPTION",
@@ -315,9 +315,14 @@ def require_workload(options: WorkloadOptions) -> None:
         )
     if not options.model and not options.script:
         raise UsageError("Name a MODEL, or your own script behind --, such as: ladder tune -- train.py --epochs 1.")
-    own = (("--task", options.task), ("--seq-len", options.seq_len)) if options.script else ()
-    for flag, value in own:
-        if value is not None:
+    own: list[tuple[str, bool]] = []
+    if options.script:
+        own = [("--task", options.task is not None), ("--seq-len", options.seq_len is not None)]
+        own.append(("--optimizer", options.optimizer != WorkloadOptions.optimizer))
+        clipping = getattr(options, "gradient_clipping", TuneOptions.gradient_clipping)
+        own.append(("--gradient-clipping", clipping != TuneOptions.gradient_clipping))
+    for flag, is_given in own:
+        if is_given:
             raise UsageError(f"{flag} has no effect on a script, which has its own model and data; leave it out.")
     if options.map and not options.script:
         raise UsageError("--map is about the options of a script, and none is named; leave it out.")

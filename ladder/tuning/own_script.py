@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ladder.candidates import Candidate, Technique
 from ladder.emit.settings import Settings
@@ -22,11 +22,12 @@ from ladder.launch.local import LocalLauncher
 from ladder.machine.described import Machine
 from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
+from ladder.tuning.options import WorkloadOptions
+from ladder.tuning.precision import dtype_of
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.sweep import run_marker
-from ladder.tuning.tune_events import Note, Subscriber
 from ladder.units import parameters_in_words
-from ladder.workload.script import Script, ScriptFacts, option_in
+from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task, Workload
 
@@ -36,21 +37,21 @@ comes must end."""
 _AGAIN = 3.0
 """A trial may take so many times the seconds that the look took. Chosen: several ranks read the same disk."""
 _LOOK = "ladder-look-"
-MAPPED = ("micro_batch", "accumulation", "output_dir")
+MAPPED = ("micro_batch", "accumulation")
 """What `--map` can name."""
 
 
 def look_at(
     command: Sequence[str],
     machine: Machine,
-    tell: Subscriber,
+    note: Callable[[str], None],
     cancelled: Callable[[], bool],
 ) -> Script:
     """Run the script up to the moment at which it would begin to train, in one process, and report what it has.
 
     UsageError, in one sentence, for a script that cannot be taken hold of.
     """
-    tell(Note(f"Looking at {shown(' '.join(command))}: it runs up to the beginning of its training."))
+    note(f"Looking at {shown(' '.join(command))}: it runs up to the beginning of its training.")
     with tempfile.TemporaryDirectory(prefix=_LOOK, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with closing(_launcher(folder, machine, cancelled)) as launcher:
@@ -119,10 +120,8 @@ def _kept(log: Path) -> str:
 
 
 def _in_words(message: str) -> str:
-    """Without the type of an error of ours."""
-    ours = ("NotTakenHoldOfError: ", "WholeBatchesError: ", "UsageError: ")
-    name = next((name for name in ours if message.startswith(name)), "")
-    return shown(message.removeprefix(name).rstrip(".").partition("\n")[0])
+    """The first line, without the type of an error about the command."""
+    return shown(message.removeprefix("UsageError: ").rstrip(".").partition("\n")[0])
 
 
 def introduction(script: Script) -> list[str]:
@@ -134,11 +133,10 @@ def introduction(script: Script) -> list[str]:
     said = [
         f"It trains a {facts.model_class} ({parameters_in_words(facts.num_parameters)}) {kind[facts.kind]} on {samples}"
         f"{f' ({facts.num_looked_at:,} looked at)' if part else ''}: {facts.mean_tokens:,.0f} tokens on average, "
-        f"{facts.longest:,} the longest. It took {facts.preparation_seconds:.1f} s to get there, which every trial "
-        "takes again."
+        f"{facts.longest:,} the longest. Its start took {facts.preparation_seconds:.1f} s; every trial repeats it."
     ]
     if facts.overrides:
-        said.append(f"Trials decide in the place of {' and '.join(facts.overrides)}.")
+        said.append(f"Trials replace {' and '.join(facts.overrides)}.")
     if facts.num_trainable < facts.num_parameters:
         share = facts.num_trainable / facts.num_parameters
         said.append(
@@ -202,16 +200,38 @@ def task_of(script: Script) -> Task:
     return "seq2seq-lm" if script.facts.model_config_json.get("is_encoder_decoder") else "causal-lm"
 
 
-def dtype_in(script: Script, tell: Subscriber) -> Dtype | None:
-    """As the script says; None where it says nothing of 16 bits, which is told."""
-    if script.facts.dtype == "fp32":
-        tell(Note("The script does not ask for 16 bits; it is tuned, and is to be started, with them (--dtype)."))
-        return None
-    return script.facts.dtype
+def workload_of_script(
+    script: Script,
+    options: WorkloadOptions,
+    world_size: int,
+    note: Callable[[str], None],
+    gpu_name: str | None,
+    capability: int | None,
+) -> Workload:
+    """What `script` trains on `world_size` ranks, with what the user asked for beside it; `note` is told of it.
+
+    `capability` is the lowest major compute capability of the GPUs.
+    """
+    for sentence in introduction(script):
+        note(sentence)
+    own: Dtype | None = None if script.facts.dtype == "fp32" else script.facts.dtype
+    if own is None and options.dtype is None:
+        note("The script asks for no 16-bit precision; trials and `ladder run` use it (--dtype chooses which).")
+    batch = options.global_batch_size or global_batch_of(script, mapping_of(options.map), world_size)
+    return Workload(
+        model=shape_of(script),
+        task=task_of(script),
+        seq_len=script.facts.longest,
+        global_batch_size=batch,
+        dtype=dtype_of(options.dtype or own, gpu_name, note, capability),
+        optimizer=optimizer_in(script),
+        gradient_clipping=script.facts.gradient_clipping,
+        script=script,
+    )
 
 
 def optimizer_in(script: Script) -> OptimizerName:
-    """What its optimizer counts as; another one than these keeps its own name in the trials."""
+    """What its optimizer counts as in predictions."""
     name = script.facts.optimizer.lower()
     return next((known for known in ("adamw", "adam", "sgd") if known in name), "adamw")
 
@@ -266,8 +286,8 @@ def script_arguments(
     )
     arguments = trainer_arguments(settings, folder_less()) | {"deepspeed": dict(deepspeed)}
     script = workload.script
-    if script is not None and not any(name in script.facts.optimizer.lower() for name in get_args(OptimizerName)):
-        arguments.pop("optim", None)  # its own, which ladder has no name for
+    if script is not None and keeps_its_optimizer(script.facts.optimizer):
+        arguments.pop("optim", None)
     return arguments
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ladder.candidates import RUNGS, Technique
 from ladder.errors import UsageError
 from ladder.machine.described import Machine
+from ladder.machine.machine import detect_machine
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
-from ladder.tuning.options import PlanOptions
+from ladder.tuning.options import PlanOptions, require_workload
+from ladder.tuning.own_script import look_at, workload_of_script
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
 from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
@@ -37,25 +39,37 @@ def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Sp
     """
     simulated = _machine(options.machine, options.gpus, options.gpu_memory)
     world_size = options.gpus or (simulated.num_gpus if simulated else 1)
-    shape = resolve_model(options.model, task=options.task)
-    if shape.note:
-        note(shape.note)
-    workload = workload_of(
-        shape,
-        world_size,
-        note,
-        task=options.task,
-        seq_len=options.seq_len,
-        global_batch_size=options.global_batch_size,
-        dtype=dtype_of(options.dtype, simulated.gpu_name if simulated else None, note),
-        optimizer=options.optimizer,
-    )
+    require_workload(options)
+    workload = _workload(options, simulated, world_size, note)
     techniques = techniques_tried(TechniqueChoices(switches=options.switches), workload, "cuda", on_paper=True)
     has_nvme = simulated is None or simulated.nvme_space > 0
     machine = _on_paper(options, simulated, world_size)
     space = _space(workload, machine, techniques, has_nvme=has_nvme)
     per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
     return make_plan(space, per_node), space
+
+
+def _workload(
+    options: PlanOptions, simulated: SimulatedMachine | None, world_size: int, note: Callable[[str], None]
+) -> Workload:
+    gpu_name = simulated.gpu_name if simulated else None
+    if options.script:
+        here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
+        script = look_at(options.script, here, note, lambda: False)
+        return workload_of_script(script, options, world_size, note, gpu_name, None)
+    shape = resolve_model(options.model, task=options.task)
+    if shape.note:
+        note(shape.note)
+    return workload_of(
+        shape,
+        world_size,
+        note,
+        task=options.task,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        dtype=dtype_of(options.dtype, gpu_name, note),
+        optimizer=options.optimizer,
+    )
 
 
 def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:

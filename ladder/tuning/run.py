@@ -37,16 +37,7 @@ from ladder.tuning.options import (
     require_workload,
 )
 from ladder.tuning.outputs import read_files, require_folder, require_writable
-from ladder.tuning.own_script import (
-    dtype_in,
-    global_batch_of,
-    introduction,
-    mapping_of,
-    optimizer_in,
-    shape_of,
-    suits_script,
-    task_of,
-)
+from ladder.tuning.own_script import suits_script, workload_of_script
 from ladder.tuning.precision import dtype_of, major_capability
 from ladder.tuning.preparation import obstacles
 from ladder.tuning.problem import (
@@ -304,22 +295,10 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
 
 def _script_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
     """As `workload_and_machine`, of the user's own script, after a look at it."""
-    mapped = mapping_of(options.map)
     machine = venue.machine()
     script = venue.look(options.script, machine)
-    for sentence in introduction(script):
-        tell(Note(sentence))
-    asked = options.dtype or dtype_in(script, tell)
-    workload = Workload(
-        model=shape_of(script),
-        task=task_of(script),
-        seq_len=script.facts.longest,
-        global_batch_size=options.global_batch_size or global_batch_of(script, mapped, machine.world_size),
-        dtype=dtype_of(asked, machine.gpu_name, noting(tell), major_capability(machine)),
-        optimizer=optimizer_in(script),
-        gradient_clipping=script.facts.gradient_clipping,
-        script=script,
-    )
+    capability = major_capability(machine)
+    workload = workload_of_script(script, options, machine.world_size, noting(tell), machine.gpu_name, capability)
     tell(Note(_introduction(workload, machine)))
     return workload, machine
 

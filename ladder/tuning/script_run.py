@@ -28,6 +28,7 @@ from ladder.tuning.options import RunOptions
 from ladder.tuning.stored import stored_output
 from ladder.tuning.trial_request import candidate_spec
 from ladder.tuning.tune_events import Note, Subscriber
+from ladder.workload.script import keeps_its_optimizer
 
 _LESS = 0.95
 """A candidate to step down to holds at most this share of the memory. Chosen: more than measurements of one stray."""
@@ -40,6 +41,8 @@ class _Plan:
     settings: Settings
     candidate: Candidate
     config: Mapping[str, Any]
+    optimizer: str = ""
+    """Of the script's own, as transformers names it."""
     resume: bool = False
 
 
@@ -59,7 +62,8 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         raise EnvironmentFaultError(f"{str(path)!r} is for {settings.world_size} GPUs, and {visible} are visible here.")
     candidate = candidate_of(candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size)
     config = {key: value for key, value in document.items() if key != SECTION}
-    plan, tried = _Plan(settings=settings, candidate=candidate, config=config), {candidate.key}
+    own = section.get("script", {}).get("optimizer", "")
+    plan, tried = _Plan(settings=settings, candidate=candidate, config=config, optimizer=own), {candidate.key}
     while True:
         status, failure = _trained(command, plan)
         if status == 0 or failure is None or failure.outcome not in MEMORY_OUTCOMES:
@@ -98,7 +102,7 @@ def _trained(command: Sequence[str], plan: _Plan) -> tuple[int, FailedEvent | No
             script=ScriptSpec(
                 command=tuple(command),
                 mode="run",
-                arguments=trainer_arguments(settings, Path("deepspeed.json")) | {"deepspeed": dict(plan.config)},
+                arguments=_arguments(plan),
                 resume=plan.resume,
             ),
         )
@@ -110,6 +114,13 @@ def _trained(command: Sequence[str], plan: _Plan) -> tuple[int, FailedEvent | No
             {**os.environ, **settings.environment},
         )
         return status, _failure(Path(folder))
+
+
+def _arguments(plan: _Plan) -> dict[str, Any]:
+    arguments = trainer_arguments(plan.settings, Path("deepspeed.json")) | {"deepspeed": dict(plan.config)}
+    if plan.optimizer and keeps_its_optimizer(plan.optimizer):
+        arguments.pop("optim", None)
+    return arguments
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -187,4 +198,4 @@ def _with(plan: _Plan, candidate: Candidate, space: Space) -> _Plan:
         checkpointing=candidate.checkpointing,
         techniques=candidate.engine.techniques,
     )
-    return _Plan(settings=settings, candidate=candidate, config=config, resume=True)
+    return replace(plan, settings=settings, candidate=candidate, config=config, resume=True)

@@ -20,9 +20,8 @@ PROOF_STEPS, PROOF_SECONDS = 3, 30.0
 Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
 
 
-SCRIPT_PROOF = {"minimum": 8, "maximum": 1000, "seconds": 15.0, "target_spread": 0.0}
-"""How the proof of a user's script is timed. Chosen: its batches differ, and only many show what they take
-on average."""
+SCRIPT_PROOF = {"minimum": 8, "maximum": 1000, "seconds": 10.0, "target_spread": 0.0}
+"""How the proof of a user's script is timed. Chosen: its batches differ, and only many of them show the average."""
 
 
 def engine_config(

@@ -26,7 +26,7 @@ from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import rank_environment, with_operators
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.technique_choices import TechniqueChoices, advice, techniques_tried
-from ladder.tuning.tune_events import Note, Subscriber
+from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
@@ -115,7 +115,7 @@ class ThisHost:
 
     def look(self, command: Sequence[str], machine: Machine) -> Script:
         """It runs up to the beginning of its training."""
-        return look_at(command, machine, self._tell, self._cancelled)
+        return look_at(command, machine, noting(self._tell), self._cancelled)
 
     def introduce(self) -> None:
         """Nothing to say: the figures are measured."""

@@ -117,14 +117,7 @@ def run_verification(
         options = _options(promise, document)
         host = ThisHost(options, leases, tell, cancelled)
         workload, machine = workload_and_machine(options, host, tell)
-        if machine.world_size != promise["world_size"]:
-            raise UsageError(
-                f"{str(path)!r} is for {promise['world_size']} ranks, but this machine has {machine.world_size}."
-            )
-        if machine.gpu_name != promise["gpu"]:
-            tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
-        if workload.script is not None and workload.script.facts.digest != promise["script"]["sha256"]:
-            tell(Note("Warning: the script has changed since it was tuned."))
+        _compare(path, promise, workload, machine, tell)
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)
         for technique in candidate.engine.techniques:
@@ -150,6 +143,18 @@ def run_verification(
         tolerance=asked.tolerance,
         seconds=seconds,
     )
+
+
+def _compare(path: Path, promise: Mapping[str, Any], workload: Workload, machine: Machine, tell: Subscriber) -> None:
+    """UsageError for another number of ranks than the file's; other differences are told."""
+    if machine.world_size != promise["world_size"]:
+        raise UsageError(
+            f"{str(path)!r} is for {promise['world_size']} ranks, but this machine has {machine.world_size}."
+        )
+    if machine.gpu_name != promise["gpu"]:
+        tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
+    if workload.script is not None and workload.script.facts.digest != promise["script"]["sha256"]:
+        tell(Note("Warning: the script has changed since it was tuned."))
 
 
 def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Machine:

@@ -90,6 +90,27 @@ class Script:
         return cls(command=tuple(values["command"]), facts=facts)
 
 
+_USUAL_OPTIMIZERS = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "sgd"}
+_OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "--save_dir", "--save-dir")
+
+
+def keeps_its_optimizer(name: str) -> bool:
+    """Whether a Trainer's optimizer of this name stays as it is: ladder has no settings for it."""
+    return name not in _USUAL_OPTIMIZERS
+
+
+def writing_into(command: Sequence[str], folder: str) -> tuple[str, ...]:
+    """`command` with `folder` for the output folders that it names."""
+    words = list(command)
+    for place, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        if name in _OUTPUT_OPTIONS and equals:
+            words[place] = f"{name}={folder}"
+        elif name in _OUTPUT_OPTIONS and place + 1 < len(words):
+            words[place + 1] = folder
+    return tuple(words)
+
+
 def option_in(command: Sequence[str], option: str) -> str | None:
     """The value that `command` gives to `option`, written with a space or with an equals sign; None without it.
 

@@ -24,7 +24,7 @@ import pytest
 import typer
 import yaml
 
-from ladder.cli.main import app
+from ladder.cli.main import _with_script, app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -88,7 +88,7 @@ def test_every_command_runs(block: Block, folder: Path) -> None:
 @pytest.mark.parametrize("block", PARSED, ids=lambda block: block.name)
 def test_the_options_of_what_cannot_run_here_exist(block: Block) -> None:
     assert block.mark in ("gpu", "install", "train")
-    for arguments in ladder_commands(block.text):
+    for arguments in map(_with_script, ladder_commands(block.text)):
         command = COMMANDS[arguments[0]]
         command.make_context(arguments[0], arguments[1:])
 

@@ -1,15 +1,19 @@
-"""The examples: those that train are run by test_emitted_files.py, the others here."""
+"""The examples: those that train with emitted files are run by test_emitted_files.py, the others here."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from helpers import ladder
+from reference_words import SCRIPT_KEYS
 
 from ladder.cli.main import app
 
@@ -46,3 +50,19 @@ def test_the_table_lists_every_example() -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_script_says_what_it_is(path: Path) -> None:
     assert path.read_text("utf-8").startswith('"""')
+
+
+def test_the_script_of_one_s_own_is_tuned_and_run_unchanged(tmp_path: Path, trial_environment: dict[str, str]) -> None:
+    shutil.copy(EXAMPLES / "own_script.py", tmp_path)
+    tune = ["tune", "--gpus", "0", "--gpu-memory", "4GiB", "--rung", "zero2", "--micro-batch", "8"]
+    done = ladder(*tune, "--", "own_script.py", "--lr", "1e-3", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert not (tmp_path / "trained").exists()  # a trial writes nothing of the script's
+    section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
+    assert list(section["script"]) == list(SCRIPT_KEYS)  # what the reference page says
+    assert section["script"]["command"] == ["own_script.py", "--lr", "1e-3"]
+    assert section["workload"]["global_batch_size"] == 32
+    done = ladder("run", "best_config.json", "--", "own_script.py", "--steps", "4", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert "Loss on held-out samples" in done.output
+    assert (tmp_path / "trained" / "checkpoint-4").is_dir()

@@ -22,7 +22,6 @@ from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.options import PlanOptions, TuneOptions, require_workload
 from ladder.tuning.own_script import (
-    dtype_in,
     global_batch_of,
     introduction,
     mapping_of,
@@ -32,8 +31,8 @@ from ladder.tuning.own_script import (
     suits_script,
     task_of,
     with_preparation,
+    workload_of_script,
 )
-from ladder.tuning.tune_events import Note, TuneEvent
 from ladder.workload.script import Script, option_in
 from ladder.workload.workload import Workload
 
@@ -248,11 +247,14 @@ def test_an_optimizer_counts_as_one_that_ladder_knows(name: str, counts_as: str)
 
 
 def test_a_script_in_32_bits_is_told_that_it_is_tuned_with_16() -> None:
-    told: list[TuneEvent] = []
-    assert dtype_in(make_script(dtype="fp32"), told.append) is None
-    assert [each for each in told if isinstance(each, Note) and "16 bits" in each.text]
-    assert dtype_in(make_script(dtype="fp16"), told.append) == "fp16"
-    assert len(told) == 1
+    told: list[str] = []
+    options = TuneOptions(script=("train.py",))
+    plain = workload_of_script(make_script(dtype="fp32"), options, 2, told.append, None, None)
+    assert plain.dtype == "bf16"
+    assert any("asks for no 16-bit precision" in text for text in told)
+    told.clear()
+    assert workload_of_script(make_script(dtype="fp16"), options, 2, told.append, None, None).dtype == "fp16"
+    assert not any("16-bit" in text for text in told)
 
 
 def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
@@ -268,7 +270,7 @@ def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
     assert "a LlamaForCausalLM (1 million parameters) with the Trainer on 50,000 samples (20,000 looked at)" in first
     assert "128 tokens on average, 512 the longest" in first
     assert "2.5 s" in first
-    assert second == "Trials decide in the place of FSDP and its gradient checkpointing."
+    assert second == "Trials replace FSDP and its gradient checkpointing."
     assert third.startswith("Warning: it trains 1.0% of its parameters")
     (only,) = introduction(make_script(num_samples=None, kind="accelerate"))
     assert "in a loop with accelerate on a stream (1,000 looked at)" in only
@@ -335,6 +337,7 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
         "command": ["train.py", "--name", "a 'b' c"],
         "kind": "trainer",
         "sha256": script.facts.digest,
+        "optimizer": "adamw_torch_fused",
         "mean_tokens": 128.0,
         "samples_per_second": 100.0,
         "padding": 0.25,

@@ -23,6 +23,8 @@ Leave = Callable[[BaseException | None], NoReturn]
 class NotTakenHoldOfError(RuntimeError):
     """The script did not begin to train in a way that is known here."""
 
+    is_sentence = True
+
 
 @dataclass(frozen=True)
 class Grip:

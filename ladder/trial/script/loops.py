@@ -19,6 +19,7 @@ import deepspeed
 import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from ladder.events.protocol import CandidateSpec
 from ladder.trial.measuring import measure_all
@@ -46,6 +47,7 @@ class Loop:
         self.grip, self.kind = grip, kind
         self.engine: Any = None
         self.is_boundary = True
+        self.is_finishing = False
         self.loss: torch.Tensor | float = 0.0
         _note_losses(self)
 
@@ -110,6 +112,7 @@ class Loop:
 
     def _finish(self, steps: RealSteps) -> None:
         """A checkpoint of DeepSpeed's, and a resume from it."""
+        self.is_finishing = True
         reporter, folder = self.grip.reporter, str(Path(self.grip.script.scratch) / "checkpoint")
         reporter.phase("gather")
         with reporter.during("gather"):
@@ -127,6 +130,7 @@ class LoopSubject:
         self._loop, self._samples, self._move = loop, samples, move
         self._to_loop: SimpleQueue[Any] = SimpleQueue()
         self._from_loop: SimpleQueue[None] = SimpleQueue()
+        self._num_begun = 0
 
     def batches(self) -> Iterator[Any]:
         """For the loop: it trains on each before it asks for the next."""
@@ -134,14 +138,15 @@ class LoopSubject:
             while True:
                 yield self._to_loop.get()
                 self._from_loop.put(None)
-        except GeneratorExit:
-            self._loop.grip.leave(_left_early())
+        except GeneratorExit:  # what was measured by then stands
+            self._loop.grip.leave(None if self._num_begun > 1 else _left_early())
 
     @property
     def skipped_steps(self) -> int:
         return int(self._loop.engine.skipped_steps)
 
     def use(self, candidate: CandidateSpec) -> None:
+        self._num_begun += 1
         set_checkpointing(self._loop.engine.module, candidate)
 
     def begin_step(self) -> None:
@@ -178,8 +183,12 @@ def _note_losses(loop: Loop) -> None:
 
 def _write_nothing(owner: Any, names: tuple[str, ...], loop: Loop) -> None:
     """A loop that saves as it goes saves nothing in a trial."""
+
+    def written(own: Any, *given: Any, **options: Any) -> Any:
+        return own(*given, **options) if loop.engine is None or loop.is_finishing else None
+
     for name in names:
-        wrap(owner, name, lambda own, *given, **options: None if loop.engine is not None else own(*given, **options))
+        wrap(owner, name, written)
 
 
 _WRITERS = ("save_state", "save_model", "init_trackers", "log", "end_training")
@@ -217,11 +226,19 @@ def hold_accelerate(grip: Grip) -> None:
             accelerator.gradient_state._set_sync_gradients(ends)
         return own(accelerator, *arguments, **options)
 
+    def clipped(own: Any, accelerator: Any, parameters: Any, max_norm: float, *given: Any, **options: Any) -> Any:
+        if loop.engine is not None:  # accelerate leaves it to DeepSpeed's configuration, which the script has not
+            loop.engine.optimizer.clip_grad = float(max_norm)
+        return own(accelerator, parameters, max_norm, *given, **options)
+
+    wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
     wrap(accelerate.Accelerator, "__init__", made)
     wrap(accelerate.Accelerator, "prepare", prepared)
     wrap(accelerate.Accelerator, "backward", stepped)
     if not grip.is_run:
         _write_nothing(accelerate.Accelerator, _WRITERS, loop)
+        _write_nothing(PreTrainedModel, ("save_pretrained", "push_to_hub"), loop)
+        _write_nothing(torch, ("save",), loop)
 
 
 def _place(thing: Any, things: tuple[Any, ...]) -> int:
@@ -315,7 +332,9 @@ def hold_deepspeed(grip: Grip) -> None:
     wrap(DataLoader, "__init__", noted)
     wrap(deepspeed, "initialize", initialized)
     if not grip.is_run:
-        _write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model",), loop)
+        _write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model", "save_checkpoint"), loop)
+        _write_nothing(PreTrainedModel, ("save_pretrained", "push_to_hub"), loop)
+        _write_nothing(torch, ("save",), loop)
 
 
 def _training_loader(made: list[Any]) -> Any:

@@ -96,7 +96,7 @@ def _python_file(name: str) -> str:
         if not Path(name).is_file():
             raise UsageError(f"There is no script {shown(name)} here; give its path.")
         return name
-    found = shutil.which(name)
+    found = name if Path(name).is_file() else shutil.which(name)
     if found is None:
         raise UsageError(f"{shown(name)} is neither a Python file nor an installed program; give the script's path.")
     with open(found, "rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from ladder.trial.script.usual import on_usual_batches
 from ladder.trial.steps import Step, Timings
 from ladder.trial.subject import synchronize
 
+_WINDOW_SECONDS = 0.5
+"""Of steps that are timed as one. Chosen: many times what it takes to bring ranks together."""
 _UNTIMED, _UNTIMED_SECONDS = 3, 2.0
 """Optimizer steps, and their seconds at least, before the timing. Chosen: the first makes Adam's states, the next
 reserve what they left; short steps of a small model settle after a second or two (measured on an H200: opt-125m's fell
@@ -32,10 +35,9 @@ class RealSteps:
         (self._candidate,) = grip.spec.candidates
         sequences = self._candidate.accumulation * grip.spec.world_size
         self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences
-        self._seconds, self._waits, self._losses = list[float](), list[float](), list[float]()
-        self._tokens, self._padded = list[float](), list[float]()
-        self._now = _Now()
-        self._untimed = 0
+        self._losses = list[torch.Tensor]()
+        self._windows = list[_Window]()
+        self._now, self._window, self._untimed = _Now(), 1, 0
         self._began = self._last = now()
         grip.reporter.candidate = self._candidate.key
         grip.reporter.phase("warmup")
@@ -54,28 +56,32 @@ class RealSteps:
         self._now.padded += padded
 
     def note_loss(self, loss: torch.Tensor) -> None:
-        self._losses.append(float(loss.detach()))
-        self._grip.reporter.step(0.0)  # a sign of progress
+        """Of the micro-step that was trained; a sign of progress too."""
+        self._losses.append(loss.detach())  # read at the end: reading waits for the GPU
+        self._grip.reporter.step(0.0)
 
     def end_step(self) -> bool:
-        """An optimizer step is over; True once enough of them were timed."""
+        """An optimizer step is over; True once enough of them were timed.
+
+        The ranks are brought together, and the GPU waited for, only every second or so: a script's own loop prepares
+        the next batch while the GPU still works on this one.
+        """
+        self._now.steps += 1
+        if self._now.steps < self._window:
+            return False
         synchronize(self._grip.spec.device)
         ended = now()
         seconds, wait, tokens, padded = self._over_ranks(ended - self._last)
-        self._now = _Now()
-        if self._is_warming(ended):
+        steps, self._now, self._last = self._now.steps, _Now(), ended
+        if self._is_warming(ended, seconds):
             self._last = now()
             return False
-        self._seconds.append(seconds)
-        self._waits.append(wait)
-        self._tokens.append(tokens)
-        self._padded.append(padded)
-        self._last = now()
+        self._windows.append(_Window(steps, seconds / steps, wait / steps, tokens / steps, padded / steps))
+        each = [window.seconds for window in self._windows]
         timed = ended - self._began
-        enough = self._grip.spec.steps.is_enough(self._candidate, self._seconds, self._seconds[0], timed, timed)
-        return self._any_rank(enough)
+        return self._any_rank(self._grip.spec.steps.is_enough(self._candidate, each, each[0], timed, timed))
 
-    def _is_warming(self, ended: float) -> bool:
+    def _is_warming(self, ended: float, seconds: float) -> bool:
         """Whether the step that `ended` came before the timing, which may begin with the next."""
         if self._untimed < 0:
             return False
@@ -86,6 +92,8 @@ class RealSteps:
             self._grip.gauge.reset()
             self._grip.reporter.phase("measure")
             self._began = now()
+            if self._untimed < 0:  # all ranks have the seconds of the slowest
+                self._window = max(1, math.ceil(_WINDOW_SECONDS / seconds))
         return True
 
     def _any_rank(self, says: bool) -> bool:
@@ -105,25 +113,41 @@ class RealSteps:
     def report(self) -> None:
         """Send what was measured, peaks of evaluation and save included."""
         ended, accumulation = now(), self._candidate.accumulation
-        timings = Timings(losses=self._losses)
-        for seconds in on_usual_batches(self._seconds, self._padded, self._usual):
+        losses, windows = [float(loss) for loss in self._losses], self._windows
+        timings = Timings(losses=losses)
+        usual = on_usual_batches([each.seconds for each in windows], [each.padded for each in windows], self._usual)
+        for window, seconds in zip(windows, usual, strict=True):
             # The loop is not stopped between micro-steps: each has its share of the optimizer's.
             micro = seconds / accumulation
-            timings.steps.append(Step(micro if accumulation > 1 else None, micro, seconds, [], skipped=False))
+            step = Step(micro if accumulation > 1 else None, micro, seconds, [], skipped=False)
+            timings.steps += [step] * window.steps
         reading = self._grip.gauge.read()
-        event = measured(self._candidate, reading, timings, began=self._began, ended=ended, losses=self._losses)
+        event = measured(self._candidate, reading, timings, began=self._began, ended=ended, losses=losses)
+        padded = sum(each.padded for each in windows)
         more = {
-            "loader_share": sum(self._waits) / sum(self._seconds),
-            "padding": 1 - sum(self._tokens) / sum(self._padded) if sum(self._padded) else None,
+            "loader_share": sum(each.wait for each in windows) / sum(each.seconds for each in windows),
+            "padding": 1 - sum(each.tokens for each in windows) / padded if padded else None,
         }
         self._grip.reporter.send(event.model_copy(update=more))
         self._grip.reporter.phase("teardown")
 
 
+@dataclass(frozen=True)
+class _Window:
+    """Some optimizer steps; all else is of one of them, of all ranks."""
+
+    steps: int
+    seconds: float
+    wait: float
+    tokens: float
+    padded: float
+
+
 @dataclass
 class _Now:
-    """The optimizer step that runs."""
+    """The optimizer steps since ranks came together last."""
 
+    steps: int = 0
     loading: float = 0.0
     tokens: int = 0
     padded: int = 0

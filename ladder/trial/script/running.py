@@ -17,6 +17,7 @@ from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_mome
 from ladder.trial.script.loops import hold_accelerate, hold_deepspeed
 from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.trainer import hold_trainer
+from ladder.workload.script import writing_into
 
 _LOOKED_FOR = "Trainer.train() of transformers, Accelerator.prepare() and deepspeed.initialize()"
 _SILENT = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
@@ -31,7 +32,7 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     """
     reporter.phase("model")
     os.makedirs(script.scratch, exist_ok=True)
-    program = program_of(script.command)
+    program = program_of(writing_into(script.command, script.scratch))
     grip = take_hold(spec, script, program, reporter, gauge, leave)
     refuse_training_elsewhere(grip)
     if not grip.is_look:

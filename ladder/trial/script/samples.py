@@ -26,6 +26,8 @@ _FEW = 8
 class WholeBatchesError(RuntimeError):
     """The loader's data set makes whole batches itself, so that no other micro-batch can be made."""
 
+    is_sentence = True
+
 
 class Samples:
     """Up to 20,000 samples of a loader, in the order in which it would give them."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from ladder.events.protocol import CandidateSpec
 from ladder.trial.measuring import measure_all
@@ -34,10 +35,9 @@ _CONTAINED: dict[str, Any] = {
     "eval_on_start": False,
     "save_strategy": "no",
     "load_best_model_at_end": False,
-    "auto_find_batch_size": False,
-    "fsdp": None,
-    "fsdp_config": None,
 }
+# Other ways to train than the answer's.
+_OTHER_WAYS: dict[str, Any] = {"auto_find_batch_size": False, "fsdp": None, "fsdp_config": None}
 
 # Of a look: the model stays on the host, as nothing is trained.
 _LOOKING: dict[str, Any] = {"deepspeed": None, "use_cpu": True, "bf16": False, "fp16": False, "tf32": None}
@@ -53,7 +53,9 @@ def hold_trainer(grip: Grip) -> None:
     def replaced(own: Any, arguments: Any) -> None:
         grip.holders.add("trainer")
         said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
-        changes = {} if grip.is_run else {"output_dir": grip.script.scratch, **_CONTAINED}
+        changes = {**_OTHER_WAYS}
+        if not grip.is_run:
+            changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING if grip.is_look else grip.script.arguments
         if grip.script.mode == "trial":
             changes["max_steps"] = _MANY  # a proof ends when its steps are timed, however few the script would make
@@ -67,7 +69,8 @@ def hold_trainer(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
-            more = {"resume_from_checkpoint": True} if grip.script.resume else {}
+            resumes = grip.script.resume and get_last_checkpoint(trainer.args.output_dir) is not None
+            more = {"resume_from_checkpoint": True} if resumes else {}
             return own(trainer, *(() if more else arguments), **options | more)
         trainer.add_callback(_Held(trainer, grip))
         return own(trainer)  # without a checkpoint to go on from
@@ -274,7 +277,6 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
 
     def _resume(self) -> None:
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-        from transformers.trainer_utils import get_last_checkpoint
 
         trainer = self._trainer
         torch.distributed.barrier()
