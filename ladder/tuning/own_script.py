@@ -157,8 +157,8 @@ def shape_of(script: Script) -> ModelShape:
     name, source = (path, "folder" if Path(path).is_dir() else "hub") if path else (Path(facts.path).stem, "file")
     try:
         shape = shape_from_config(config, name=name, source=source)  # type: ignore[arg-type]
-    except ModelNotAccessibleError as error:
-        raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
+    except ModelNotAccessibleError:
+        shape = _guessed(config, name, source)
     scale = facts.num_parameters / shape.num_parameters
     return replace(
         shape,
@@ -166,6 +166,32 @@ def shape_of(script: Script) -> ModelShape:
         num_matmul_parameters=round(shape.num_matmul_parameters * min(1.0, scale)),
         note="",
     )
+
+
+_OTHER_NAMES = {
+    "hidden_size": ("d_model", "dim", "n_embd"),
+    "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
+    "num_attention_heads": ("n_heads", "n_head", "num_heads"),
+    "intermediate_size": ("hidden_dim", "ffn_dim", "d_ff", "n_inner"),
+}
+"""What other families call it in their configuration: DistilBERT, GPT-2, Mamba and their like."""
+
+
+def _guessed(config: Mapping[str, Any], name: str, source: str) -> ModelShape:
+    """The shape of a family that is not known, as if it were a usual decoder: its parameters are counted elsewhere."""
+    told = {**config, "model_type": f"unknown {config.get('model_type')}"}
+    for wanted, others in _OTHER_NAMES.items():
+        if told.get(wanted) is None:
+            told[wanted] = next((told[other] for other in others if told.get(other) is not None), None)
+    hidden = told["hidden_size"]
+    if isinstance(hidden, int):
+        told["num_attention_heads"] = told["num_attention_heads"] or max(1, hidden // 64)
+        told["intermediate_size"] = told["intermediate_size"] or 4 * hidden
+    told["tie_word_embeddings"] = bool(told.get("tie_word_embeddings", True))
+    try:
+        return shape_from_config(told, name=name, source=source)  # type: ignore[arg-type]
+    except ModelNotAccessibleError as error:
+        raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
 
 
 def global_batch_of(script: Script, mapped: Mapping[str, str], world_size: int) -> int:

@@ -33,7 +33,7 @@ from ladder.tuning.own_script import (
     with_preparation,
     workload_of_script,
 )
-from ladder.workload.script import Script, option_in
+from ladder.workload.script import Script, option_in, writing_into
 from ladder.workload.workload import Workload
 
 # Its command
@@ -274,6 +274,34 @@ def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
     assert third.startswith("Warning: it trains 1.0% of its parameters")
     (only,) = introduction(make_script(num_samples=None, kind="accelerate"))
     assert "in a loop with accelerate on a stream (1,000 looked at)" in only
+
+
+def test_the_size_of_a_family_that_is_not_known_is_guessed_and_its_parameters_are_those_seen() -> None:
+    config = {
+        "model_type": "distilbert",
+        "dim": 768,
+        "n_layers": 6,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "vocab_size": 30522,
+    }
+    shape = shape_of(make_script(model_config_json=config, num_parameters=66_000_000))
+    assert (shape.hidden_size, shape.num_layers, shape.num_heads) == (768, 6, 12)
+    assert shape.num_parameters == 66_000_000
+    with pytest.raises(UsageError, match="the size of its model is not known"):
+        shape_of(make_script(model_config_json={"model_type": "strange"}))
+
+
+def test_output_folders_of_a_command_lead_elsewhere() -> None:
+    command = ("train.py", "--output_dir", "mine", "--lr", "1", "--save-dir=also")
+    assert writing_into(command, "scratch") == (
+        "train.py",
+        "--output_dir",
+        "scratch",
+        "--lr",
+        "1",
+        "--save-dir=scratch",
+    )
 
 
 # Its trials
