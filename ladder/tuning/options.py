@@ -17,7 +17,7 @@ from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
 from ladder.tuning.declaring import Option, Switches
 from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, kind_of, number, text_of, whole
-from ladder.tuning.technique_choices import TechniqueChoices, require_known
+from ladder.tuning.technique_choices import TechniqueChoices
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
@@ -291,73 +291,11 @@ class RunOptions:
     ] = False
 
 
-def require_text(options: TuneOptions) -> None:
-    """UsageError for a path that is not valid UTF-8: paths are written to JSON files."""
-    for value in (
-        options.model,
-        *options.script,
-        options.run_dir,
-        options.output,
-        options.nvme_path,
-        options.save_weights,
-    ):
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{shown(value)} is not valid UTF-8; rename it or choose another.") from None
-
-
-def require_workload(options: WorkloadOptions) -> None:
-    """UsageError unless there is either a model or a script, with what goes with it."""
-    if options.model and options.script:
-        raise UsageError(
-            f"{shown(options.model)} and a script are both named; leave the model out: the script has its own."
-        )
-    if not options.model and not options.script:
-        raise UsageError("Name a MODEL, or your own script behind --, such as: ladder tune -- train.py --epochs 1.")
-    own: list[tuple[str, bool]] = []
-    if options.script:
-        own = [("--task", options.task is not None), ("--seq-len", options.seq_len is not None)]
-        own.append(("--optimizer", options.optimizer != WorkloadOptions.optimizer))
-        clipping = getattr(options, "gradient_clipping", TuneOptions.gradient_clipping)
-        own.append(("--gradient-clipping", clipping != TuneOptions.gradient_clipping))
-    for flag, is_given in own:
-        if is_given:
-            raise UsageError(f"{flag} has no effect on a script, which has its own model and data; leave it out.")
-    if options.map and not options.script:
-        raise UsageError("--map is about the options of a script, and none is named; leave it out.")
-
-
 def num_knob_trials(options: TuneOptions) -> int:
     """How many settings of the winner's knobs to try."""
     if options.knobs is not None:
         return options.knobs
     return _KNOB_TRIALS if options.time_budget is not None else 0
-
-
-def require_effective_options(options: TuneOptions) -> None:
-    """UsageError for options that would have no effect with the others: nothing is silently ignored."""
-    from ladder.search.policy import ALONG_THE_LADDER  # imported here because it would double the time for `--help`
-
-    for name, is_given in (
-        ("--audit", options.audit > 0),
-        ("--tolerance", options.tolerance != TuneOptions.tolerance),
-    ):
-        if is_given and options.strategy != "auto":
-            raise UsageError(
-                f"{name} has no effect with --strategy {options.strategy}, which rules out no candidate by prediction; "
-                "leave it out, or use --strategy auto."
-            )
-    require_known(options.allow)
-    beyond = choices_in(options).options
-    beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
-    if options.strategy in ALONG_THE_LADDER and beyond:
-        raise UsageError(
-            f"--strategy {options.strategy} follows the documented ladder, and {beyond[0]} is not part of it; "
-            "leave it out, or use --strategy auto."
-        )
-    if options.documented and beyond:
-        raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give only one of them.")
 
 
 def choices_in(options: TuneOptions) -> TechniqueChoices:

@@ -15,7 +15,8 @@ from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
-from ladder.tuning.options import PlanOptions, require_workload
+from ladder.tuning.option_checks import require_workload
+from ladder.tuning.options import PlanOptions
 from ladder.tuning.own_script import look_at, workload_of_script
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of

@@ -28,14 +28,8 @@ from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of
 from ladder.tuning.declaring import checked
-from ladder.tuning.options import (
-    TuneOptions,
-    choices_in,
-    num_knob_trials,
-    require_effective_options,
-    require_text,
-    require_workload,
-)
+from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
+from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suits_script, workload_of_script
 from ladder.tuning.precision import dtype_of, major_capability

@@ -20,7 +20,8 @@ from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
 from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.registry import TECHNIQUES
-from ladder.tuning.options import PlanOptions, TuneOptions, require_workload
+from ladder.tuning.option_checks import require_workload
+from ladder.tuning.options import PlanOptions, TuneOptions
 from ladder.tuning.own_script import (
     global_batch_of,
     introduction,

@@ -12,9 +12,10 @@ from ladder.events.protocol import ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
+from ladder.trial.script.accelerate_loop import hold_accelerate
+from ladder.trial.script.deepspeed_loop import hold_deepspeed
 from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
-from ladder.trial.script.loops import hold_accelerate, hold_deepspeed
 from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.trainer import hold_trainer
 from ladder.workload.script import writing_into

@@ -1,0 +1,101 @@
+"""Taking hold of a training loop with accelerate."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import send_to_device
+from torch.utils.data import DataLoader
+
+from ladder.trial.model import set_checkpointing
+from ladder.trial.script.hold import Grip, wrap
+from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
+from ladder.trial.script.samples import rebatched
+from ladder.workload.script import ScriptFacts
+
+_WRITERS = ("save_state", "save_model", "init_trackers", "log", "end_training")
+
+
+def hold_accelerate(grip: Grip) -> None:
+    """From now on every Accelerator of this process prepares what the trial says."""
+    loop = Loop(grip, "accelerate")
+
+    def made(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> None:
+        if "trainer" not in grip.holders:  # which makes its own, as its arguments say
+            grip.holders.add("accelerate")
+            accelerator._ladder_own = dict(options)
+            options |= _options_of_accelerate(grip)
+        own(accelerator, *arguments, **options)
+
+    def prepared(own: Any, accelerator: Any, *things: Any, **options: Any) -> Any:
+        loaders = [each for each in things if isinstance(each, DataLoader)]
+        models = [each for each in things if isinstance(each, torch.nn.Module)]
+        if not (loaders and models and hasattr(accelerator, "_ladder_own")):
+            return own(accelerator, *things, **options)
+        if grip.is_look:
+            grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
+        micro_batch = grip.spec.candidates[0].micro_batch
+        changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
+        ready = grip.engine(lambda: own(accelerator, *changed, **options))
+        loop.engine = ready[_place(models[0], things)]
+        set_checkpointing(loop.engine.module, grip.spec.candidates[0])
+        loop.hold(ready[_place(loaders[0], things)], lambda batch: send_to_device(batch, accelerator.device))
+        return ready
+
+    def stepped(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> Any:
+        if loop.engine is not None:  # whether or not the loop asks accelerate when to step
+            ends = loop.is_boundary or accelerator.gradient_state.end_of_dataloader
+            accelerator.gradient_state._set_sync_gradients(ends)
+        return own(accelerator, *arguments, **options)
+
+    def clipped(own: Any, accelerator: Any, parameters: Any, max_norm: float, *given: Any, **options: Any) -> Any:
+        if loop.engine is not None:  # accelerate leaves it to DeepSpeed's configuration, which the script has not
+            loop.engine.optimizer.clip_grad = float(max_norm)
+        return own(accelerator, parameters, max_norm, *given, **options)
+
+    wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
+    wrap(accelerate.Accelerator, "__init__", made)
+    wrap(accelerate.Accelerator, "prepare", prepared)
+    wrap(accelerate.Accelerator, "backward", stepped)
+    if not grip.is_run:
+        write_nothing(accelerate.Accelerator, _WRITERS, loop)
+        hold_back_writing(loop)
+
+
+def _place(thing: Any, things: tuple[Any, ...]) -> int:
+    return next(place for place, each in enumerate(things) if each is thing)
+
+
+def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
+    changes: dict[str, Any] = {"fsdp_plugin": None}
+    if not grip.is_run:
+        changes |= {"log_with": None, "project_dir": grip.script.scratch}
+    if grip.is_look:
+        return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None}
+    # `cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more.
+    accelerate.PartialState(cpu=grip.spec.device == "cpu")
+    return changes | {
+        "cpu": False,
+        "mixed_precision": grip.spec.dtype,
+        "deepspeed_plugin": accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed)),
+        "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
+        "gradient_accumulation_plugin": None,
+    }
+
+
+def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
+    own = accelerator._ladder_own
+    optimizer = next((each for each in things if isinstance(each, torch.optim.Optimizer)), None)
+    precision = str(own.get("mixed_precision") or "no")
+    return facts_of_loop(
+        "accelerate",
+        model,
+        loader,
+        accumulation=accelerator.gradient_accumulation_steps,
+        dtype=precision if precision in ("bf16", "fp16") else "fp32",
+        optimizer=type(optimizer).__name__ if optimizer is not None else "",
+        overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),
+    )

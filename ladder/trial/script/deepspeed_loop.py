@@ -1,0 +1,107 @@
+"""Taking hold of a training loop with DeepSpeed alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch.utils.data import DataLoader
+
+from ladder.trial.model import set_checkpointing
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, wrap
+from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
+from ladder.trial.script.samples import rebatched
+from ladder.workload.script import ScriptFacts
+
+
+def hold_deepspeed(grip: Grip) -> None:
+    """From now on `deepspeed.initialize` makes the trial's engine, and the script's loader gives its batches."""
+    loop = Loop(grip, "deepspeed")
+    loaders: list[Any] = []
+
+    def noted(own: Any, loader: Any, *arguments: Any, **options: Any) -> None:
+        own(loader, *arguments, **options)
+        loaders.append(loader)
+
+    def initialized(own: Any, *arguments: Any, **options: Any) -> Any:
+        if grip.holders:  # they make their engines themselves, of a second model too
+            return own(*arguments, **options)
+        names = ("args", "model", "optimizer", "model_parameters", "training_data")
+        given = dict[str, Any](zip(names, arguments, strict=False)) | options
+        said = _own_config(given)
+        loader = _training_loader(loaders)
+        if grip.is_look:
+            grip.looked(lambda: _facts_of_deepspeed(given, said, loader))
+        config = copy.deepcopy(grip.spec.deepspeed)
+        config |= {name: said[name] for name in ("optimizer", "scheduler") if name in said}
+        given |= {"config": config, "config_params": None}
+        if getattr(given.get("args"), "deepspeed_config", None):
+            given["args"].deepspeed_config = None
+        ready = grip.engine(lambda: own(**_with_cpu_adam(given)))
+        loop.engine = ready[0]
+        set_checkpointing(loop.engine.module, grip.spec.candidates[0])
+        _rebatch(loader, grip.spec.candidates[0].micro_batch)
+        loop.hold(loader, lambda batch: batch)
+        return ready
+
+    wrap(DataLoader, "__init__", noted)
+    wrap(deepspeed, "initialize", initialized)
+    if not grip.is_run:
+        write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model", "save_checkpoint"), loop)
+        hold_back_writing(loop)
+
+
+def _training_loader(made: list[Any]) -> Any:
+    """The first that was made with a data set in random order, else the first."""
+    if not made:
+        raise NotTakenHoldOfError(
+            "no torch DataLoader was made before deepspeed.initialize() was called, so its data cannot be looked at"
+        )
+    shuffled = [each for each in made if not isinstance(each.sampler, torch.utils.data.SequentialSampler)]
+    return (shuffled or made)[0]
+
+
+def _rebatch(loader: DataLoader[Any], micro_batch: int) -> None:
+    """Change the micro-batch of a loader that the script has already."""
+    vars(loader).update(vars(rebatched(loader, micro_batch)))
+
+
+def _own_config(given: dict[str, Any]) -> dict[str, Any]:
+    args = given.get("args")
+    own = given.get("config") or given.get("config_params") or getattr(args, "deepspeed_config", None) or {}
+    if isinstance(own, str | Path):
+        own = json.loads(Path(own).read_text(encoding="utf-8"))
+    return dict(own)
+
+
+def _with_cpu_adam(given: dict[str, Any]) -> dict[str, Any]:
+    """With the optimizer's states on the host DeepSpeed takes its own Adam only: that of the script is mapped to it."""
+    from accelerate.utils import map_pytorch_optim_to_deepspeed
+
+    offloads = "offload_optimizer" in given["config"]["zero_optimization"]
+    if offloads and isinstance(given.get("optimizer"), torch.optim.Optimizer):
+        given = {**given, "optimizer": map_pytorch_optim_to_deepspeed(given["optimizer"])}
+    return given
+
+
+def _facts_of_deepspeed(given: dict[str, Any], own: dict[str, Any], loader: DataLoader[Any]) -> ScriptFacts:
+    def enabled(name: str) -> bool:
+        return bool(own.get(name, {}).get("enabled"))
+
+    optimizer = given.get("optimizer")
+    named = own.get("optimizer", {}).get("type", "")
+    facts = facts_of_loop(
+        "deepspeed",
+        given["model"],
+        loader,
+        accumulation=int(own.get("gradient_accumulation_steps") or 1),
+        dtype="bf16" if enabled("bf16") else "fp16" if enabled("fp16") else "fp32",
+        optimizer=type(optimizer).__name__ if optimizer is not None else named,
+        gradient_clipping=float(own.get("gradient_clipping") or 0.0),
+        overrides=("its DeepSpeed configuration",),
+    )
+    return facts
