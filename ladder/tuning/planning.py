@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ladder.candidates import RUNGS, Technique
 from ladder.errors import UsageError
 from ladder.machine.described import Machine
-from ladder.machine.machine import detect_machine
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.option_checks import require_workload
 from ladder.tuning.options import PlanOptions
-from ladder.tuning.own_script import look_at, workload_of_script
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
 from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
@@ -55,6 +53,10 @@ def _workload(
 ) -> Workload:
     gpu_name = simulated.gpu_name if simulated else None
     if options.script:
+        # Here: it brings all that runs processes.
+        from ladder.machine.machine import detect_machine
+        from ladder.tuning.own_script import look_at, workload_of_script
+
         here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
         script = look_at(options.script, here, note, lambda: False)
         return workload_of_script(script, options, world_size, note, gpu_name, None)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
 
 ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
 """What a script trains with: the Trainer of transformers, or a loop of its own with accelerate or DeepSpeed."""
 
 
-class ScriptFacts(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ScriptFacts:
     """What a look at a script found, right before it would have begun to train."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ScriptKind
     path: str
@@ -78,15 +75,15 @@ class Script:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it, without the modules, which only the next trial needs."""
-        return {
-            "command": list(self.command),
-            "facts": self.facts.model_dump(mode="json", exclude={"modules", "model_config_json"}),
-        }
+        left_out = ("modules", "model_config_json")
+        facts = {name: value for name, value in asdict(self.facts).items() if name not in left_out}
+        return {"command": list(self.command), "facts": {**facts, "overrides": list(self.facts.overrides)}}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Script:
         """The script that `as_dict` was called on, but for what that leaves out."""
-        facts = ScriptFacts.model_validate({**values["facts"], "model_config_json": {}})
+        told = dict(values["facts"])
+        facts = ScriptFacts(**{**told, "overrides": tuple(told["overrides"]), "model_config_json": {}})
         return cls(command=tuple(values["command"]), facts=facts)
 
 

@@ -6,7 +6,7 @@ import functools
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import deepspeed
@@ -63,7 +63,7 @@ class Grip:
                 "preparation_seconds": now() - self.began,
             }
             known["modules"] = installed_since(self.modules)
-            facts = find().model_copy(update=known)
+            facts = replace(find(), **known)
             self.reporter.send(LookedEvent(t=now(), facts=facts))
         except BaseException as error:
             self.leave(error)
