@@ -17,6 +17,8 @@ from ladder.trial.steps import Step, Timings
 class Played:
     """Gauge, subject, stepper and reporter in one: what was asked of them, in order."""
 
+    is_even = True
+
     def __init__(self, narrows: bool, hopeless: bool) -> None:
         self.narrows, self.hopeless = narrows, hopeless
         self.asked: list[str] = []
@@ -40,6 +42,10 @@ class Played:
         self.asked.append(f"{num_steps} untimed")
         return [9.0] * num_steps
 
+    def settle_in(self, candidate: CandidateSpec) -> list[float]:
+        self.asked.append("1 usual")
+        return [9.0]
+
     def time(self, *_: Any) -> Timings:
         self.asked.append("timed")
         return Timings(steps=[Step(None, 1.0, 1.0, [8.0], skipped=False)], losses=[8.0])
@@ -61,3 +67,11 @@ def test_what_a_narrower_limit_emptied_is_reserved_anew_before_anything_is_timed
     again = ["1 untimed"] if narrows or (first and not hopeless) else []
     assert played.asked == ["warmup", "reset", "1 untimed", *emptied, *again, "measure", "timed"]
     assert event.losses[-1] == 8.0
+
+
+def test_uneven_batches_are_timed_only_after_one_step_on_usual_ones(tmp_path: Path) -> None:
+    played: Any = Played(narrows=False, hopeless=False)
+    played.is_even = False
+    spec = tiny_trial(tmp_path / "0001", 1)
+    _measure(spec, spec.candidates[0], played, played, played, played, first=False)
+    assert played.asked == ["warmup", "reset", "1 untimed", "1 usual", "measure", "timed"]
