@@ -21,7 +21,12 @@ import psutil
 from ladder.trial.descendants import adopt_orphans, end_descendants
 
 # Our names of operators, and DeepSpeed's builders for them.
-BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder", "shm_comm": "ShareMemCommBuilder"}
+BUILDERS = {
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "shm_comm": "ShareMemCommBuilder",
+    "fused_adam": "FusedAdamBuilder",
+}
 _LOOK_SECONDS = 1.0
 """Between two checks of a lock. Chosen: short compared with a build, which takes a minute or more."""
 _CLOSING_SECONDS = 0.2

@@ -33,6 +33,7 @@ def with_operators(
     names = sorted({name for operators in needed.values() for name in operators})
     # DeepSpeed's CPU backend loads this one in every rank as it starts.
     always = ["shm_comm"] if machine.device == "cpu" else []
+    always += workload.script.facts.operators if workload.script is not None else ()
     if names or always:
         tell(Note(f"Building DeepSpeed operators unless they are built already: {', '.join(always + names)}."))
     built = build_operators(always + names, environment, cancelled)

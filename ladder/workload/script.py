@@ -48,6 +48,8 @@ class ScriptFacts:
     """What it says itself and the trial decides, in words."""
     modules: tuple[str, ...] = ()
     """Installed modules that it imports."""
+    operators: tuple[str, ...] = ()
+    """Of DeepSpeed, which its own optimizer needs."""
     preparation_seconds: float = 0.0
     """From its start to the beginning of training: imports, data set, weights."""
 
@@ -77,13 +79,15 @@ class Script:
         """As JSON can hold it, without the modules, which only the next trial needs."""
         left_out = ("modules", "model_config_json")
         facts = {name: value for name, value in asdict(self.facts).items() if name not in left_out}
-        return {"command": list(self.command), "facts": {**facts, "overrides": list(self.facts.overrides)}}
+        lists = {name: list(facts[name]) for name in ("overrides", "operators")}
+        return {"command": list(self.command), "facts": facts | lists}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Script:
         """The script that `as_dict` was called on, but for what that leaves out."""
         told = dict(values["facts"])
-        facts = ScriptFacts(**{**told, "overrides": tuple(told["overrides"]), "model_config_json": {}})
+        tuples = {name: tuple(told[name]) for name in ("overrides", "operators")}
+        facts = ScriptFacts(**told | tuples, model_config_json={})
         return cls(command=tuple(values["command"]), facts=facts)
 
 

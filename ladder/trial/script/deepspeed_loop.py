@@ -103,5 +103,7 @@ def _facts_of_deepspeed(given: dict[str, Any], own: dict[str, Any], loader: Data
         optimizer=type(optimizer).__name__ if optimizer is not None else named,
         gradient_clipping=float(own.get("gradient_clipping") or 0.0),
         overrides=("its DeepSpeed configuration",),
+        # Two ranks that compile the same operator at once can wait for each other: it is built before.
+        operators=("fused_adam",) if optimizer is None and named.lower() in ("adam", "adamw") else (),
     )
     return facts
