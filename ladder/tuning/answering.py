@@ -16,9 +16,6 @@ from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
 
-_NOT_TAKEN_HOLD_OF = "NotTakenHoldOfError"
-"""The name of a rank's error about a script that trains in none of the known ways, or not long enough."""
-
 
 def answer_of(
     record: Record,
@@ -103,24 +100,19 @@ def why_none(result: TuneResult) -> LadderError:
 
 
 def _without_training(result: TuneResult, failures: list[Record]) -> LadderError | None:
-    """The error for a tune in which no trial came to its training, or had no training to measure."""
-    if not failures or any(record.outcome.kind != "crash" for record in failures):
+    """The error for a tune in which nothing was measured, and not for want of memory or time."""
+    if not failures or any(record.outcome.kind != "crash" for record in result.records):
         return None
-    last, script = failures[-1], result.space.workload.script
-    sentence = last.outcome.sentence
-    if script is not None and all(_is_script_s_own(record) for record in failures):
-        why = sentence.partition(f"{_NOT_TAKEN_HOLD_OF}: ")[2] or sentence
-        log = f"trials/{last.trial}/rank{last.outcome.rank or 0}.log"
+    outcome, trial = failures[-1].outcome, failures[-1].trial
+    if result.space.workload.script is not None:
+        log = f"trials/{trial}/rank{outcome.rank or 0}.log"
         return UsageError(
-            f"The script failed before its training was measured: {why} (its output is in {log} of the run folder)."
+            f"The script failed before its training was measured: {outcome.sentence} (its output is in "
+            f"{log} of the run folder)."
         )
-    if script is None and all(record.outcome.moment == "model" for record in failures):
+    if all(record.outcome.moment == "model" for record in failures):
         return ModelNotAccessibleError(
-            f"The installed transformers cannot build this model: {sentence}; correct its config.json, or upgrade "
-            "transformers."
+            f"The installed transformers cannot build this model: {outcome.sentence}; correct its config.json, or "
+            "upgrade transformers."
         )
     return None
-
-
-def _is_script_s_own(failure: Record) -> bool:
-    return failure.outcome.moment == "model" or _NOT_TAKEN_HOLD_OF in failure.outcome.sentence

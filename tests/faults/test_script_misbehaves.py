@@ -166,7 +166,7 @@ def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
 def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(home: Path, tuned: Here) -> None:
     done = tuned(f"{MISBEHAVING}/changes_batch.py", "--micro-batch", "8")
     assert done.status == 0, done.errors
-    assert "Trials decide in the place of auto_find_batch_size." in done.errors
+    assert "Trials replace auto_find_batch_size." in done.errors
     assert json.loads((home / "best_config.json").read_text())["ladder"]["micro_batch"] == 8
 
 

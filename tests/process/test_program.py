@@ -82,10 +82,11 @@ def test_a_command_of_trl_is_its_script() -> None:
 
 
 def test_an_installed_program_in_python_is_run_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = here / "tune-it"
+    (here / "bin").mkdir()
+    program = here / "bin" / "tune-it"
     program.write_text(f"#!{sys.executable}\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setenv("PATH", str(program.parent))
     assert program_of(["tune-it", "train", "x.yaml"]) == Program(str(program), False, ("train", "x.yaml"))
 
 
