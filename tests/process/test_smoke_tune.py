@@ -39,7 +39,7 @@ def test_a_rank_really_ran_out_of_memory_and_is_named_with_the_bytes_it_asked_fo
     assert len(dead) > 0
     for why in dead["why"]:
         assert re.match(
-            r"rank [01] ran out of .* in \w+: asked for \d+(\.\d+)? [MG]iB with \d+(\.\d+)? [MG]iB free", why
+            r"rank [01] reached its memory limit in \w+: asked for \d+(\.\d+)? [MG]iB with \d+(\.\d+)? [MG]iB free", why
         )
         assert why in done.errors
     for trial in dead["trial"]:
