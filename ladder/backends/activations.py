@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder.candidates import Candidate, Terms
 from ladder.workload.workload import ModelShape, Workload
@@ -52,12 +52,13 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
         block += terms.attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
     kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
     again = block + 2 * model.intermediate_size + terms.passing
+    fixed = model.num_layers * (1 - candidate.checkpointed) * terms.fixed
     # With offloaded inputs, only one at a time is on the GPU.
     layers = 1 if candidate.offload_activations else model.num_layers
     return Activations(
-        kept=float(tokens * layers * kept),
+        kept=float(tokens * layers * kept + fixed),
         freed=1 - candidate.checkpointed,
-        block=float(tokens * again) if candidate.gradient_checkpointing else 0.0,
+        block=float(tokens * again + terms.fixed) if candidate.gradient_checkpointing else 0.0,
         tail=float(tokens * terms.tail * h),
         logits=float(terms.loss),
     )
@@ -76,10 +77,49 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         net=8 if model.gated_mlp else _plain_net_bytes(model),
         tail=8,
         loss=float(tokens * 12 * model.vocab_size),
+        normalised=4 if model.gated_mlp else 0,
     )
     for technique in candidate.engine.techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
-    return terms
+    return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
+
+
+def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
+    """`terms` where blocks, or a share of them, are not trained; derived from autograd, and confirmed on the CPU.
+
+    A layer saves its input for the gradient of its weight alone. So a frozen linear layer saves nothing, unless it has
+    an adapter, whose own weight needs that input: 2 h for the norm's output before attention, and before the net; 2 f
+    inside the net, unless its activation saves its own output, as ReLU does. The output of attention is saved by SDPA
+    anyway. A frozen RMSNorm does not save its normalised value, 2 h. An adapter saves what it passes from A to B, 2 r;
+    its dropout a mask and a copy, 3 bytes per input, after which the input itself is not needed; DoRA the layer's
+    output twice. Experts with adapters save their changed weights. Blocks before the first that trains anything save
+    nothing.
+    """
+    weights = workload.weights
+    lora = weights.lora
+    with_dropout = lora is not None and lora.dropout > 0
+    read = set() if with_dropout else {matrix.reads for matrix in weights.adapted}
+    frozen = 1 - weights.trained_blocks / (weights.reached_blocks or 1)
+    norms = sum(2.0 * (letter not in read) for letter in ("a", "n")) + terms.normalised
+    own = 0.0
+    if lora is not None:
+        own += 2.0 * lora.rank * len(weights.adapted)
+        own += 3.0 * sum(matrix.inputs for matrix in weights.adapted) if with_dropout else 0.0
+        own += 4.0 * sum(matrix.outputs for matrix in weights.adapted) if lora.dora else 0.0
+    model, reached = workload.model, weights.reached_blocks
+    saves_its_output = not model.gated_mlp and _activation(model) == "relu"
+    of_heads = 0.0
+    if model.model_type in _NORMS_OF_QUERIES_AND_KEYS:
+        of_heads = 2.0 * model.head_dim * (model.num_heads + model.num_kv_heads)
+    tail = 0.0 if weights.trains_head else 2.0 + terms.normalised / 2
+    return replace(
+        terms,
+        norms=reached * (terms.norms - frozen * norms),
+        attention=reached * (terms.attention - frozen * of_heads + own),
+        net=reached * (terms.net - frozen * 2.0 * ("f" not in read and not saves_its_output)),
+        fixed=2.0 * sum(matrix.elements for matrix in weights.adapted if matrix.kind == "experts"),
+        tail=terms.tail - tail,
+    )
 
 
 def offloaded_input(workload: Workload, candidate: Candidate, world_size: int) -> float:
@@ -96,8 +136,11 @@ def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) 
 
 def _plain_net_bytes(model: ModelShape) -> int:
     """Bytes per intermediate value of an MLP without gate, which depends on the activation."""
-    activation = model.config.get("activation_function", _ACTIVATIONS.get(model.model_type))
-    return _BYTES_BY_ACTIVATION.get(str(activation), 4)
+    return _BYTES_BY_ACTIVATION.get(_activation(model), 4)
+
+
+def _activation(model: ModelShape) -> str:
+    return str(model.config.get("activation_function", _ACTIVATIONS.get(model.model_type)))
 
 
 def _experts_of_a_token(model: ModelShape) -> int:

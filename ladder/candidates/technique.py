@@ -60,13 +60,17 @@ class Terms:
     norms: float
     """Bytes that a block's norms save per hidden value."""
     attention: float
-    """Bytes that a block's attention saves per token."""
+    """Bytes that a block's attention saves per token, and its adapters if it has any."""
     net: float
     """Bytes that a block's feed-forward net saves per intermediate value."""
     tail: float
     """Bytes that the final norm saves per hidden value."""
     loss: float
     """Bytes of logits and loss."""
+    normalised: float = 0.0
+    """The part of `norms` that is saved only for the gradients of the norms' own weights."""
+    fixed: float = 0.0
+    """Bytes that a block saves however few the tokens: the changed weights of experts that have adapters."""
     passing: float = 0.0
     """Bytes per token that exist only while a block is recomputed."""
     master: float = 4.0

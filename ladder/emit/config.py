@@ -19,14 +19,15 @@ from ladder.machine.host import MALLOC_OF_A_CPU_RANK
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import gib
-from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task
+from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task, Workload
 
 SCHEMA_VERSION = 1
 """Version of best_config.json's format. Chosen: it is increased when older versions would misread a file."""
 SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
-_WORKLOAD = {*_WORDS, "seq_len", "global_batch_size", "gradient_clipping"}
+_PARTLY = {"lora", "load_in", "freeze"}
+_WORKLOAD = {*_WORDS, *_PARTLY, "seq_len", "global_batch_size", "gradient_clipping"}
 _AUTO = re.compile(r"\\*auto")
 
 
@@ -160,11 +161,24 @@ def _section(answer: Answer) -> dict[str, Any]:
         },
         "headroom": round(answer.headroom, 4),
         "host_memory_gib": gib(seen.peak_host),
+        **_model_and_workload(workload),
+        **_script(answer),
+        "proof": answer.proof,
+        "warnings": answer.warnings,
+        "environment": launch_environment(answer),
+        "versions": answer.versions,
+        "run_dir": os.path.abspath(answer.run_dir),
+    }
+
+
+def _model_and_workload(workload: Workload) -> dict[str, Any]:
+    return {
         "model": {
             "name": workload.model.name,
             "source": workload.model.source,
             "model_type": workload.model.model_type,
             "num_parameters": workload.model.num_parameters,
+            "num_trained": workload.weights.trained,
             "folder": model_folder(workload.model),
         },
         "workload": {
@@ -174,14 +188,19 @@ def _section(answer: Answer) -> dict[str, Any]:
             "dtype": workload.dtype,
             "optimizer": workload.optimizer,
             "gradient_clipping": workload.gradient_clipping,
+            **_partly_trained(workload),
         },
-        **_script(answer),
-        "proof": answer.proof,
-        "warnings": answer.warnings,
-        "environment": launch_environment(answer),
-        "versions": answer.versions,
-        "run_dir": os.path.abspath(answer.run_dir),
     }
+
+
+def _partly_trained(workload: Workload) -> dict[str, Any]:
+    """Adapters as the arguments of peft's LoraConfig, quantisation and frozen modules, as far as there are any."""
+    said = {
+        "lora": workload.lora.for_peft() if workload.lora is not None else None,
+        "load_in": workload.load_in,
+        "freeze": list(workload.freeze),
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def _script(answer: Answer) -> dict[str, Any]:

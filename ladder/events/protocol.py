@@ -140,6 +140,12 @@ class TrialSpec(_Frozen):
     seq_len: int
     optimizer: OptimizerName
     dtype: Literal["bf16", "fp16"]
+    lora: dict[str, Any] | None = None
+    """The arguments of peft's LoraConfig; None trains the model's own weights."""
+    load_in: Literal["4bit", "8bit"] | None = None
+    """How frozen linear layers are held if they are quantised."""
+    freeze: tuple[str, ...] = ()
+    """Names of modules whose weights are not trained."""
     backend_module: str = "ladder.trial.backends.deepspeed"
     """The module that ranks import to train the engine."""
     deepspeed: dict[str, Any]

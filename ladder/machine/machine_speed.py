@@ -111,9 +111,36 @@ def _gpu(gpu_name: str | None) -> tuple[float, float, float] | None:
 
 
 def flops_per_token(workload: Workload) -> float:
-    """Floating-point operations of forward and backward per token: 6·N, plus 6·L·h·s for causal attention."""
+    """Floating-point operations of forward and backward per token: 6·N, plus 6·L·h·s for causal attention.
+
+    Each is 2·N for the outputs, for the gradients of inputs, and for those of weights. The last are computed for
+    trained weights only, and the second from the first block that trains anything. The matrices of adapters come on
+    top, with all three.
+    """
+    return forward_flops(workload) + _backward_flops(workload)
+
+
+def forward_flops(workload: Workload) -> float:
+    """Floating-point operations of the forward pass per token."""
     model = workload.model
-    return 6.0 * model.num_matmul_parameters + 6.0 * model.num_layers * model.hidden_size * workload.seq_len
+    attention = 2.0 * model.num_layers * model.hidden_size * workload.seq_len
+    return 2.0 * (model.num_matmul_parameters + _adapters(workload)) + attention
+
+
+def _backward_flops(workload: Workload) -> float:
+    weights, model, adapters = workload.weights, workload.model, _adapters(workload)
+    attention = 4.0 * model.num_layers * model.hidden_size * workload.seq_len
+    if weights.is_whole:
+        trained = float(model.num_matmul_parameters)
+    else:
+        trained = min(model.num_matmul_parameters, weights.trained - adapters) + adapters
+    inputs = weights.reached_blocks * model.num_matmul_parameters + adapters
+    return 2.0 * inputs + 2.0 * trained + weights.reached_blocks * attention
+
+
+def _adapters(workload: Workload) -> float:
+    """Elements of all adapters, each of which is a matrix."""
+    return float(workload.weights.total - workload.model.num_parameters)
 
 
 def mfu(workload: Workload, tokens_per_second: float, world_size: int, gpu_name: str | None) -> float | None:

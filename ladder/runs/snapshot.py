@@ -8,6 +8,7 @@ from typing import Any
 
 from ladder.search.space import Space
 from ladder.techniques.keys import engine_named
+from ladder.workload.lora import Lora
 from ladder.workload.script import Script
 from ladder.workload.workload import ModelShape, Workload
 
@@ -29,6 +30,9 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
     workload = dict(facts["workload"])
     script = workload.pop("script", None)
     workload["script"] = Script.from_dict(script) if script is not None else None
+    lora = workload.get("lora")
+    workload["lora"] = Lora(**{**lora, "targets": tuple(lora["targets"])}) if lora is not None else None
+    workload["freeze"] = tuple(workload.get("freeze", ()))
     return Space(
         **{
             **facts,

@@ -63,6 +63,7 @@ class Liger(Technique):
             norms=8 if gated else terms.norms,
             net=6 if gated else terms.net,
             tail=4,
+            normalised=0,
             loss=_fused_loss(workload, terms.tokens),
             compute=terms.compute * _COMPUTE,
             doubts=(*terms.doubts, (self.name, _COMPUTE_DOUBT)),
@@ -99,7 +100,8 @@ def _fused_loss(workload: Workload, tokens: int) -> float:
     h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
     rows = -(-tokens // -(-vocabulary // h))
     chunk = min(tokens, 1 << (rows - 1).bit_length())
-    return float(2 * chunk * vocabulary + 2 * tokens * h + 4 * vocabulary * h)
+    of_head = 4 * vocabulary * h if workload.weights.trains_head else 0
+    return float(2 * chunk * vocabulary + 2 * tokens * h + of_head)
 
 
 LIGER = Liger()

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import CandidateSpec, TrialSpec
+from ladder.trial.partly import only_partly_trained
 from ladder.trial.techniques import techniques_of
 
 _AUTO_CLASSES = {
@@ -56,6 +57,7 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
         _set_weights_by_name(model, spec)
     for technique in techniques_of(spec):
         technique.change_model(model)
+    model = only_partly_trained(model, spec)
     model.train()
     return model
 
@@ -113,7 +115,7 @@ def _has_decoder(spec: TrialSpec) -> bool:
 
 def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer that the Trainer and accelerate would use: DeepSpeedCPUAdam if offloaded, otherwise torch's."""
-    groups = _parameter_groups(model.parameters())
+    groups = _parameter_groups(parameter for parameter in model.parameters() if parameter.requires_grad)
     rate = _PARITY_RATES[spec.optimizer] if spec.parity else 1e-5
     offloaded = "offload_optimizer" in spec.deepspeed["zero_optimization"]
     if spec.optimizer == "sgd":

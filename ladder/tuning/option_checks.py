@@ -36,12 +36,16 @@ def require_workload(options: WorkloadOptions) -> None:
     own: list[tuple[str, bool]] = []
     if options.script:
         own = [("--task", options.task is not None), ("--seq-len", options.seq_len is not None)]
+        own += [("--lora", options.lora is not None), ("--lora-file", options.lora_file is not None)]
+        own += [("--load-in", options.load_in is not None), ("--freeze", bool(options.freeze))]
         own.append(("--optimizer", options.optimizer != WorkloadOptions.optimizer))
         clipping = getattr(options, "gradient_clipping", TuneOptions.gradient_clipping)
         own.append(("--gradient-clipping", clipping != TuneOptions.gradient_clipping))
     for flag, is_given in own:
         if is_given:
             raise UsageError(f"{flag} has no effect on a script, which has its own model and data; leave it out.")
+    if options.lora is not None and options.lora_file is not None:
+        raise UsageError("--lora and --lora-file both say which adapters to train; give one of them.")
     if options.map and not options.script:
         raise UsageError("--map is about the options of a script, and none is named; leave it out.")
 

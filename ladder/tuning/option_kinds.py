@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ladder.text import shown
 from ladder.units import MIB, parse_bytes
+from ladder.workload.lora import Lora, checked, lora_from_text
 
 _UNBOUNDED = 1e30
 """The limit for numbers. Chosen: no sensible value is near it, and no int below it is too large for a float."""
@@ -138,6 +139,13 @@ def _duration(value: Any) -> float:
     return float(above_zero("number of seconds").read(seconds))
 
 
+def _lora(value: Any) -> Lora:
+    """Adapters as a text, as a mapping of peft's arguments, or as they are."""
+    if isinstance(value, Mapping):
+        value = Lora.from_peft(value)
+    return checked(value if isinstance(value, Lora) else lora_from_text(text_of(value)))
+
+
 def _path(value: Any) -> Path:
     return Path(text_of(value, "a path"))
 
@@ -155,6 +163,8 @@ SIZE = Kind(read=_size, typed=int, parse=parse_bytes, metavar="SIZE")
 """Bytes; a text has its unit, as in `80GiB`."""
 DURATION = Kind(read=_duration, typed=float, parse=duration, metavar="TIME")
 """Seconds; a text has its unit, as in `15m`."""
+LORA = Kind(read=_lora, typed=str, parse=lambda text: checked(lora_from_text(text)), metavar="NAME=VALUE,…")
+"""Adapters; a text has peft's words, as in `r=16,targets=all-linear`."""
 _KINDS = {
     bool: Kind(read=_switch, typed=bool),
     str: Kind(read=text_of, typed=str, metavar="TEXT"),

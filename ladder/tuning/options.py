@@ -16,8 +16,10 @@ from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
 from ladder.tuning.declaring import Option, Switches
-from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, kind_of, number, text_of, whole
+from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, text_of, whole
 from ladder.tuning.technique_choices import TechniqueChoices
+from ladder.workload.lora import Lora
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
 LauncherName = Literal["local", "simulated"]
@@ -137,6 +139,30 @@ class WorkloadOptions:
         Dtype | None, Option("Precision of the training.", WORKLOAD, unset="bf16, or fp16 on GPUs without bf16")
     ] = None
     optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
+    lora: Annotated[
+        Lora | None,
+        Option(
+            "Train LoRA adapters, in peft's words, e.g. r=16,alpha=32. Without targets=NAME all linear layers have "
+            "one.",
+            WORKLOAD,
+            LORA,
+        ),
+    ] = None
+    lora_file: Annotated[
+        Path | None, Option("Take the adapters from peft's adapter_config.json, or its folder.", WORKLOAD)
+    ] = None
+    load_in: Annotated[
+        LoadIn | None,
+        Option("Hold the frozen weights beside the adapters in 4 bits (QLoRA: NF4) or in 8.", WORKLOAD),
+    ] = None
+    freeze: Annotated[
+        tuple[str, ...],
+        Option(
+            "Do not train this module, such as model.embed_tokens or model.layers.[0-15]. May be given several times.",
+            WORKLOAD,
+            metavar="MODULE",
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

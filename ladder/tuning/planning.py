@@ -17,7 +17,7 @@ from ladder.search.space import Space
 from ladder.tuning.option_checks import require_workload
 from ladder.tuning.options import PlanOptions
 from ladder.tuning.precision import dtype_of
-from ladder.tuning.problem import make_space, micro_batches_of, problem_of, workload_of
+from ladder.tuning.problem import make_space, micro_batches_of, problem_of, what_is_trained, workload_of
 from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
@@ -72,6 +72,7 @@ def _workload(
         global_batch_size=options.global_batch_size,
         dtype=dtype_of(options.dtype, gpu_name, note),
         optimizer=options.optimizer,
+        **what_is_trained(options),
     )
 
 

@@ -12,11 +12,14 @@ from ladder.candidates import RUNGS, SLOTS, Engine, Problem, Rung, Technique, di
 from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import shown
+from ladder.workload.lora import Lora, lora_from_file
 from ladder.workload.shapes import default_seq_len, default_task, depth_of
+from ladder.workload.trained import check_trained
 from ladder.workload.workload import ModelShape, Task, Workload
 
 if TYPE_CHECKING:
     from ladder.machine.described import Machine
+    from ladder.tuning.options import WorkloadOptions
 
 _DEFAULT_BATCH = 128
 """Sequences per optimizer step. Chosen: usual for fine-tuning, and a power of two is divisible by most numbers of
@@ -40,13 +43,15 @@ def workload_of(
 ) -> Workload:
     """The workload, with defaults for arguments that are None, and its other `settings`.
 
-    UsageError for sequences longer than the model takes. `note` gets a sentence if a default is not the usual one.
+    UsageError for sequences longer than the model takes, and for adapters that it cannot have. `note` gets a sentence
+    if a default is not the usual one.
     """
     seq_len = seq_len or default_seq_len(model)
     if model.max_positions is not None and seq_len > model.max_positions:
         raise UsageError(
             f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
         )
+    check_trained(model, settings.get("lora"), settings.get("load_in"), settings.get("freeze", ()))
     usual = -(-_DEFAULT_BATCH // world_size) * world_size
     if global_batch_size is None and usual != _DEFAULT_BATCH:
         note(
@@ -60,6 +65,17 @@ def workload_of(
         global_batch_size=global_batch_size or usual,
         **settings,
     )
+
+
+def what_is_trained(options: WorkloadOptions) -> dict[str, Any]:
+    """What the options say of adapters, quantised and frozen weights, as arguments of `workload_of`.
+
+    UsageError for a file of adapters that cannot be used.
+    """
+    lora: Lora | None = options.lora
+    if options.lora_file is not None:
+        lora = lora_from_file(options.lora_file, options.model)
+    return {"lora": lora, "load_in": options.load_in, "freeze": options.freeze}
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ from ladder.tuning.problem import (
     problem_of,
     run_fingerprint,
     split_supported,
+    what_is_trained,
     workload_of,
 )
 from ladder.tuning.reach import require_within_reach
@@ -280,6 +281,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
         dtype=dtype_of(options.dtype, machine.gpu_name, noting(tell), major_capability(machine)),
         optimizer=options.optimizer,
+        **what_is_trained(options),
         gradient_clipping=options.gradient_clipping,
     )
     tell(Note(_introduction(workload, machine)))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
+from ladder.workload.lora import Lora
 from ladder.workload.script import Script
+from ladder.workload.trained import LoadIn, Weights, weights_of
 
 Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
 Dtype = Literal["bf16", "fp16"]
@@ -66,8 +69,19 @@ class Workload:
     optimizer: OptimizerName = "adamw"
     gradient_clipping: float = 1.0
     """Maximum gradient norm; 0 switches clipping off."""
+    lora: Lora | None = None
+    """The adapters that are trained in place of the model's own weights."""
+    load_in: LoadIn | None = None
+    """How frozen linear layers are held if they are quantised."""
+    freeze: tuple[str, ...] = ()
+    """Names of modules whose weights are not trained."""
     script: Script | None = None
     """The user's own script, where that is what trains. `seq_len` is then its longest sequence."""
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The parameters: how many, which are trained, and their bytes."""
+        return weights_of(self)
 
     @property
     def sample_len(self) -> int:
@@ -95,5 +109,7 @@ class Workload:
             self.optimizer,
             self.gradient_clipping,
         ]
+        if self.lora or self.load_in or self.freeze:
+            facts.append([asdict(self.lora) if self.lora else None, self.load_in, list(self.freeze)])
         facts += [self.script.identity] if self.script else []
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 
+from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import ModelShape
 
@@ -25,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def saved_bytes(shape: ModelShape) -> int:
+def saved_bytes(shape: ModelShape, lora: Lora | None = None, tokens: int = SEQ_LEN) -> int:
     """Of the tensors that a forward pass in training saves, whatever shares memory counted once, less the weights."""
     fields = {key: value for key, value in shape.config.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(shape.model_type, **fields)
@@ -33,7 +35,10 @@ def saved_bytes(shape: ModelShape) -> int:
         if hasattr(config, name):
             setattr(config, name, 0.0)
     config.use_cache = False
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if lora is not None:
+        model = get_peft_model(model, LoraConfig(**lora.for_peft())).to(torch.bfloat16)  # as DeepSpeed's engine does
+    model.train()
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.Tensor] = {}
 
@@ -41,17 +46,17 @@ def saved_bytes(shape: ModelShape) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor  # which holds on to it, so that no address comes twice
         return tensor
 
-    tokens = torch.randint(4, shape.vocab_size, (1, SEQ_LEN))
+    sequence = torch.randint(4, shape.vocab_size, (1, tokens))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(input_ids=tokens, labels=tokens).loss
+        loss = model(input_ids=sequence, labels=sequence).loss
     assert loss.isfinite()
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own)
 
 
-def block_of(family: str) -> tuple[ModelShape, float]:
-    """The shape of `family`, and the bytes that one of its blocks saves."""
+def block_of(family: str, lora: Lora | None = None, tokens: int = SEQ_LEN) -> tuple[ModelShape, float]:
+    """The shape of `family`, and the bytes that one of its blocks saves, with adapters beside frozen weights or not."""
     config = {"model_type": family.split(",")[0], **FAMILIES[family]}
     shape = shape_from_config(config, name=family, source="file")
     layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
     fewer = shape_from_config({**config, layers: 2}, name=family, source="file")
-    return shape, (saved_bytes(shape) - saved_bytes(fewer)) / 2
+    return shape, (saved_bytes(shape, lora, tokens) - saved_bytes(fewer, lora, tokens)) / 2

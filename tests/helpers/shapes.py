@@ -20,6 +20,41 @@ SMALL: dict[str, Any] = {
     "vocab_size": 100,
     "max_position_embeddings": 64,
 }
+SMALL_OPT = {key: value for key, value in SMALL.items() if key != "intermediate_size"} | {
+    "model_type": "opt",
+    "ffn_dim": 96,
+}
+SMALL_T5 = {
+    "d_model": 64,
+    "d_kv": 8,
+    "d_ff": 96,
+    "num_layers": 3,
+    "num_decoder_layers": 4,
+    "num_heads": 6,
+    "vocab_size": 99,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama with biases": SMALL | {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
+    "llama tied": SMALL | {"tie_word_embeddings": True},
+    "qwen2 without key-value heads": SMALL | {"model_type": "qwen2", "num_key_value_heads": None},
+    "qwen3 with its default head size": SMALL | {"model_type": "qwen3", "num_key_value_heads": 2},
+    "qwen3 with biases": SMALL
+    | {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8, "attention_bias": True},
+    "gemma": SMALL | {"model_type": "gemma", "num_key_value_heads": 1},
+    "mistral with wide heads": SMALL | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 32},
+    "opt with narrow embeddings": SMALL_OPT | {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    "opt without biases": SMALL_OPT | {"enable_bias": False, "layer_norm_elementwise_affine": False},
+    "bert": SMALL | {"model_type": "bert"},
+    "bert untied": SMALL | {"model_type": "bert", "tie_word_embeddings": False},
+    "roberta untied": SMALL | {"model_type": "roberta", "tie_word_embeddings": False},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 32, "vocab_size": 100},
+    "gpt_neox": SMALL | {"model_type": "gpt_neox"},
+    "t5 with narrow attention": SMALL_T5 | {"model_type": "t5"},
+    "t5 gated": SMALL_T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": SMALL_T5 | {"model_type": "mt5"},
+}
+
 MEASURED = Path(__file__).parents[1] / "data" / "measured-4xh200-llama2-7b.json"
 
 # The knobs of those runs were not recorded: DeepSpeed's defaults, as far as the peaks agree with them. A sub-group of

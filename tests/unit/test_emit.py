@@ -113,6 +113,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
             "source": "bundled",
             "model_type": "llama",
             "num_parameters": 6_738_415_616,
+            "num_trained": 6_738_415_616,
             "folder": None,
         },
         "workload": {

@@ -15,16 +15,15 @@ PIN_MEMORY = "pin_memory"
 def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
     """Our defaults for DeepSpeed's `zero_optimization` settings for `rung`, in elements.
 
-    Buckets grow with the model, so that a small model has small buffers. Parameters of up to 10·hidden stay on every
-    rank, as with "auto" in the HF Trainer. The Trainer's 0.9·hidden² for prefetching is less than a layer, so
+    Buckets grow with what is trained, so that a small model has small buffers. Parameters of up to 10·hidden stay on
+    every rank, as with "auto" in the HF Trainer. The Trainer's 0.9·hidden² for prefetching is less than a layer, so
     DeepSpeed's default is used if that is more. Sub-groups have a fifth of DeepSpeed's default size, because their
     temporary fp32 gradients set the peak of stage 3 with small micro-batches.
     """
     model = workload.model
     if rung.stage == 0:
         return {}
-    bucket = max(1_000_000, min(200_000_000, model.num_parameters // 8))
-    bucket -= bucket % 2  # DeepSpeed asserts that buckets are aligned to four bytes
+    bucket = _bucket(workload.weights.trained)
     knobs: dict[str, bool | int] = {
         "overlap_comm": True,
         "contiguous_gradients": True,
@@ -36,13 +35,20 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
         knobs["round_robin_gradients"] = rung.offload_optimizer == "cpu"
         return knobs
     return knobs | {
-        "stage3_prefetch_bucket_size": max(int(0.9 * model.hidden_size**2), min(50_000_000, bucket)),
+        "stage3_prefetch_bucket_size": max(
+            int(0.9 * model.hidden_size**2), min(50_000_000, _bucket(model.num_parameters))
+        ),
         "stage3_param_persistence_threshold": 10 * model.hidden_size,
         "stage3_max_live_parameters": 1_000_000_000,
         "stage3_max_reuse_distance": 1_000_000_000,
         "sub_group_size": 200_000_000,
         "stage3_gather_16bit_weights_on_model_save": True,
     }
+
+
+def _bucket(num_parameters: int) -> int:
+    bucket = max(1_000_000, min(200_000_000, num_parameters // 8))
+    return bucket - bucket % 2  # DeepSpeed asserts that buckets are aligned to four bytes
 
 
 def engine_knobs(workload: Workload, engine: Engine) -> dict[str, bool | int]:

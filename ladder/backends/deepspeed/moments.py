@@ -2,7 +2,9 @@
 
 They are derived from DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, fp16/unfused_optimizer.py) and from
 what transformers' blocks save for backward, and were compared with 99 measurements of a Llama-2-7B shape on four GPUs
-(tests/data). P is the number of parameters, N the number of ranks, B the elements of a bucket.
+(tests/data). P is the number of parameters, T that of the trained ones (P without adapters and freezing), N the number
+of ranks, B the elements of a bucket. Only trained parameters have gradients, master weights and moments: the optimizer
+gets no others.
 
 **Not included.** At first, stages 1 and 2 flatten the parameters into a second copy (2 P), on the GPU if the *GPU* (not
 the allocator's limit) has enough memory, otherwise on the host.
@@ -19,7 +21,7 @@ from ladder.backends.base import Device, Moment
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import Candidate, Terms
 from ladder.units import MIB
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.workload import Workload
 
 _WORKSPACE = 64 * MIB
 """cuBLAS's workspace. Measured: in every measurement, 0.065 GiB more than the model states."""
@@ -34,9 +36,19 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     stage = candidate.engine.rung.stage
     build = _moments_replicated if stage == 0 else _moments_stage3 if stage == 3 else _moments_stage12
     moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
+    if workload.weights.quantised:
+        moments = _with_one_dequantised(moments, 2.0 * workload.weights.largest_quantised)
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
+
+
+def _with_one_dequantised(moments: Sequence[Moment], largest: float) -> list[Moment]:
+    """Forward and backward hold one quantised matrix in 16 bits at a time (bitsandbytes' MatMul4Bit)."""
+    passes = ("forward", "loss", "backward")
+    return [
+        replace(moment, buffers=moment.buffers + largest) if moment.name in passes else moment for moment in moments
+    ]
 
 
 def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
@@ -59,23 +71,24 @@ def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
 def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """Stage 0: everything on every GPU (FP16_UnfusedOptimizer, for bf16 too).
 
-    16-bit parameters 2 P, master weights and moments 12 P, gradients 2 P; the step adds fp32 gradients, 4 P.
+    16-bit parameters 2 P, master weights and moments 12 T, gradients 2 T; the step adds fp32 gradients, 4 T.
     """
-    p, terms = workload.model.num_parameters, terms_of(workload, candidate, world_size)
-    rest = Moment("initialisation", 2 * p, 0.0, _optimizer_bytes(workload, terms) * p)
-    accumulated = 2.0 * p if candidate.accumulation > 1 else 0.0
-    reduce_copy = 2.0 * min(p, _UNFUSED_BUCKET) if world_size > 1 else 0.0
+    weights, terms = workload.weights, terms_of(workload, candidate, world_size)
+    t = weights.trained
+    rest = Moment("initialisation", weights.bytes_held, 0.0, _optimizer_bytes(workload, terms) * t)
+    accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
+    reduce_copy = 2.0 * min(t, _UNFUSED_BUCKET) if world_size > 1 else 0.0
     return [
         rest,
         *_forward_and_loss(replace(rest, gradients=accumulated), acts),
         replace(
             rest,
             name="backward",
-            gradients=max(accumulated, 2.0 * workload.model.largest_parameter),
+            gradients=max(accumulated, 2.0 * weights.largest_trained),
             activations=acts.kept + acts.block + acts.tail,
         ),
-        replace(rest, name="backward", gradients=2.0 * p, buffers=reduce_copy, activations=acts.block),
-        replace(rest, name="step", gradients=6.0 * p),
+        replace(rest, name="backward", gradients=2.0 * t, buffers=reduce_copy, activations=acts.block),
+        replace(rest, name="step", gradients=6.0 * t),
     ]
 
 
@@ -83,34 +96,34 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     """Stages 1 and 2: parameters on every GPU; the optimizer (and at stage 2 gradients) divided by N or on the host.
 
     Backward has one bucket of 2 B bytes, two with `overlap_comm`, and copies a full one to reduce it if it belongs to
-    several ranks. The step makes a flat copy of the rank's gradients, 2 P/N, and another one in fp32, 4 P/N: 22 bytes
-    per parameter on one GPU (measured). Offload keeps a buffer for the largest gradient on the GPU. At stage 1, offload
-    accumulates all gradients on the GPU, copies a rank's own to the host in the last micro-step, and keeps buckets
-    until then.
+    several ranks. The step makes a flat copy of the rank's gradients, 2 T/N, and another one in fp32, 4 T/N: 22 bytes
+    per trained parameter on one GPU (measured). Offload keeps a buffer for the largest gradient on the GPU. At stage 1,
+    offload accumulates all gradients on the GPU, copies a rank's own to the host in the last micro-step, and keeps
+    buckets until then.
     """
-    model, rung = workload.model, candidate.engine.rung
+    weights, rung = workload.weights, candidate.engine.rung
     terms = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine)
-    p, share, largest = model.num_parameters, model.num_parameters / world_size, 2.0 * model.largest_parameter
+    t, share, largest = weights.trained, weights.trained / world_size, 2.0 * weights.largest_trained
     offload = rung.offload_optimizer != "none"
     rest = Moment(
         "initialisation",
-        2 * p,
+        weights.bytes_held,
         0.0,
         0.0 if offload else _optimizer_bytes(workload, terms) * share,
         buffers=largest if offload else 0.0,
     )
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
     if candidate.accumulation > 1:
-        rest_gradients = 2.0 * p if rung.stage == 1 else 0.0 if offload else 2.0 * share
+        rest_gradients = 2.0 * t if rung.stage == 1 else 0.0 if offload else 2.0 * share
     bucket = 2.0 * knobs["reduce_bucket_size"]
     if at_boundary and candidate.accumulation == 1 and world_size > 1 and largest > bucket:
         rest_gradients = largest  # smaller gradients of other ranks are views of the bucket (reduce_ipg_grads)
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
-    copy = min(bucket, 2.0 * p) if world_size > 1 else 0.0
+    copy = min(bucket, 2.0 * t) if world_size > 1 else 0.0
     own = 0.0 if offload else 2.0 * share  # allocated when the copy of the first bucket is freed
-    norm = 8.0 * min(model.largest_parameter, share) if offload else 0.0
-    head = _head_gradient(model, bucket, norm)
+    norm = 8.0 * min(weights.largest_trained, share) if offload else 0.0
+    head = _head_gradient(workload, bucket, norm)
     held = rest.buffers + (buckets if at_boundary else 0.0)
     return [
         rest,
@@ -119,9 +132,9 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
             replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
             acts,
             first=max(largest, head - largest) if at_boundary else head,  # there it is accumulated
-            waiting=largest if model.tied and rest_gradients < 2.0 * p else 0.0,
+            waiting=largest if _waits(workload) and rest_gradients < 2.0 * t else 0.0,
             at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
-            reduced=min(1.0, bucket / (2.0 * p)),
+            reduced=min(1.0, bucket / (2.0 * t)),
         ),
         replace(rest, name="step", gradients=0.0 if offload else (4.0 + terms.fp32_gradient) * share),
     ]
@@ -130,19 +143,19 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """Stage 3: everything divided by N, plus the parameters that are gathered at the moment.
 
-    Gradients always have 2 P/N bytes (on the host with the optimizer), and the bucket 2 B. Measured: at the loss, up to
+    Gradients always have 2 T/N bytes (on the host with the optimizer), and the bucket 2 B. Measured: at the loss, up to
     `stage3_max_live_parameters` are gathered, which are all in a small model. A full bucket is copied for the
     reduce-scatter. The step processes sub-groups of the rank's share, with 2 + 4 bytes of gradients per element.
     """
-    model, rung = workload.model, candidate.engine.rung
+    model, weights, rung = workload.model, workload.weights, candidate.engine.rung
     terms = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine)
-    p, share, part = model.num_parameters, model.num_parameters / world_size, model.largest_parameter / world_size
+    p, share, part = weights.total, weights.trained / world_size, weights.largest_trained / world_size
     on_gpu = rung.offload_optimizer == "none"
     bucket = 2.0 * knobs["reduce_bucket_size"]
     rest = Moment(
         "initialisation",
-        2.0 * share if rung.offload_param == "none" else 0.0,
+        weights.bytes_held / world_size if rung.offload_param == "none" else 0.0,
         2.0 * share if on_gpu else 0.0,
         _optimizer_bytes(workload, terms) * share if on_gpu else 0.0,
         buffers=bucket,
@@ -153,7 +166,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     if world_size == 1 and rung.offload_param == "none":
         live = 0.0  # there is nothing to gather with one rank (measured on one H200)
     later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
-    full = min(bucket, 2.0 * p)
+    full = min(bucket, 2.0 * weights.trained)
     group = min(share, knobs["sub_group_size"])
     copies = 2.0 + terms.fp32_gradient
     norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
@@ -163,11 +176,11 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
         *_backward(
             replace(rest, live=live),
             acts,
-            first=_head_gradient(model, bucket, 2.0 * part + norm),
+            first=_head_gradient(workload, bucket, 2.0 * part + norm),
             # If parameters are gathered, those of the head are freed by then, which leaves enough memory for it.
-            waiting=2.0 * model.largest_parameter if model.tied and not live else 0.0,
+            waiting=2.0 * weights.largest_trained if _waits(workload) and not live else 0.0,
             at_reduction=replace(rest, live=later, buffers=bucket + full * (1 + 1 / world_size)),
-            reduced=min(1.0, bucket / (2.0 * p)),
+            reduced=min(1.0, bucket / (2.0 * weights.trained)),
         ),
         replace(rest, name="step", gradients=rest.gradients + (copies * group if on_gpu else 0.0)),
     ]
@@ -181,7 +194,12 @@ def _forward_and_loss(base: Moment, acts: Activations) -> list[Moment]:
     ]
 
 
-def _head_gradient(model: ModelShape, bucket: float, on_its_way: float) -> float:
+def _waits(workload: Workload) -> bool:
+    """Whether the gradient of a tied head waits for that of the embeddings."""
+    return workload.model.tied and workload.weights.trains_head
+
+
+def _head_gradient(workload: Workload, bucket: float, on_its_way: float) -> float:
     """Bytes of the head's gradient, plus `on_its_way` for copies if it is reduced by itself.
 
     It is if it is larger than the bucket: stage 3 scatters a copy, and before it is copied to the host, its norm is
@@ -189,8 +207,10 @@ def _head_gradient(model: ModelShape, bucket: float, on_its_way: float) -> float
     (measured), and the peak with small micro-batches if no logits are saved. The gradient of a tied head is complete
     only with that of the embeddings.
     """
-    largest = 2.0 * model.largest_parameter
-    return largest + (on_its_way if largest > bucket and not model.tied else 0.0)
+    if not workload.weights.trains_head:
+        return 0.0
+    largest = 2.0 * workload.weights.largest_trained
+    return largest + (on_its_way if largest > bucket and not workload.model.tied else 0.0)
 
 
 def _backward(
@@ -234,7 +254,7 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
     activations = model.num_layers * _power_of_two(offloaded_input(workload, candidate, world_size))
     if not rung.devices:
         return activations * world_size, activations * world_size
-    share = model.num_parameters / world_size
+    share, held = workload.weights.trained / world_size, workload.weights.bytes_held / world_size
     pageable, pinned = 0.0, activations
     moments = _optimizer_bytes(workload, terms_of(workload, candidate, world_size)) - 4.0
     group = min(share, engine_knobs(workload, candidate.engine).get("sub_group_size", share))
@@ -248,7 +268,7 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
     elif rung.offload_optimizer == "nvme":
         pinned += 4 * _power_of_two(4 * group) + _power_of_two(2 * share)
     if rung.offload_param == "cpu":
-        pinned += 2 * _power_of_two(2 * share)
+        pinned += 2 * _power_of_two(held)
     elif rung.offload_param == "nvme":
         pinned += 5 * _power_of_two(2 * (-(-model.largest_parameter // world_size) + 4096))
     return (pageable + pinned) * world_size, pinned * world_size

@@ -10,20 +10,26 @@ from ladder.backends.activations import offloaded_input, terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import Candidate
-from ladder.machine.machine_speed import MachineSpeed, flops_per_token
+from ladder.machine.machine_speed import MachineSpeed, flops_per_token, forward_flops
+from ladder.workload.trained import BYTES_OF_A_WEIGHT
 from ladder.workload.workload import Workload
 
 _RAMP_TOKENS = 200.0
 """The start and the end of kernels cost as much as this many tokens, on a GPU with 1e15 operations/s. Chosen."""
+_ELEMENT_WISE = 0.7
+"""The share of the memory bandwidth that element-wise kernels reach. Chosen: as usual on data-centre GPUs."""
+_KERNELS_OF_AN_ADAPTER = 0.08
+"""Kernels of an adapter, forward and backward, over those of a whole block. Derived: 10 of about 125."""
 _LAUNCH_SECONDS = 0.003
 """Launching a block's kernels for forward and backward from Python. Measured: 0.0044 to 0.0051 s with 16 cores of a
 shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-    """The parts of a step of `candidate`, with P parameters and N ranks.
+    """The parts of a step of `candidate`, with P parameters, T of them trained, and N ranks.
 
-    Compute is `flops_per_token`, and 4/3 of it in checkpointed layers, which run forward twice. A collective over N
+    Compute is `flops_per_token`; checkpointed layers run forward twice. Quantised weights are written in 16 bits in
+    each pass. Only trained parameters are reduced and updated; all are gathered. A collective over N
     ranks moves (N − 1)/N of its bytes over each link, an all-reduce twice as much. Stage 2 all-reduces its buckets in
     every micro-step, stages 0 and 1 in the last one; stage 3 gathers parameters in forward and in backward, and
     scatters gradients. Optimizer offload copies 2 P/N bytes of gradients to the host: at stage 2 in every micro-step
@@ -31,12 +37,12 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     without those that stay live.
     """
     model, rung = workload.model, candidate.engine.rung
-    p, share = model.num_parameters, model.num_parameters / world_size
+    weights = workload.weights
+    p, share = weights.total, weights.trained / world_size
     known = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine)
-    again = 1 + candidate.checkpointed / 3
-    computing = flops_per_token(workload) * again
-    transfer = 2.0 * p * (world_size - 1) / world_size / machine.link_bytes
+    over_links = 2.0 * (world_size - 1) / world_size / machine.link_bytes
+    transfer = over_links * weights.trained
     reduce = once = gather = 0.0
     if rung.stage < 2:
         once = 2 * transfer
@@ -51,15 +57,15 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
         transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
-        gather = max(transfers * transfer, hooks * machine.host_seconds * model.num_layers)
+        gather = max(transfers * over_links * p, hooks * machine.host_seconds * model.num_layers)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
-        gather += 2 * 2 * share * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
-    token_seconds = computing / (machine.flops * machine.achievable) * known.compute
+        gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
+    token_seconds = _token_seconds(workload, candidate, machine, known.compute)
     return StepTerms(
         compute=known.tokens * workload.usual_share * token_seconds,
-        ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds,
-        launch=_LAUNCH_SECONDS * model.num_layers * again,
+        ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds + _dequantise_seconds(workload, candidate, machine),
+        launch=_launch_seconds(workload, candidate),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
@@ -68,6 +74,40 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(candidate, share, world_size, machine, known.update_traffic),
     )
+
+
+def _token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, kernels: float) -> float:
+    """Seconds of a token's computing on one rank, with kernels that take `kernels` times as long as the usual ones."""
+    computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
+    beside = _adapter_traffic(workload) * workload.model.num_layers / machine.device_bytes
+    return computing / (machine.flops * machine.achievable) * kernels + beside
+
+
+def _launch_seconds(workload: Workload, candidate: Candidate) -> float:
+    kernels = (1 + candidate.checkpointed / 3) * (1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted))
+    return _LAUNCH_SECONDS * workload.model.num_layers * kernels
+
+
+def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
+    """Seconds of a micro-step to write quantised weights in 16 bits, once in each pass: with any micro-batch."""
+    if workload.load_in is None:
+        return 0.0
+    moved = (BYTES_OF_A_WEIGHT[workload.load_in] + 2.0) * workload.weights.quantised
+    return (2 + candidate.checkpointed) * moved / (_ELEMENT_WISE * machine.device_bytes)
+
+
+def _adapter_traffic(workload: Workload) -> float:
+    """Bytes per token that a block's adapters read and write besides their matrices' products.
+
+    Derived from peft's forward pass: B's output is scaled and added to the layer's, and the gradient is scaled; dropout
+    reads and writes its own copy of the input.
+    """
+    lora = workload.weights.lora
+    if lora is None:
+        return 0.0
+    outputs = sum(matrix.outputs for matrix in workload.weights.adapted)
+    inputs = sum(matrix.inputs for matrix in workload.weights.adapted)
+    return 16.0 * outputs + (10.0 * inputs if lora.dropout > 0 else 0.0)
 
 
 def _update_seconds(

@@ -1,0 +1,206 @@
+"""Which of a model's parameters are trained, and how the others are held: adapters, quantised and frozen weights.
+
+Counts are in elements. Without adapters, quantisation and freezing, everything is trained in 16 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ladder.errors import UsageError
+from ladder.text import shown
+from ladder.workload.lora import ALL_LINEAR, Lora
+from ladder.workload.matrices import Matrix, matrices_of
+
+if TYPE_CHECKING:
+    from ladder.workload.workload import ModelShape, Workload
+
+LoadIn = Literal["4bit", "8bit"]
+
+BYTES_OF_A_WEIGHT: dict[LoadIn | None, float] = {None: 2.0, "4bit": 4.127 / 8, "8bit": 1.0}
+"""Bytes of a frozen weight. In NF4 with double quantisation 4.127 bits (Dettmers et al. 2023, section 3). In 8 bits one
+byte; a scale per row is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The parameters of a workload: how many there are, which are trained, and their bytes."""
+
+    total: int
+    """All parameters, those of adapters included."""
+    trained: int
+    largest_trained: int
+    """Elements of the largest tensor that is trained."""
+    bytes_held: float
+    """Of all parameters as the forward pass uses them: 16 bits, or fewer where they are quantised."""
+    quantised: int = 0
+    largest_quantised: int = 0
+    trains_head: bool = True
+    """The output head has a gradient."""
+    trained_blocks: float = 1.0
+    """The share of the blocks whose own weights are trained."""
+    reached_blocks: float = 1.0
+    """The share of the blocks through which backward has to go: all from the first that trains anything."""
+    adapted: tuple[Matrix, ...] = ()
+    """The linear layers of a block that have adapters."""
+    lora: Lora | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is trained."""
+        return self.trained == self.total
+
+
+def weights_of(workload: Workload) -> Weights:
+    """The parameters of `workload`, which `check_trained` has accepted."""
+    model = workload.model
+    if workload.lora is None and workload.load_in is None and not workload.freeze:
+        return Weights(
+            total=model.num_parameters,
+            trained=model.num_parameters,
+            largest_trained=model.largest_parameter,
+            bytes_held=2.0 * model.num_parameters,
+        )
+    matrices = matrices_of(model)
+    targets = targets_of(workload.lora, matrices)
+    quantised = [matrix for matrix in matrices if matrix.is_linear] if workload.load_in else []
+    num_quantised = sum(matrix.elements for matrix in quantised)
+    saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_quantised
+    adapters = sum(adapter_elements(workload.lora, matrix) for matrix in targets)
+    frozen = matrices if workload.lora is not None else frozen_of(workload.freeze, matrices)
+    free = [matrix for matrix in matrices if matrix not in set(frozen)]
+    trained = adapters
+    if workload.lora is None:
+        trained = model.num_parameters - sum(matrix.elements for matrix in frozen)
+    first = min((matrix.layer for matrix in (*targets, *free) if matrix.layer is not None), default=model.num_layers)
+    if any(matrix.kind == "table" for matrix in free):
+        first = 0
+    whole = {matrix.layer for matrix in free if matrix.layer is not None}
+    return Weights(
+        total=model.num_parameters + adapters,
+        trained=trained,
+        largest_trained=max(
+            (*(largest_of_adapter(workload.lora, each) for each in targets), *(each.elements for each in free), 1)
+        ),
+        bytes_held=2.0 * (model.num_parameters + adapters) - saved,
+        quantised=num_quantised,
+        largest_quantised=max((matrix.elements for matrix in quantised), default=0),
+        trains_head=any(matrix.kind == ("table" if model.tied else "head") for matrix in free),
+        trained_blocks=len(whole) / model.num_layers,
+        reached_blocks=1 - first / model.num_layers,
+        adapted=_of_a_block(targets),
+        lora=workload.lora,
+    )
+
+
+def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, freeze: Sequence[str]) -> None:
+    """UsageError, in one sentence, for adapters, quantisation or freezing that `model` cannot have."""
+    matrices = matrices_of(model)
+    if lora is not None and freeze:
+        raise UsageError("--freeze has no effect with --lora, which freezes all weights of the model; leave it out.")
+    if load_in is not None and lora is None:
+        raise UsageError(f"--load-in {load_in} needs --lora: quantised weights cannot be trained.")
+    if lora is not None:
+        targets = targets_of(lora, matrices)
+        for target in lora.targets:
+            if target != ALL_LINEAR and not any(_is_called(matrix, target) for matrix in targets):
+                raise UsageError(
+                    f"--lora targets={shown(target)} matches no linear layer of {shown(model.name)}; it has "
+                    f"{', '.join(linear_names(matrices))}."
+                )
+        _check_experts(lora, targets)
+        narrow = min(targets, key=lambda matrix: min(matrix.inputs, matrix.outputs))
+        most = min(narrow.inputs, narrow.outputs)
+        if lora.rank > most:
+            raise UsageError(
+                f"--lora r={lora.rank} is more than {_last_name(narrow)} of {shown(model.name)} has "
+                f"({narrow.inputs} × {narrow.outputs}); the most is r={most}."
+            )
+    for pattern in freeze:
+        if not any(_freezes(pattern, matrix.module) for matrix in matrices):
+            names = ", ".join(dict.fromkeys(_generic(matrix.module) for matrix in matrices))
+            raise UsageError(f"--freeze {shown(pattern)} matches nothing in {shown(model.name)}; it has {names}.")
+    if freeze and len(frozen_of(freeze, matrices)) == len(matrices):
+        raise UsageError(f"--freeze freezes all of {shown(model.name)}; leave something to train.")
+
+
+def _check_experts(lora: Lora, targets: Iterable[Matrix]) -> None:
+    has_experts = any(matrix.kind == "experts" for matrix in targets)
+    for name, is_on in (("dropout", lora.dropout > 0), ("dora", lora.dora)):
+        if has_experts and is_on:
+            raise UsageError(
+                f"--lora {name}: peft has none for experts; name other targets, such as targets=q_proj,v_proj."
+            )
+
+
+def targets_of(lora: Lora | None, matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
+    """The linear layers and experts that get adapters."""
+    if lora is None:
+        return ()
+    return tuple(matrix for matrix in matrices if any(_is_called(matrix, target) for target in lora.targets))
+
+
+def frozen_of(patterns: Sequence[str], matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
+    """The matrices that `--freeze` freezes."""
+    return tuple(each for each in matrices if any(_freezes(pattern, each.module) for pattern in patterns))
+
+
+def freeze_pattern(text: str) -> re.Pattern[str]:
+    """A name of modules as a regular expression; `[0-15]` stands for the numbers 0 to 15, `*` for any name."""
+    pieces = []
+    for piece in re.split(r"(\[\d+-\d+\]|\*)", text):
+        if piece == "*":
+            pieces.append(r"[^.]+")
+        elif found := re.fullmatch(r"\[(\d+)-(\d+)\]", piece):
+            low, high = int(found[1]), int(found[2])
+            pieces.append("(?:" + "|".join(map(str, range(low, min(high, low + 10_000) + 1))) + ")")
+        else:
+            pieces.append(re.escape(piece))
+    return re.compile("".join(pieces) + r"(?:\..*)?")
+
+
+def adapter_elements(lora: Lora | None, matrix: Matrix) -> int:
+    """Elements of the adapter of one matrix: rank · (inputs + outputs), and DoRA's magnitudes."""
+    if lora is None:
+        return 0
+    sides = matrix.inputs + matrix.outputs
+    return matrix.count * matrix.fused * lora.rank * sides + (matrix.outputs if lora.dora else 0)
+
+
+def largest_of_adapter(lora: Lora | None, matrix: Matrix) -> int:
+    rank = 0 if lora is None else lora.rank * matrix.count * matrix.fused
+    return rank * max(matrix.inputs, matrix.outputs)
+
+
+def linear_names(matrices: Iterable[Matrix]) -> list[str]:
+    """The last parts of the names of linear layers, each once."""
+    return list(dict.fromkeys(_last_name(matrix) for matrix in matrices if matrix.is_linear))
+
+
+def _of_a_block(targets: Sequence[Matrix]) -> tuple[Matrix, ...]:
+    """The targets in the last block, which has all kinds: a decoder's has those of an encoder's."""
+    last = max((matrix.layer for matrix in targets if matrix.layer is not None), default=None)
+    return tuple(matrix for matrix in targets if matrix.layer == last and last is not None)
+
+
+def _is_called(matrix: Matrix, target: str) -> bool:
+    """As peft matches names: the whole name or its end behind a dot; only `ALL_LINEAR` reaches experts."""
+    if target == ALL_LINEAR:
+        return matrix.kind in ("linear", "experts")
+    return matrix.is_linear and (matrix.module == target or matrix.module.endswith(f".{target}"))
+
+
+def _freezes(pattern: str, module: str) -> bool:
+    return freeze_pattern(pattern).fullmatch(module) is not None
+
+
+def _last_name(matrix: Matrix) -> str:
+    return matrix.module.rsplit(".", 1)[-1]
+
+
+def _generic(module: str) -> str:
+    """`model.layers.*.mlp.up_proj` of that module in any block."""
+    return re.sub(r"\.\d+\.", ".*.", module)
