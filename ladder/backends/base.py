@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import Candidate, Engine, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
 
@@ -63,6 +63,10 @@ class Backend(ABC):
 
     name: str
     rank_module: str
+
+    def obstacle(self, workload: Workload, rung: Rung) -> str:
+        """Why `rung` cannot train `workload`, for a list of rungs that are left out; empty if it can."""
+        return ""
 
     @abstractmethod
     def configuration(

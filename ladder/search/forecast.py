@@ -11,7 +11,7 @@ from ladder.search.cost import MOST_TRIALS, usual_seconds
 from ladder.search.memory import predict_memory
 from ladder.search.space import Space
 
-_SURE = 0.99
+SURE = 0.99
 """A rung at least this likely to fit is predicted to fit. Chosen: the quantile of `MemoryPrediction.upper`."""
 MOST_GPUS = 1024
 """The most GPUs that are considered. Chosen: more than one DeepSpeed job usually has."""
@@ -50,7 +50,7 @@ def plan(space: Space, gpus_per_node: int | None = None) -> Plan:
 
 def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int | None) -> RungPlan:
     outlooks = [belief.outlook(candidate) for candidate in space.of_engine(engine)]
-    sure, likely = ([each for each in outlooks if each.fits >= least] for least in (_SURE, LIKELY))
+    sure, likely = ([each for each in outlooks if each.fits >= least] for least in (SURE, LIKELY))
     frugal = min(outlooks, key=lambda outlook: outlook.memory.peak)
     best = max(sure or likely or [frugal], key=lambda outlook: outlook.speed.tokens_per_second)
     top = max(outlook.fits for outlook in outlooks)

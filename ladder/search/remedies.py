@@ -10,15 +10,16 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from ladder.backends.registry import backend_of
 from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors, engines_having
 from ladder.events.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
-from ladder.search.forecast import MOST_GPUS, num_nodes
+from ladder.search.forecast import MOST_GPUS, SURE, num_nodes
 from ladder.search.memory import MemoryPrediction, predict_memory
 from ladder.search.space import Space
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB, format_bytes
+from ladder.workload.lora import Lora
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
 _TOKENS = 64
@@ -27,12 +28,6 @@ _GPUS_OF_A_HOST = 8
 """GPUs that share one host and its memory. Chosen: as in most servers for training."""
 _LORA_RANK = 16
 """Chosen: between PEFT's default of 8 and the 64 of Dettmers et al. 2023."""
-_ADAPTER_BYTES = 16
-"""Bytes per adapter weight. Derived: the weight in 16 bits (2), its gradient (2), master weight (4) and Adam's two
-moments (8)."""
-_QUANTISED_BYTES = 0.52
-"""Bytes per weight in NF4 with double quantisation. Derived: 4.127 bits (Dettmers et al. 2023, section 3), divided by 8
-and rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +49,12 @@ class Remedies:
     nvme: bool = False
     """The NVMe rungs, which are not supported here so far."""
     lora: int | None = None
-    """Bytes per GPU to train adapters of rank 16 on all linear layers, with frozen 16-bit weights."""
+    """The least bytes per GPU to train adapters of rank 16 on all linear layers, with frozen 16-bit weights."""
+    lora_speed: int | None = None
+    """Tokens per second of the fastest candidate that trains these."""
     qlora: int | None = None
     """The same with 4-bit weights, if 16 bits are too many."""
+    qlora_speed: int | None = None
 
     def plain(self) -> dict[str, Any]:
         """All remedies as values for JSON: bytes, tokens, numbers; techniques by the option that asks for them."""
@@ -80,8 +78,8 @@ class Remedies:
             f"--micro-batch {self.micro_batch}" if self.micro_batch else "",
             *(technique.consent.option(technique.name) for technique in self.techniques),
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
-            f"LoRA (about {format_bytes(self.lora)} per GPU)" if self.lora else "",
-            f"QLoRA (about {format_bytes(self.qlora)} per GPU)" if self.qlora else "",
+            _in_words(f"--lora r={_LORA_RANK}", self.lora, self.lora_speed),
+            _in_words(f"--lora r={_LORA_RANK} --load-in 4bit", self.qlora, self.qlora_speed),
         ]
         named = [part for part in parts if part]
         if not named:
@@ -92,13 +90,13 @@ class Remedies:
 
 def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collection[str] = ()) -> Remedies:
     """What would make the workload of `space` fit, calibrated by `records`; `unsupported` are names of rungs."""
-    needs, workload = _Needs(space, believe(space, records)), space.workload
-    adapters, trained = _adapter_bytes(workload), workload.model.num_parameters
-    passing = needs.besides_states()
-    lora, qlora = (int(passing + adapters + width * trained) for width in (2.0, _QUANTISED_BYTES))
+    needs = _Needs(space, believe(space, records))
     on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
-    adapts = needs.hosts_ranks and not on_cpu
+    lora, lora_speed = qlora, qlora_speed = None, None
+    if needs.hosts_ranks and not on_cpu and space.workload.script is None:
+        lora, lora_speed = _adapters(space, None)
+        qlora, qlora_speed = (None, None) if lora else _adapters(space, "4bit")
     return Remedies(
         num_gpus=None if on_cpu else needs.fewest_gpus(),
         gpu_memory=needs.smallest_gpu(),
@@ -109,9 +107,41 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
             technique for technique in TECHNIQUES.values() if needs.fit(engines=_untried(technique, space))
         ),
         nvme=needs.fit(engines=on_disk),
-        lora=lora if lora <= space.memory_limit and adapts else None,
-        qlora=qlora if qlora <= space.memory_limit < lora and adapts else None,
+        lora=lora,
+        lora_speed=lora_speed,
+        qlora=qlora,
+        qlora_speed=qlora_speed,
     )
+
+
+def _adapters(space: Space, load_in: LoadIn | None) -> tuple[int | None, int | None]:
+    """The least bytes and the best tokens/s of candidates that are sure to fit with adapters; None if none is.
+
+    Nothing is predicted for a workload that has such adapters already.
+    """
+    workload = space.workload
+    if workload.load_in is not None or (workload.lora is not None and load_in is None):
+        return None, None
+    lora = workload.lora or Lora(rank=_LORA_RANK, alpha=_LORA_RANK)
+    adapted = replace(space, workload=replace(workload, lora=lora, load_in=load_in, freeze=()))
+    belief = believe(adapted, ())
+    sure = [
+        outlook
+        for engine in adapted.engines
+        if engine.rung.offload_param == "none"  # whoever offloads weights can train them all
+        for candidate in adapted.of_engine(engine)
+        if (outlook := belief.outlook(candidate)).fits >= SURE
+    ]
+    if not sure:
+        return None, None
+    fastest = max(outlook.speed.tokens_per_second for outlook in sure)
+    return min(outlook.memory.peak for outlook in sure), round(fastest)
+
+
+def _in_words(options: str, num_bytes: int | None, speed: int | None) -> str:
+    if not num_bytes:
+        return ""
+    return f"{options} (from {format_bytes(num_bytes)} per GPU, about {speed:,} tokens/s)"
 
 
 def _untried(technique: Technique, space: Space) -> list[Engine]:
@@ -196,15 +226,6 @@ class _Needs:
         most = (self._space.workload.seq_len - 1) // _TOKENS
         return _largest(lambda number: self.fit(seq_len=number * _TOKENS), most) * _TOKENS or None
 
-    def besides_states(self) -> float:
-        """Bytes per GPU for one checkpointed sequence and for libraries, without the model's states."""
-        workload, world_size = self._space.workload, self._space.world_size
-        plain = _frugal(Engine(RUNGS[0]), workload, world_size, 1)
-        backend = backend_of(plain.engine.rung)
-        moments = backend.moments(workload, plain, world_size, device_of(self._space))
-        passing = max(moment.activations + moment.logits for moment in moments)
-        return passing + self._of(plain.engine, workload, world_size, 1)[0].parts.outside_torch
-
     def _of(self, engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> list[MemoryPrediction]:
         """Predictions with checkpoints on the GPU, and with offloaded checkpoints if the space has them."""
         kept = _frugal(engine, workload, world_size, micro_batch)
@@ -236,12 +257,3 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _adapter_bytes(workload: Workload) -> float:
-    """Bytes of adapters for all linear layers of the blocks: rank · (inputs + outputs) weights each (Hu et al. 2021,
-    section 4)."""
-    model = workload.model
-    attention = 4 * 2 * model.hidden_size
-    feed_forward = (3 if model.gated_mlp else 2) * (model.hidden_size + model.intermediate_size)
-    return float(_ADAPTER_BYTES * _LORA_RANK * model.num_layers * (attention + feed_forward))

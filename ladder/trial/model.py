@@ -24,6 +24,8 @@ _AUTO_CLASSES = {
 # Learning rates at which a few steps on one batch change its loss visibly. A step of Adam is as long as the rate, one
 # of SGD as long as the gradient, which `tuning.parity` clips to 1. Losses of two layers fell by 15 to 70 % in 4 steps.
 _PARITY_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1.0}
+_ADAPTERS_LEARN_FASTER = 20
+"""The same for adapters, whose few weights must move further. Chosen: their losses then fall as far as others'."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -49,15 +51,21 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
         _switch_off_dropout(config)
     stage3 = spec.deepspeed["zero_optimization"]["stage"] == 3
     # While this object exists, transformers uses zero.Init, as in the Trainer.
-    keep_alive = HfDeepSpeedConfig(spec.deepspeed) if stage3 else None
-    with torch.device("cpu" if stage3 else spec.device):
-        model: PreTrainedModel = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
+    keep_alive = HfDeepSpeedConfig(spec.deepspeed) if stage3 and spec.load_in is None else None
+    model: PreTrainedModel
+    if spec.load_in is not None:
+        from ladder.trial.quantised import quantised_model  # needs bitsandbytes
+
+        model = quantised_model(_AUTO_CLASSES[spec.task], config, spec, DTYPES[spec.dtype])
+    else:
+        with torch.device("cpu" if stage3 else spec.device):
+            model = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
     del keep_alive
-    if spec.parity:
-        _set_weights_by_name(model, spec)
     for technique in techniques_of(spec):
         technique.change_model(model)
     model = only_partly_trained(model, spec)
+    if spec.parity:
+        _set_weights_by_name(model, spec)
     model.train()
     return model
 
@@ -72,6 +80,8 @@ def _switch_off_dropout(config: Any) -> None:
 def _set_weights_by_name(model: torch.nn.Module, spec: TrialSpec) -> None:
     """Fill matrices with numbers that depend only on their name and shape: stage 3 draws them in another order."""
     for name, parameter in model.named_parameters():
+        if spec.load_in is not None and not parameter.requires_grad:
+            continue  # every rank made it alike, whatever the stage, and it may be packed
         partitioned = hasattr(parameter, "ds_id")
         whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if partitioned else nullcontext()
         with whole, torch.no_grad():
@@ -117,6 +127,7 @@ def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optim
     """The optimizer that the Trainer and accelerate would use: DeepSpeedCPUAdam if offloaded, otherwise torch's."""
     groups = _parameter_groups(parameter for parameter in model.parameters() if parameter.requires_grad)
     rate = _PARITY_RATES[spec.optimizer] if spec.parity else 1e-5
+    rate *= _ADAPTERS_LEARN_FASTER if spec.parity and spec.lora is not None else 1
     offloaded = "offload_optimizer" in spec.deepspeed["zero_optimization"]
     if spec.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=rate)

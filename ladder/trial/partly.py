@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import nullcontext
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from ladder.events.protocol import TrialSpec
 from ladder.workload.trained import freeze_pattern
@@ -25,3 +30,21 @@ def _freeze(model: Any, names: tuple[str, ...]) -> None:
     for name, module in model.named_modules():
         if any(pattern.fullmatch(name) for pattern in patterns):
             module.requires_grad_(False)
+
+
+def save_and_load_adapters(model: Any, weights: dict[str, torch.Tensor], folder: str | None) -> None:
+    """Save the adapters of `model` as peft does, on rank 0, and load them again; RuntimeError if they then differ.
+
+    `weights` are the gathered ones. They are kept only in `folder`.
+    """
+    if dist.get_rank() != 0:
+        return
+    from peft.utils import get_peft_model_state_dict, load_peft_weights
+
+    with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory(prefix="ladder-adapters-") as place:
+        model.save_pretrained(place, state_dict=weights, save_embedding_layers=False)
+        loaded = load_peft_weights(place, device="cpu")
+    saved = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
+    same = saved.keys() == loaded.keys() and all(torch.equal(saved[name].cpu(), loaded[name]) for name in saved)
+    if not saved or not same:
+        raise RuntimeError("the adapters that were loaded again are not those that were saved")

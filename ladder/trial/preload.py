@@ -27,7 +27,7 @@ _PRELOAD = (
 # torch's inductor, which takes every engine 1 to 3 s if it is not imported yet.
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 # Some of the above import these if they are installed, and bitsandbytes and parts of torchao then initialise CUDA.
-# Trials do not quantise.
+# A trial that needs one calls `unhide`.
 HIDDEN = ("bitsandbytes", "torchao")
 
 

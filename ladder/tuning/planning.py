@@ -17,7 +17,14 @@ from ladder.search.space import Space
 from ladder.tuning.option_checks import require_workload
 from ladder.tuning.options import PlanOptions
 from ladder.tuning.precision import dtype_of
-from ladder.tuning.problem import make_space, micro_batches_of, problem_of, what_is_trained, workload_of
+from ladder.tuning.problem import (
+    make_space,
+    micro_batches_of,
+    problem_of,
+    split_supported,
+    what_is_trained,
+    workload_of,
+)
 from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
@@ -110,7 +117,7 @@ def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique]
     """What a tune on `machine` would search, with an --nvme-path if it has a drive."""
     return make_space(
         problem_of(workload, machine),
-        [rung for rung in RUNGS if has_nvme or "nvme" not in rung.devices],
+        [rung for rung in split_supported(RUNGS, machine, workload)[0] if has_nvme or "nvme" not in rung.devices],
         micro_batches_of(workload, machine.world_size, None),
         techniques=techniques,
         checkpointing=ways_of_checkpointing(version("transformers")),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ladder.backends.registry import backend_of
 from ladder.candidates import RUNGS, SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
 from ladder.errors import UsageError
 from ladder.search.space import Space
@@ -160,9 +161,10 @@ def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -
     return engines
 
 
-def split_supported(rungs: Sequence[Rung], machine: Machine) -> tuple[list[Rung], dict[Rung, str]]:
-    """The `rungs` that `machine` supports, in the documented order, and the others with the reason."""
-    unsupported = {rung: machine.unsupported[rung.name] for rung in rungs if rung.name in machine.unsupported}
+def split_supported(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> tuple[list[Rung], dict[Rung, str]]:
+    """The `rungs` that work for `workload` on `machine`, in the documented order, and the others with the reason."""
+    reasons = {rung: machine.unsupported.get(rung.name) or backend_of(rung).obstacle(workload, rung) for rung in rungs}
+    unsupported = {rung: reason for rung, reason in reasons.items() if reason}
     return [rung for rung in RUNGS if rung in rungs and rung not in unsupported], unsupported
 
 

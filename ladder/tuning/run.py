@@ -197,7 +197,7 @@ def _require_within_reach(prepared: _Prepared) -> None:
 
 def _space(prepared: _Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
     """The space to search on `machine`, and the rungs that cannot work there."""
-    options, (supported, unsupported) = prepared.options, split_supported(prepared.rungs, machine)
+    options, (supported, unsupported) = prepared.options, split_supported(prepared.rungs, machine, prepared.workload)
     space = make_space(
         problem_of(prepared.workload, machine),
         supported,

@@ -212,7 +212,9 @@ class OnPaper:
 def _job(workload: Workload) -> dict[str, Any]:
     """What a trial server imports for it."""
     if workload.script is None:
-        return {"model_config": dict(workload.model.config), "task": workload.task}
+        # peft asks once whether bitsandbytes is there, which a rank with quantised weights has to answer anew.
+        adapters = ["peft"] if workload.lora is not None and workload.load_in is None else []
+        return {"model_config": dict(workload.model.config), "task": workload.task, "preload": adapters}
     more = {"preload": ["ladder.trial.script.running"], "preload_if_there": list(workload.script.facts.modules)}
     return {"model_config": None, "task": workload.task, **more}
 

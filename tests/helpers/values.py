@@ -135,7 +135,7 @@ def space_on(
     checkpointing: Sequence[str] = (),
 ) -> tuple[Space, dict[Rung, str]]:
     """The space of a tune on `machine`, and the rungs that it does not support with the reason."""
-    supported, unsupported = split_supported(rungs, machine)
+    supported, unsupported = split_supported(rungs, machine, workload)
     problem = problem_of(workload, machine)
     return make_space(
         problem, supported, micro_batches, techniques=techniques, checkpointing=checkpointing

@@ -20,6 +20,7 @@ from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.ulysses import ULYSSES
 from ladder.trial.techniques import techniques_of
 from ladder.tuning.parity import compare, losses_of, parity_trial
+from ladder.workload.lora import Lora
 
 
 def losses(bench: Bench, folder: Path, change: Callable[[TrialSpec], TrialSpec] = lambda spec: spec, **trial: Any):
@@ -83,6 +84,29 @@ def test_with_half_of_its_layers_checkpointed_a_rung_trains_as_the_plain_one(war
     plain = losses(warm_bench, tmp_path / "0001", rung="zero1")
     half = losses(warm_bench, tmp_path / "0002", half_checkpointed, rung="zero2")
     assert half == pytest.approx(plain, rel=0.002)
+
+
+def with_adapters(spec: TrialSpec) -> TrialSpec:
+    return spec.model_copy(update={"lora": Lora(rank=8, alpha=16).for_peft()})
+
+
+def with_adapters_in_4_bits(spec: TrialSpec) -> TrialSpec:
+    return with_adapters(spec).model_copy(update={"load_in": "4bit"})
+
+
+def with_a_frozen_block(spec: TrialSpec) -> TrialSpec:
+    return spec.model_copy(update={"freeze": ("model.embed_tokens", "model.layers.0")})
+
+
+@pytest.mark.parametrize("change", [with_adapters, with_adapters_in_4_bits, with_a_frozen_block])
+def test_every_stage_trains_a_part_of_the_model_alike(
+    warm_bench: Bench, tmp_path: Path, change: Callable[[TrialSpec], TrialSpec]
+) -> None:
+    plain = losses(warm_bench, tmp_path / "0001", change, rung="zero1")
+    assert plain[-1] < 0.98 * plain[0]
+    for number, rung in enumerate(("zero0", "zero2", "zero3"), start=2):
+        own = losses(warm_bench, tmp_path / f"{number:04d}", change, rung=rung)
+        assert compare(own, plain, Engine(RUNGS_BY_NAME[rung])).agrees
 
 
 def on_the_same_data(spec: TrialSpec) -> TrialSpec:

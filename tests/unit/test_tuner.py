@@ -375,9 +375,15 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
 
 
 def test_losses_that_would_not_show_a_lost_step_are_not_said_to_agree() -> None:
-    found = compare([9.0, 8.9], [9.0, 8.9], make_candidate("zero2").engine)
+    found = compare([9.0, 8.95], [9.0, 8.95], make_candidate("zero2").engine)
     assert found.agrees is None
     assert "those of zero1 did not fall" in found.sentence
+
+
+def test_an_engine_that_takes_no_step_is_found_out_however_little_the_losses_fall() -> None:
+    engine = make_candidate("zero2").engine
+    assert compare([9.0, 8.9], [9.0, 8.9], engine).agrees
+    assert compare([9.0, 9.0], [9.0, 8.9], engine).agrees is False
 
 
 @pytest.mark.parametrize(("factor", "words"), [(0.8, "25% faster"), (1.25, "20% slower"), (1.05, "")])

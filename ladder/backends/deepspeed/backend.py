@@ -10,7 +10,7 @@ from ladder.backends.base import Backend, Device, Moment, StepTerms
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs
 from ladder.backends.deepspeed.moments import moments_of, offloaded
 from ladder.backends.deepspeed.step_terms import step_terms
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import Candidate, Engine, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
 
@@ -18,6 +18,13 @@ from ladder.workload.workload import Workload
 class DeepSpeed(Backend):
     name = "deepspeed"
     rank_module = "ladder.trial.backends.deepspeed"
+
+    def obstacle(self, workload: Workload, rung: Rung) -> str:
+        """Quantised parameters cannot be offloaded: a partition is swapped as 16-bit numbers (partition_parameters.py),
+        and bitsandbytes keeps what belongs to a packed matrix beside it."""
+        if workload.load_in is not None and rung.offload_param != "none":
+            return "quantised weights stay on the GPU"
+        return ""
 
     def configuration(
         self,

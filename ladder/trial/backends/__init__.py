@@ -31,7 +31,10 @@ class Training(Protocol):
     def train(self) -> None: ...
 
     def gather(self, save_folder: str | None) -> None:
-        """Gather the full 16-bit weights on rank 0's host as a save does; write them only if `save_folder` is given."""
+        """Gather the full 16-bit weights on rank 0's host as a save does; write them only if `save_folder` is given.
+
+        Adapters alone are gathered, saved and loaded again.
+        """
 
 
 class RankBackend(Protocol):

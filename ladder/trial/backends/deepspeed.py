@@ -10,12 +10,13 @@ from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
 from ladder.trial.model import forget_steps, make_optimizer
+from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
 
 
 class DeepSpeedTraining:
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, spec: TrialSpec) -> None:
+        self._engine, self._spec = engine, spec
 
     @property
     def skipped_steps(self) -> int:
@@ -37,13 +38,19 @@ class DeepSpeedTraining:
         self._engine.train()
 
     def gather(self, save_folder: str | None) -> None:
-        if save_folder is not None:
+        if self._spec.lora is not None:
+            save_and_load_adapters(self._engine.module, self._gathered(only_trained=True), save_folder)
+        elif save_folder is not None:
             self._engine.save_16bit_model(save_folder)
-        elif self._engine.zero_optimization_partition_weights():
-            # save_16bit_model calls this before it writes; there is no public way to gather without writing.
-            self._engine._zero3_consolidated_16bit_state_dict()
         else:
-            self._engine.module_state_dict()
+            self._gathered()
+
+    def _gathered(self, *, only_trained: bool = False) -> Any:
+        """The weights on rank 0's host."""
+        if self._engine.zero_optimization_partition_weights():
+            # save_16bit_model calls this before it writes; there is no public way to gather without writing.
+            return self._engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=only_trained)
+        return self._engine.module_state_dict(exclude_frozen_parameters=only_trained)
 
 
 class DeepSpeed:
@@ -62,7 +69,7 @@ class DeepSpeed:
             technique.check_optimizer(engine.basic_optimizer)
         if spec.parity:
             forget_steps(engine.optimizer)
-        return DeepSpeedTraining(engine)
+        return DeepSpeedTraining(engine, spec)
 
 
 BACKEND = DeepSpeed()
