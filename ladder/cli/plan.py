@@ -14,6 +14,7 @@ from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT, PlanOptions
 from ladder.units import counted, format_bytes, parameters_in_words
+from ladder.workload.trained import said_of_training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +102,7 @@ def _print(made: Plan, space: Space) -> None:
 
     model, gpus = space.workload.model, counted(space.world_size, "GPU")
     about = (
-        f"{model.name}, {parameters_in_words(model.num_parameters)}, on {gpus} of "
+        f"{model.name}, {parameters_in_words(model.num_parameters)}{said_of_training(space.workload)}, on {gpus} of "
         f"{format_bytes(space.memory_limit)}; {space.workload.dtype}, sequence length {space.workload.seq_len}, "
         f"global batch {space.workload.global_batch_size}. Predicted GiB per GPU; host memory of all ranks."
     )

@@ -13,6 +13,7 @@ from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
 from ladder.workload.script import Script
+from ladder.workload.workload import Workload
 
 # Without `fused`, an optimizer step makes copies of up to twice the bytes that it updates; trials use `fused`.
 _OPTIMIZERS = {
@@ -141,12 +142,26 @@ def _warnings(answer: Answer) -> str:
 
 
 def _first_calls(answer: Answer) -> str:
-    """Calls that a script without the Trainer's arguments must make itself."""
-    return "".join(
+    """Calls that a script without the Trainer's arguments must make itself; adapters are the script's in any case."""
+    return _adapters(answer.workload) + "".join(
         f"\nIt was measured with {technique.title}: before its model goes to DeepSpeed or accelerate, the script must"
         f"\ncall {call}."
         for technique in answer.candidate.engine.techniques
         if (call := technique.first_call())
+    )
+
+
+def _adapters(workload: Workload) -> str:
+    """What the script does to its model, so that no more of it is trained than was measured."""
+    if workload.freeze:
+        return f"\nIt was measured without training {', '.join(workload.freeze)}: the script must freeze them."
+    if workload.lora is None:
+        return ""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in workload.lora.for_peft().items())
+    held = f", and its model must be loaded in {workload.load_in}" if workload.load_in is not None else ""
+    return (
+        f"\nIt was measured with adapters{held}: before its model goes to the Trainer, DeepSpeed or\naccelerate, the "
+        f"script must call peft.get_peft_model(model, peft.LoraConfig({arguments}))."
     )
 
 

@@ -13,6 +13,8 @@ from ladder.emit.config import SECTION, candidate_key_in, launch_environment, mo
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import GIB
+from ladder.workload.lora import Lora
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Source
 
 YOUR_MODEL = "your model"
@@ -46,6 +48,9 @@ class Settings:
     """The version that was measured with; empty if unknown."""
     host_memory: int
     """Host memory in bytes that all ranks together used."""
+    lora: Lora | None = None
+    load_in: LoadIn | None = None
+    freeze: tuple[str, ...] = ()
     warnings: tuple[str, ...]
     """Sentences without a full stop; they may contain any characters."""
 
@@ -83,6 +88,9 @@ def settings_of(source: Answer | Settings) -> Settings:
         transformers=source.versions.get("transformers", ""),
         host_memory=source.measurement.peak_host,
         warnings=source.warnings,
+        lora=workload.lora,
+        load_in=workload.load_in,
+        freeze=workload.freeze,
     )
 
 
@@ -111,6 +119,9 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         transformers=section["versions"].get("transformers", ""),
         host_memory=int(section["host_memory_gib"] * GIB),
         warnings=tuple(section["warnings"]),
+        lora=Lora.from_peft(workload["lora"]) if "lora" in workload else None,
+        load_in=workload.get("load_in"),
+        freeze=tuple(workload.get("freeze", ())),
     )
 
 

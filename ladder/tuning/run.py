@@ -50,6 +50,7 @@ from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import Venue, venue_of
 from ladder.units import format_bytes, parameters_in_words, parse_bytes
 from ladder.workload.source import resolve_model, smoke_defaults
+from ladder.workload.trained import said_of_training
 from ladder.workload.workload import Workload
 
 # Errors of the disk; any other OSError in a tune is a bug.
@@ -301,7 +302,7 @@ def _script_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) ->
 
 def _introduction(workload: Workload, machine: Machine) -> str:
     ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
-    size = parameters_in_words(workload.model.num_parameters)
+    size = parameters_in_words(workload.model.num_parameters) + said_of_training(workload)
     return (
         f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
         f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "

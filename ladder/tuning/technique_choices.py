@@ -108,6 +108,15 @@ def is_since(version: str, since: str) -> bool:
         return False
 
 
+def require_adapters(workload: Workload) -> None:
+    """EnvironmentFaultError if a library is missing with which the adapters of `workload` are trained."""
+    needed = [("--lora", "peft")] if workload.lora is not None else []
+    needed += [(f"--load-in {workload.load_in}", "bitsandbytes")] if workload.load_in is not None else []
+    for option, name in needed:
+        if importlib.util.find_spec(name) is None:
+            raise EnvironmentFaultError(f"{option} needs {name}, which is not installed; `pip install {name}`.")
+
+
 def _missing(technique: Technique) -> str:
     """A sentence about a missing library; empty if all are installed."""
     for library in technique.libraries:

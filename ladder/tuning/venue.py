@@ -25,7 +25,7 @@ from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import rank_environment, with_operators
 from ladder.tuning.sweep import Sweep, run_marker
-from ladder.tuning.technique_choices import TechniqueChoices, advice, techniques_tried
+from ladder.tuning.technique_choices import TechniqueChoices, advice, require_adapters, techniques_tried
 from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
@@ -122,6 +122,7 @@ class ThisHost:
 
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """Those that were asked for, and those whose libraries are installed; the user is told of the latter."""
+        require_adapters(workload)
         tried = techniques_tried(choices, workload, machine.device, on_paper=False)
         for sentence in advice(choices, workload, machine.device):
             self._tell(Note(sentence))
@@ -194,7 +195,12 @@ class OnPaper:
         )
 
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
-        """Only those that were asked for."""
+        """Only those that were asked for. UsageError where only a part of the model is trained."""
+        if not workload.weights.is_whole:
+            raise UsageError(
+                "--launcher simulated trains all of a model, in 16 bits; leave out --lora, --load-in and --freeze, or "
+                "predict with `ladder plan`."
+            )
         return techniques_tried(choices, workload, machine.device, on_paper=True)
 
     @contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ladder.errors import UsageError
 from ladder.text import shown
+from ladder.units import parameters_in_words
 from ladder.workload.lora import ALL_LINEAR, Lora
 from ladder.workload.matrices import Matrix, matrices_of
 
@@ -134,6 +135,15 @@ def _check_experts(lora: Lora, targets: Iterable[Matrix]) -> None:
             raise UsageError(
                 f"--lora {name}: peft has none for experts; name other targets, such as targets=q_proj,v_proj."
             )
+
+
+def said_of_training(workload: Workload) -> str:
+    """Words for what is trained, to follow the number of parameters; empty if everything is."""
+    trained = parameters_in_words(workload.weights.trained)
+    if workload.lora is not None:
+        kind = {"4bit": "QLoRA", "8bit": "LoRA on 8 bits", None: "LoRA"}[workload.load_in]
+        return f", {trained} trained by {kind} with r={workload.lora.rank}"
+    return f", {trained} trained" if workload.freeze else ""
 
 
 def targets_of(lora: Lora | None, matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:

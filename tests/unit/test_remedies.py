@@ -85,7 +85,7 @@ def test_adapters_take_the_frozen_weights_and_little_else_and_four_bits_are_name
     weights = 2 * two_small_gpus().workload.model.num_parameters
     found = remedies(two_small_gpus(memory_limit=20 * GIB))
     assert found.lora is not None
-    assert weights < found.lora < weights + 6 * GIB
+    assert weights / 2 < found.lora < weights / 2 + 6 * GIB  # stage 3 divides them between two
     assert found.qlora is None
     found = remedies(two_small_gpus(memory_limit=10 * GIB))
     assert found.lora is None

@@ -13,6 +13,7 @@ from ladder.emit.exporters.base import (
 )
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
+from ladder.workload.lora import ALL_LINEAR
 
 
 class Axolotl(Exporter):
@@ -37,6 +38,27 @@ class Axolotl(Exporter):
         }
         if settings.gradient_checkpointing:
             fragment[CHECKPOINTING_KWARGS] = arguments[CHECKPOINTING_KWARGS]
+        fragment |= _adapters(settings)
         self.apply(settings, fragment)
         run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
         return opening_comment(settings, run) + to_yaml(fragment)
+
+
+def _adapters(settings: Settings) -> dict[str, Any]:
+    """Adapters and quantisation in axolotl's words."""
+    lora = settings.lora
+    if lora is None:
+        return {}
+    everywhere = lora.targets == (ALL_LINEAR,)
+    words: dict[str, Any] = {
+        "adapter": "qlora" if settings.load_in == "4bit" else "lora",
+        "lora_r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        **({"lora_target_linear": True} if everywhere else {"lora_target_modules": list(lora.targets)}),
+        "peft_use_rslora": lora.rslora,
+        "peft_use_dora": lora.dora,
+    }
+    if settings.load_in is not None:
+        words[f"load_in_{settings.load_in}"] = True
+    return words

@@ -31,6 +31,11 @@ class Exporter(ABC):
         """UsageError if the program does not train such models, or has no settings for the answer."""
         if self.trains_causal_lms_only and task != "causal-lm":
             raise UsageError(f"--for {self.name}: it trains only causal-lm models, and this answer is for {task}.")
+        if self.trains_causal_lms_only and settings.freeze:
+            raise UsageError(
+                f"--for {self.name}: it cannot freeze {', '.join(settings.freeze)} as it was measured; "
+                "use --for trainer with a script that does."
+            )
         for said in self._said(settings):
             if isinstance(said, str):
                 raise UsageError(f"--for {self.name}: {said}.")

@@ -14,6 +14,7 @@ from ladder.emit.exporters.base import (
 )
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
+from ladder.workload.lora import ALL_LINEAR
 
 
 class LlamaFactory(Exporter):
@@ -31,6 +32,7 @@ class LlamaFactory(Exporter):
             "model_name_or_path": settings.model,
             "finetuning_type": "full",
             "cutoff_len": settings.seq_len,
+            **_adapters(settings),
             **arguments,
             "disable_gradient_checkpointing": not settings.gradient_checkpointing,
         }
@@ -40,3 +42,22 @@ class LlamaFactory(Exporter):
         # With OPTIM_TORCH, its default, it replaces the allocator's settings by its own.
         run = f"OPTIM_TORCH=0 FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
         return opening_comment(settings, run) + as_text(notes) + to_yaml(fragment)
+
+
+def _adapters(settings: Settings) -> dict[str, Any]:
+    """Adapters and quantisation in LLaMA-Factory's words."""
+    lora = settings.lora
+    if lora is None:
+        return {}
+    words: dict[str, Any] = {
+        "finetuning_type": "lora",
+        "lora_rank": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "lora_target": "all" if lora.targets == (ALL_LINEAR,) else ",".join(lora.targets),
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+    }
+    if settings.load_in is not None:
+        words |= {"quantization_method": "bnb", "quantization_bit": int(settings.load_in[0])}
+    return words

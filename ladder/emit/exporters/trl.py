@@ -32,8 +32,32 @@ class Trl(Exporter):
             "max_length": settings.seq_len,
             "accelerate_config": str(accelerate),
             **arguments,
+            **_adapters(settings),
         }
         missing = ""
         if not accelerate.exists():
             missing = f"# First write its accelerate_config:\n#   {shown(making_accelerate(config))}\n"
         return opening_comment(settings, "trl sft --config your.yaml") + missing + to_yaml(fragment)
+
+
+def _adapters(settings: Settings) -> dict[str, Any]:
+    """Adapters and quantisation in the words of TRL's ModelConfig."""
+    lora = settings.lora
+    if lora is None:
+        return {}
+    words: dict[str, Any] = {
+        "use_peft": True,
+        "lora_r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "lora_target_modules": list(lora.targets),
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+    }
+    if settings.load_in == "4bit":
+        words |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
+        if settings.stage == 3:  # which gathers all parameters in one type
+            words["bnb_4bit_quant_storage"] = {"bf16": "bfloat16", "fp16": "float16"}[settings.dtype]
+    elif settings.load_in == "8bit":
+        words["load_in_8bit"] = True
+    return words
