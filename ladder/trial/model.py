@@ -9,35 +9,17 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import CandidateSpec, TrialSpec
+from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.techniques import techniques_of
 
-_AUTO_CLASSES = {
-    "causal-lm": AutoModelForCausalLM,
-    "masked-lm": AutoModelForMaskedLM,
-    "seq2seq-lm": AutoModelForSeq2SeqLM,
-}
 # Learning rates at which a few steps on one batch change its loss visibly. A step of Adam is as long as the rate, one
 # of SGD as long as the gradient, which `tuning.parity` clips to 1. Losses of two layers fell by 15 to 70 % in 4 steps.
 _PARITY_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1.0}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def model_config(raw: dict[str, Any]) -> Any:
-    """A transformers configuration from the raw config.json."""
-    fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
-    config = AutoConfig.for_model(raw["model_type"], **fields)
-    config.use_cache = False
-    return config
-
-
-def model_class(raw: dict[str, Any], task: str) -> type[PreTrainedModel]:
-    """The transformers class for this configuration and `task`; imports its module. KeyError if there is none."""
-    cls: type[PreTrainedModel] = _AUTO_CLASSES[task]._model_mapping[type(model_config(raw))]
-    return cls
 
 
 def build_model(spec: TrialSpec) -> PreTrainedModel:
@@ -50,7 +32,7 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
     # While this object exists, transformers uses zero.Init, as in the Trainer.
     keep_alive = HfDeepSpeedConfig(spec.deepspeed) if stage3 else None
     with torch.device("cpu" if stage3 else spec.device):
-        model: PreTrainedModel = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
+        model: PreTrainedModel = auto_class(config, spec.task).from_config(config, dtype=DTYPES[spec.dtype])
     del keep_alive
     if spec.parity:
         _set_weights_by_name(model, spec)

@@ -15,6 +15,7 @@ from typing import Any
 from ladder import __version__
 from ladder.candidates import RUNGS, Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
+from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
@@ -262,7 +263,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
     """What is trained, and on which machine; its GPUs are leased from here on."""
     if options.script:
         return _script_and_machine(options, venue, tell)
-    model = resolve_model(options.model, task=options.task)
+    model = resolve_model(options.model, task=options.task, count=counting(noting(tell)))
     if model.note:
         tell(Note(model.note))
     machine = venue.machine()
