@@ -12,7 +12,7 @@ from ladder.errors import EnvironmentFaultError
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
-from ladder.machine.host import MALLOC_OF_A_CPU_RANK
+from ladder.machine.host import environment_of_a_cpu_rank
 from ladder.machine.machine import operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.tune_events import Note, Subscriber
@@ -75,7 +75,7 @@ def rank_environment(machine: Machine) -> dict[str, str]:
         # Torch then asks NVML instead of CUDA whether there are GPUs: after CUDA is initialised, forks cannot use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
-    environment |= MALLOC_OF_A_CPU_RANK if machine.device == "cpu" else machine.allocator
+    environment |= environment_of_a_cpu_rank(os.environ) if machine.device == "cpu" else machine.allocator
     if machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
     return environment
