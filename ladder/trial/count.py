@@ -36,7 +36,7 @@ _GATES = {"gate_proj", "gate_up_proj", "w3", "wi_1"}
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "top_k")
 """What models call the number of experts that a token meets."""
 _HEADS = ("num_attention_heads", "num_heads")
-_STATES = ("state_size", "mamba_d_state", "ssm_state_size", "d_state")
+_STATES = ("state_size", "mamba_d_state", "ssm_state_size", "d_state", "lru_width", "linear_num_value_heads")
 """What models call the size of a state that goes from token to token."""
 _INTERMEDIATE = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "hidden_dim", "d_ff", "decoder_ffn_dim")
 
@@ -113,12 +113,12 @@ def _positions(text: Any, model: PreTrainedModel) -> int | None:
 
 
 def _number(config: Any, *names: str) -> int | None:
-    """The first of `names` that `config` has as a number; of numbers that differ from layer to layer, the largest."""
+    """The first of `names` that `config` has as a number above zero; of one for each layer, the largest."""
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
             return int(max(value))
-        if type(value) is int:
+        if type(value) is int and value > 0:
             return value
     return None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ladder.candidates import Rung
 from ladder.doctor.builds import fix_of_build
-from ladder.errors import EnvironmentFaultError
+from ladder.doctor.software import about_torch
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
@@ -49,6 +51,18 @@ def with_operators(
             ) is not None and not cancelled():  # a cancelled build says nothing about the operator
                 unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
     return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
+
+
+def require_precision(machine: Machine, workload: Workload) -> None:
+    """UsageError if every trial would fail because the CPU cannot train in the workload's precision."""
+    if machine.device != "cpu" or workload.dtype != "fp16":
+        return
+    try:
+        has_fp16 = about_torch()["cpu_fp16"]
+    except (OSError, subprocess.TimeoutExpired):
+        return  # the trials will say what is wrong with torch
+    if not has_fp16:
+        raise UsageError("This CPU cannot train in fp16, which needs AVX512-FP16 instructions; use --dtype bf16.")
 
 
 def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> dict[str, str]:

@@ -34,7 +34,7 @@ from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suits_script, workload_of_script
 from ladder.tuning.precision import dtype_of, major_capability
-from ladder.tuning.preparation import obstacles
+from ladder.tuning.preparation import obstacles, require_precision
 from ladder.tuning.problem import (
     make_space,
     micro_batches_of,
@@ -157,6 +157,7 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
     options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
     on_paper = venue.paper_name is not None
     if not on_paper:  # a simulated trial costs nothing, so the prediction need not decide
+        require_precision(prepared.machine, workload)
         _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,

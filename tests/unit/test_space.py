@@ -110,4 +110,5 @@ def test_a_model_that_cannot_checkpoint_keeps_its_candidates_without_checkpointi
     assert {candidate.checkpointing for candidate in space.candidates} == {"off"}
     assert len(space.candidates) == len(space.micro_batches)
     tight = replace(space, memory_limit=GIB)
-    assert remedies(tight).gpu_memory > remedies(replace(tight, workload=workload)).gpu_memory
+    needs, less = (remedies(each).gpu_memory or 0 for each in (tight, replace(tight, workload=workload)))
+    assert needs > less > GIB
