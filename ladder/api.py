@@ -110,7 +110,7 @@ class Tuned:
         - predicted_tokens_per_second
         - predicted_low: it is slower than this with a probability of 10 %
         - predicted_high: it is faster than this with a probability of 10 %
-        - predicted_device_gib
+        - predicted_device_gib: for a candidate that was tried, the prediction right before its trial
         - predicted_fits: the probability that it fits
 
         Source:

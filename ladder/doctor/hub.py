@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ladder.doctor.check import Check, fail, ok, parted, warn
 from ladder.errors import LadderError
+from ladder.launch.counting import counting
 from ladder.text import shown
 from ladder.units import parameters_in_words
 
@@ -25,7 +26,7 @@ def access(model: str) -> Iterator[Check]:
     from ladder.workload.source import resolve_model
 
     try:
-        shape = resolve_model(model)
+        shape = resolve_model(model, count=counting())
     except LadderError as error:
         yield fail("model", *parted(str(error), "name one of `ladder models`, or a folder with a usable config.json"))
         return

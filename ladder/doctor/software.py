@@ -58,7 +58,7 @@ def packages() -> Iterator[Check]:
 def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
     """Whether torch's CUDA works with the newest version that the driver supports (None: no driver), and NCCL."""
     try:
-        about = _about_torch()
+        about = about_torch()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield fail("torch", f"cannot be imported: {shown(str(error)[-300:])}", "pip install --force-reinstall torch")
         return
@@ -89,8 +89,11 @@ def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
         yield ok("NCCL", about["nccl"], version=about["nccl"])
 
 
-def _about_torch() -> dict[str, Any]:
-    """What torch is built for. Asked in another process, so that this one neither imports torch nor uses CUDA."""
+def about_torch() -> dict[str, Any]:
+    """What torch can do here. Asked in another process, so that this one neither imports torch nor uses CUDA.
+
+    OSError or subprocess.TimeoutExpired if it does not answer.
+    """
     done = subprocess.run(
         module_command("ladder.trial.about"),
         env=module_environment({}),

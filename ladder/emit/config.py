@@ -15,7 +15,7 @@ from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import checkpointing_name, variant_name
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
-from ladder.machine.host import MALLOC_OF_A_CPU_RANK
+from ladder.machine.host import environment_of_a_cpu_rank
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import gib
@@ -68,7 +68,7 @@ def launch_environment(answer: Answer) -> dict[str, str]:
     if answer.device == "cuda":
         return environment | answer.allocator
     # On a machine that has a GPU, DeepSpeed needs the first variable, and torch and accelerate the second.
-    return environment | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **MALLOC_OF_A_CPU_RANK}
+    return environment | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **environment_of_a_cpu_rank(os.environ)}
 
 
 def to_json(document: Mapping[str, Any]) -> str:

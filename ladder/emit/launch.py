@@ -9,7 +9,7 @@ from ladder.candidates import Candidate, TrainerOnly
 from ladder.emit.answer import Answer
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
-from ladder.emit.trainer import trainer_arguments, trainer_command_line
+from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
 from ladder.workload.script import Script
@@ -106,7 +106,7 @@ A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
 the script must set it on its model.{_first_calls(answer)}{_on_cpu(answer)}
 
 A script that uses the Hugging Face Trainer: --trainer adds the Trainer's arguments after its own. They are also in
-{_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.
+{_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.{_least_transformers(answer)}
   bash {_quoted(paths.launch.name)} --trainer train.py --its-own arguments
 
 A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
@@ -121,9 +121,15 @@ def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPat
     return f"""\
 {alone.sentence}
 --trainer adds the Trainer's arguments after its script's own. They are also in
-{_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.
+{_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.{_least_transformers(answer)}
   bash {_quoted(paths.launch.name)} --trainer train.py --its-own arguments
 {demands}"""
+
+
+def _least_transformers(answer: Answer) -> str:
+    """What the Trainer's arguments need, which a JSON file cannot say."""
+    least = least_transformers(answer)
+    return f"\nThey need transformers {least} or later; tune again where an older one is installed." if least else ""
 
 
 def _accumulating(candidate: Candidate) -> str:

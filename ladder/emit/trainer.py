@@ -60,6 +60,16 @@ def trainer_command_line(arguments: dict[str, Any]) -> str:
     return " ".join(words)
 
 
+def least_transformers(answer: Answer | Settings) -> str:
+    """The first version of transformers that knows all of `trainer_arguments`; empty if every version does."""
+    settings = settings_of(answer)
+    way = settings.way_of_checkpointing
+    since = [way.since] if way else []
+    if _checkpointing_name(settings.transformers) == _NEWER_CHECKPOINTING:
+        since.append(str(_NEWER_SINCE))
+    return max(since, key=Version, default="")
+
+
 def _checkpointing_name(transformers: str) -> str:
     """The switch's name. From 5.23 on the old name gives a warning, and 6 removes it; before, the new one fails."""
     try:

@@ -39,6 +39,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
     measurement = record.measurement if record else None
     speed = record.tokens_per_second if record else None
     proof = entry.proof.tokens_per_second if entry.proof else None
+    predicted = entry.predicted.peak if entry.predicted else entry.foretold
     return {
         "rung": entry.rung,
         "checkpointing": entry.checkpointing,
@@ -63,7 +64,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
         "predicted_tokens_per_second": round(entry.predicted.tokens_per_second, 1) if entry.predicted else None,
         "predicted_low": round(entry.predicted.low, 1) if entry.predicted else None,
         "predicted_high": round(entry.predicted.high, 1) if entry.predicted else None,
-        "predicted_device_gib": gib(entry.predicted.peak) if entry.predicted else None,
+        "predicted_device_gib": gib(predicted) if predicted is not None else None,
         "predicted_fits": round(entry.predicted.fits, 3) if entry.predicted else None,
         "trial": record.trial if record else None,
         "trial_seconds": round(sum(seconds.values()), 2) if seconds else None,

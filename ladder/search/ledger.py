@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Record
 from ladder.search.auto import UPPER_END, is_worth_a_trial
-from ladder.search.belief import LIKELY, SLIM, Outlook, believe
+from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer
 from ladder.search.space import REFUSED, Space, disproved, fastest, measured, probed, proven, ruled_out
@@ -62,6 +63,8 @@ class Entry:
     why: str
     predicted: Predicted | None = None
     """For a candidate that was not tried."""
+    foretold: int | None = None
+    """For a candidate that was tried: the bytes per GPU that were predicted right before its trial."""
     disproved: bool = False
     """It fitted in its trial, but not in its proof."""
     proof: Record | None = None
@@ -93,6 +96,7 @@ class _Teller:
         self._best, self._tried = answer(records), measured(records)
         self._fastest = fastest(records)
         self._belief, self._failed_proofs, self._proofs = believe(space, records), disproved(records), proven(records)
+        self._beliefs: dict[str, Belief] = {}
         self._probes = {space.by_key[key].engine: record.trial for key, record in probed(records).items()}
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -109,10 +113,18 @@ class _Teller:
             record=record,
             why=f"{why}; with {knobs}" if knobs else why,
             predicted=predicted,
+            foretold=self._before(record).outlook(candidate).memory.peak if record is not None else None,
             disproved=candidate.key in self._failed_proofs,
             proof=self._proofs.get(candidate.key),
             brief=brief,
         )
+
+    def _before(self, record: Record) -> Belief:
+        """What was believed when the trial of `record` began: calibrated by all trials before it."""
+        if record.trial not in self._beliefs:
+            earlier = itertools.takewhile(lambda other: other.trial != record.trial, self._records)
+            self._beliefs[record.trial] = believe(self._space, list(earlier))
+        return self._beliefs[record.trial]
 
     def _status(self, candidate: Candidate, record: Record | None) -> tuple[Status, str, str, Predicted | None]:
         if record is not None:

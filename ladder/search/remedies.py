@@ -244,7 +244,8 @@ class _Needs:
 
 def _frugal(engine: Engine, workload: Workload, world_size: int, micro_batch: int) -> Candidate:
     sequences = workload.global_batch_size * engine.ranks_of_a_sequence(world_size) // world_size
-    return Candidate(engine, 1, micro_batch, max(1, sequences // micro_batch))
+    every = 1 if workload.model.checkpoints else 0
+    return Candidate(engine, every, micro_batch, max(1, sequences // micro_batch))
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:

@@ -61,6 +61,8 @@ class Space(Problem):
     @property
     def ways_of_checkpointing(self) -> list[WayOfCheckpointing]:
         """The ways in `checkpointing` that suit this workload."""
+        if not self.workload.model.checkpoints:
+            return []
         return [way for name in self.checkpointing if (way := WAYS_OF_CHECKPOINTING[name]).suits(self)]
 
     @cached_property
@@ -89,7 +91,11 @@ class Space(Problem):
         sharing = engine.ranks_of_a_sequence(self.world_size)
         # Ranks that share sequences take one at a time: with memory for more, they need not share.
         sizes = (1,) if engine.shares_sequences else self.micro_batches
-        usual = list(candidates_of(engine, self.sequences_per_rank * sharing, sizes))
+        usual = [
+            candidate
+            for candidate in candidates_of(engine, self.sequences_per_rank * sharing, sizes)
+            if self.workload.model.checkpoints or candidate.checkpointing == "off"
+        ]
         ways = self.ways_of_checkpointing
         others = [other for way in ways for other in way.candidates(self, usual, self.predicted_peak)]
         return sorted([*usual, *others], key=lambda candidate: (self.predicted_peak(candidate), candidate.micro_batch))

@@ -28,8 +28,8 @@ from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.simulation.physics import Physics, Truth
 from ladder.units import GIB, MIB
-from ladder.workload.shapes import shape_from_config
-from ladder.workload.workload import Workload
+from ladder.workload.shapes import shape_again, shape_from_config
+from ladder.workload.workload import ModelShape, Workload
 
 _SIGKILL, _SIGSEGV = -9, -11
 
@@ -37,8 +37,15 @@ _SIGKILL, _SIGSEGV = -9, -11
 class SimulatedLauncher(Launcher):
     """Simulates trials on one machine. Each machine always gives the same results for a workload, apart from noise."""
 
-    def __init__(self, machine: SimulatedMachine, *, cancelled: Callable[[], bool] = lambda: False) -> None:
-        self._machine, self._cancelled = machine, cancelled
+    def __init__(
+        self,
+        machine: SimulatedMachine,
+        *,
+        model: ModelShape | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`model` is what trials train, where its shape does not follow from its configuration alone."""
+        self._machine, self._model, self._cancelled = machine, model, cancelled
         self._clock = time.monotonic()
         self._physics: dict[tuple[str, int, int], Physics] = {}
 
@@ -59,7 +66,7 @@ class SimulatedLauncher(Launcher):
         config = repr(sorted(spec.model_config_json.items(), key=str))
         key = (config, spec.seq_len, spec.world_size)
         if key not in self._physics:
-            self._physics[key] = Physics(self._machine, _workload(spec), spec.world_size, spec.device)
+            self._physics[key] = Physics(self._machine, _workload(spec, self._model), spec.world_size, spec.device)
         return self._physics[key]
 
 
@@ -283,11 +290,11 @@ class _Trial:
         self._listener(rank, event)
 
 
-def _workload(spec: TrialSpec) -> Workload:
+def _workload(spec: TrialSpec, model: ModelShape | None) -> Workload:
     """The workload of `spec`; the global batch is that of its first candidate."""
-    first = spec.candidates[0]
+    first, config = spec.candidates[0], spec.model_config_json
     return Workload(
-        model=shape_from_config(spec.model_config_json, name="simulated", source="file"),
+        model=shape_again(model, config) if model else shape_from_config(config, name="simulated", source="file"),
         task=spec.task,
         seq_len=spec.seq_len,
         global_batch_size=first.micro_batch * first.accumulation * (1 if spec.shares_sequences else spec.world_size),

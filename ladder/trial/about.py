@@ -1,4 +1,4 @@
-"""Prints what torch is built for as one line of JSON, for `ladder doctor`: `python -m ladder.trial.about`."""
+"""Prints what torch can do here as one line of JSON: `python -m ladder.trial.about`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,18 @@ def main() -> None:
         "cuda_works": torch.version.cuda is not None and not error,
         "cuda_error": error,
         "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "cpu_fp16": _has_fp16_on_cpu(),
         "architectures": torch.cuda.get_arch_list() if torch.version.cuda is not None else [],
     }
     print(json.dumps(about))
+
+
+def _has_fp16_on_cpu() -> bool:
+    """As DeepSpeed asks before it trains in fp16 on a CPU."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except Exception:  # this torch is built without oneDNN
+        return False
 
 
 if __name__ == "__main__":

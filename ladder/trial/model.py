@@ -9,38 +9,20 @@ from typing import Any
 
 import deepspeed
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import CandidateSpec, TrialSpec
+from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.partly import only_partly_trained
 from ladder.trial.techniques import techniques_of
 
-_AUTO_CLASSES = {
-    "causal-lm": AutoModelForCausalLM,
-    "masked-lm": AutoModelForMaskedLM,
-    "seq2seq-lm": AutoModelForSeq2SeqLM,
-}
 # Learning rates at which a few steps on one batch change its loss visibly. A step of Adam is as long as the rate, one
 # of SGD as long as the gradient, which `tuning.parity` clips to 1. Losses of two layers fell by 15 to 70 % in 4 steps.
 _PARITY_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1.0}
 _ADAPTERS_LEARN_FASTER = 20
 """The same for adapters, whose few weights must move further. Chosen: their losses then fall as far as others'."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def model_config(raw: dict[str, Any]) -> Any:
-    """A transformers configuration from the raw config.json."""
-    fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
-    config = AutoConfig.for_model(raw["model_type"], **fields)
-    config.use_cache = False
-    return config
-
-
-def model_class(raw: dict[str, Any], task: str) -> type[PreTrainedModel]:
-    """The transformers class for this configuration and `task`; imports its module. KeyError if there is none."""
-    cls: type[PreTrainedModel] = _AUTO_CLASSES[task]._model_mapping[type(model_config(raw))]
-    return cls
 
 
 def build_model(spec: TrialSpec) -> PreTrainedModel:
@@ -56,10 +38,10 @@ def build_model(spec: TrialSpec) -> PreTrainedModel:
     if spec.load_in is not None:
         from ladder.trial.quantised import quantised_model  # needs bitsandbytes
 
-        model = quantised_model(_AUTO_CLASSES[spec.task], config, spec, DTYPES[spec.dtype])
+        model = quantised_model(auto_class(config, spec.task), config, spec, DTYPES[spec.dtype])
     else:
         with torch.device("cpu" if stage3 else spec.device):
-            model = _AUTO_CLASSES[spec.task].from_config(config, dtype=DTYPES[spec.dtype])
+            model = auto_class(config, spec.task).from_config(config, dtype=DTYPES[spec.dtype])
     del keep_alive
     for technique in techniques_of(spec):
         technique.change_model(model)

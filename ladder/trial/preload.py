@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ladder.workload.workload import Task
+
 # Otherwise every rank of every trial would import these.
 _PRELOAD = (
     "deepspeed.ops.adam",
@@ -36,7 +38,7 @@ class UnknownModelError(Exception):
 
 
 def preload(
-    model_config: dict[str, Any] | None, task: str, also: Sequence[str] = (), if_there: Sequence[str] = ()
+    model_config: dict[str, Any] | None, task: Task, also: Sequence[str] = (), if_there: Sequence[str] = ()
 ) -> None:
     """Import everything that a rank needs, except the operators; of `if_there` what can be imported.
 
@@ -55,10 +57,10 @@ def preload(
             importlib.import_module(module)
     if model_config is None:
         return
-    from ladder.trial.model import model_class
+    from ladder.trial.model_class import import_model
 
     try:
-        model_class(model_config, task)
+        import_model(model_config, task)
     except Exception as error:
         raise UnknownModelError(f"{type(error).__name__}: {error}") from error
 

@@ -58,7 +58,7 @@ class RandomModel:
     def __init__(self, model: PreTrainedModel, training: Training, spec: TrialSpec, reporter: Reporter) -> None:
         self._model, self._training = model, training
         self._spec, self._reporter = spec, reporter
-        self._vocab_size: int = model.config.vocab_size
+        self._vocab_size: int = model.config.get_text_config().vocab_size
         # Seeded by rank and not by candidate: every candidate of every engine sees the same tokens.
         same_data = spec.shares_sequences or spec.same_data
         self._seed = spec.seed * 1000 + (0 if same_data else dist.get_rank())

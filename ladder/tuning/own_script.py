@@ -18,6 +18,7 @@ from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, UsageE
 from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines
+from ladder.launch.counting import counting
 from ladder.launch.local import LocalLauncher
 from ladder.machine.described import Machine
 from ladder.machine.lease import InterruptedWaitError
@@ -27,9 +28,10 @@ from ladder.tuning.precision import dtype_of
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.sweep import run_marker
 from ladder.units import parameters_in_words
+from ladder.workload.counted import Count
 from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in
 from ladder.workload.shapes import shape_from_config
-from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task, Workload
+from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
 
 _PREPARATION_SECONDS = 3600.0
 """Of a script before it trains. Chosen: a large data set is tokenised in less, and a script that waits for what never
@@ -146,19 +148,19 @@ def introduction(script: Script) -> list[str]:
     return said
 
 
-def shape_of(script: Script) -> ModelShape:
-    """The shape of the script's own model, with the parameters that it was seen to have."""
+def shape_of(script: Script, count: Count | None = None) -> ModelShape:
+    """The shape of the script's own model, with the parameters that it was seen to have. `count` as in
+    `shape_from_config`. UsageError where its size is not known."""
     facts = script.facts
-    config = dict(facts.model_config_json)
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and "hidden_size" not in config:
-        config = {**text, "model_type": text.get("model_type", config.get("model_type"))}
-    path = str(config.get("_name_or_path") or facts.model_config_json.get("_name_or_path") or "")
-    name, source = (path, "folder" if Path(path).is_dir() else "hub") if path else (Path(facts.path).stem, "file")
+    config = facts.model_config_json
+    path = str(config.get("_name_or_path") or "")
+    source: Source = "file"
+    if path:
+        source = "folder" if Path(path).is_dir() else "hub"
     try:
-        shape = shape_from_config(config, name=name, source=source)  # type: ignore[arg-type]
-    except ModelNotAccessibleError:
-        shape = _guessed(config, name, source)
+        shape = shape_from_config(config, name=path or Path(facts.path).stem, source=source, count=count)
+    except ModelNotAccessibleError as error:
+        raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
     scale = facts.num_parameters / shape.num_parameters
     return replace(
         shape,
@@ -166,32 +168,6 @@ def shape_of(script: Script) -> ModelShape:
         num_matmul_parameters=round(shape.num_matmul_parameters * min(1.0, scale)),
         note="",
     )
-
-
-_OTHER_NAMES = {
-    "hidden_size": ("d_model", "dim", "n_embd"),
-    "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
-    "num_attention_heads": ("n_heads", "n_head", "num_heads"),
-    "intermediate_size": ("hidden_dim", "ffn_dim", "d_ff", "n_inner"),
-}
-"""What other families call it in their configuration: DistilBERT, GPT-2, Mamba and their like."""
-
-
-def _guessed(config: Mapping[str, Any], name: str, source: str) -> ModelShape:
-    """The shape of a family that is not known, as if it were a usual decoder: its parameters are counted elsewhere."""
-    told = {**config, "model_type": f"unknown {config.get('model_type')}"}
-    for wanted, others in _OTHER_NAMES.items():
-        if told.get(wanted) is None:
-            told[wanted] = next((told[other] for other in others if told.get(other) is not None), None)
-    hidden = told["hidden_size"]
-    if isinstance(hidden, int):
-        told["num_attention_heads"] = told["num_attention_heads"] or max(1, hidden // 64)
-        told["intermediate_size"] = told["intermediate_size"] or 4 * hidden
-    told["tie_word_embeddings"] = bool(told.get("tie_word_embeddings", True))
-    try:
-        return shape_from_config(told, name=name, source=source)  # type: ignore[arg-type]
-    except ModelNotAccessibleError as error:
-        raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
 
 
 def global_batch_of(script: Script, mapped: Mapping[str, str], world_size: int) -> int:
@@ -245,7 +221,7 @@ def workload_of_script(
         note("The script asks for no 16-bit precision; trials and `ladder run` use it (--dtype chooses which).")
     batch = options.global_batch_size or global_batch_of(script, mapping_of(options.map), world_size)
     return Workload(
-        model=shape_of(script),
+        model=shape_of(script, counting(note)),
         task=task_of(script),
         seq_len=script.facts.longest,
         global_batch_size=batch,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.candidates import RUNGS, Technique
 from ladder.errors import UsageError
+from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
@@ -67,7 +68,7 @@ def _workload(
         here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
         script = look_at(options.script, here, note, lambda: False)
         return workload_of_script(script, options, world_size, note, gpu_name, None)
-    shape = resolve_model(options.model, task=options.task)
+    shape = resolve_model(options.model, task=options.task, count=counting(note))
     if shape.note:
         note(shape.note)
     return workload_of(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ladder.candidates import Rung
 from ladder.doctor.builds import fix_of_build
-from ladder.errors import EnvironmentFaultError
+from ladder.doctor.software import about_torch
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
-from ladder.machine.host import MALLOC_OF_A_CPU_RANK
+from ladder.machine.host import environment_of_a_cpu_rank
 from ladder.machine.machine import operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.tune_events import Note, Subscriber
@@ -51,6 +53,18 @@ def with_operators(
     return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
 
 
+def require_precision(machine: Machine, workload: Workload) -> None:
+    """UsageError if every trial would fail because the CPU cannot train in the workload's precision."""
+    if machine.device != "cpu" or workload.dtype != "fp16":
+        return
+    try:
+        has_fp16 = about_torch()["cpu_fp16"]
+    except (OSError, subprocess.TimeoutExpired):
+        return  # the trials will say what is wrong with torch
+    if not has_fp16:
+        raise UsageError("This CPU cannot train in fp16, which needs AVX512-FP16 instructions; use --dtype bf16.")
+
+
 def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> dict[str, str]:
     """By rung name: why it cannot work on this machine, as far as is known before operators are built."""
     return {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
@@ -75,7 +89,7 @@ def rank_environment(machine: Machine) -> dict[str, str]:
         # Torch then asks NVML instead of CUDA whether there are GPUs: after CUDA is initialised, forks cannot use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
-    environment |= MALLOC_OF_A_CPU_RANK if machine.device == "cpu" else machine.allocator
+    environment |= environment_of_a_cpu_rank(os.environ) if machine.device == "cpu" else machine.allocator
     if machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
     return environment

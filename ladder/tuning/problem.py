@@ -14,7 +14,7 @@ from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.workload.lora import Lora, lora_from_file
-from ladder.workload.shapes import default_seq_len, default_task, depth_of
+from ladder.workload.shapes import default_seq_len, depth_of, usual_task
 from ladder.workload.trained import check_trained
 from ladder.workload.workload import ModelShape, Task, Workload
 
@@ -61,7 +61,7 @@ def workload_of(
         )
     return Workload(
         model=model,
-        task=task or default_task(model.model_type, model.config),
+        task=task or usual_task(model),
         seq_len=seq_len,
         global_batch_size=global_batch_size or usual,
         **settings,

@@ -15,6 +15,7 @@ from typing import Any
 from ladder import __version__
 from ladder.candidates import RUNGS, Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
+from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
@@ -33,7 +34,7 @@ from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suits_script, workload_of_script
 from ladder.tuning.precision import dtype_of, major_capability
-from ladder.tuning.preparation import obstacles
+from ladder.tuning.preparation import obstacles, require_precision
 from ladder.tuning.problem import (
     make_space,
     micro_batches_of,
@@ -158,6 +159,7 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
     options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
     on_paper = venue.paper_name is not None
     if not on_paper:  # a simulated trial costs nothing, so the prediction need not decide
+        require_precision(prepared.machine, workload)
         _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
@@ -264,7 +266,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
     """What is trained, and on which machine; its GPUs are leased from here on."""
     if options.script:
         return _script_and_machine(options, venue, tell)
-    model = resolve_model(options.model, task=options.task)
+    model = resolve_model(options.model, task=options.task, count=counting(noting(tell)))
     if model.note:
         tell(Note(model.note))
     machine = venue.machine()

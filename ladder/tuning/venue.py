@@ -206,7 +206,7 @@ class OnPaper:
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
         """`machine` is the simulated machine, limited to what the user allows."""
-        launcher = SimulatedLauncher(self._simulated, cancelled=self._cancelled)
+        launcher = SimulatedLauncher(self._simulated, model=workload.model, cancelled=self._cancelled)
         with closing(launcher):
             yield OpenVenue(machine=machine, launcher=launcher, clock=launcher.now)
 

@@ -5,10 +5,13 @@ The counts are those of transformers' classes with a language-model head; tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ladder.workload.config_guard import ConfigReader, shorten
+
+_TEXT_SECTION = "text_config"
+"""Where a model of images and text has its language model's sizes."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Parts:
     fused: int = 0
     """The largest tensor if transformers may store several matrices as one, such as all experts."""
     estimated: bool = False
+    section: str = ""
+    """As in ModelShape."""
 
 
 def _llama_like(config: ConfigReader) -> Parts:
@@ -221,14 +226,21 @@ def _gpt_neox(config: ConfigReader) -> Parts:
 
 def _other_decoder(config: ConfigReader) -> Parts:
     """A decoder of an unknown family, counted like a llama without biases; all experts are counted."""
+    text = config.config.get(_TEXT_SECTION)
+    if isinstance(text, Mapping):  # a model of images and text: those for images are not counted
+        text_type = text.get("model_type")
+        part = ConfigReader({**text, "model_type": str(text_type)}, config.name)
+        return replace(parts_of(part), section=_TEXT_SECTION, estimated=True)
     if config.config.get("is_encoder_decoder") is True:
         raise config.refuse(f"encoder-decoder models of type {shorten(config.config['model_type'])} are not supported")
-    hidden, vocab = config.size("hidden_size", "n_embd", "d_model"), config.size("vocab_size")
-    heads = config.size("num_attention_heads", "n_head", "num_heads")
+    hidden, vocab = config.size("hidden_size", "n_embd", "d_model", "dim"), config.size("vocab_size")
+    # Without attention: as many heads as a usual model of this width would have.
+    heads = config.size("num_attention_heads", "n_head", "n_heads", "num_heads", default=max(1, hidden // 64))
     kv_heads = config.size("num_key_value_heads", default=heads)
     head_dim = config.size("head_dim", default=max(1, hidden // heads))
     gated = config.config.get("intermediate_size") is not None
-    ffn = config.size("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    names = ("moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff")
+    ffn = config.size(*names, default=4 * hidden)
     experts = config.size("num_local_experts", "num_experts", "n_routed_experts", default=1)
     active = min(experts, config.size("num_experts_per_tok", default=1))
     feed_forward = [hidden * ffn] * (3 if gated else 2)
@@ -236,7 +248,7 @@ def _other_decoder(config: ConfigReader) -> Parts:
     matrices = [hidden * q, hidden * kv, hidden * kv, q * hidden, *feed_forward * active]
     # A token uses only the active experts; the others count as parameters outside its matrices.
     others = (experts - active) * sum(feed_forward) + (hidden * experts if experts > 1 else 0) + 2 * hidden
-    layers = config.layers("num_hidden_layers", "n_layer", "num_layers")
+    layers = config.layers("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     positions = config.size("max_position_embeddings", "n_positions", default=0) or None
     return Parts(
         hidden=hidden,

@@ -13,11 +13,12 @@ import re
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ladder.errors import ModelNotAccessibleError
 from ladder.units import MIB
 from ladder.workload.config_guard import checked_config, shorten
+from ladder.workload.counted import Count
 from ladder.workload.shapes import check_task, shape_from_config
 from ladder.workload.workload import ModelShape, Source, Task
 
@@ -31,20 +32,29 @@ _CONFIG_BYTES = MIB
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
-def resolve_model(text: str, *, task: Task | None = None) -> ModelShape:
+class _Found(NamedTuple):
+    """The configuration of MODEL, checked, and a note on where it came from."""
+
+    config: dict[str, Any]
+    source: Source
+    note: str = ""
+
+
+def resolve_model(text: str, *, task: Task | None = None, count: Count | None = None) -> ModelShape:
     """The shape of MODEL: an existing folder or config.json, or else a bundled shape, or else a Hub id.
 
     If a Hub model is gated or cannot be reached but has a bundled shape, that is returned with a `note`.
     ModelNotAccessibleError if there is no usable configuration, UsageError if `task` does not suit the model. The
-    network is used for Hub ids only, for at most about ten seconds.
+    network is used for Hub ids only, for at most about ten seconds. `count` is as in `shape_from_config`.
     """
     path_like = text.strip() and "\0" not in text
-    shape = _from_path(text) if path_like else None
-    if shape is None and not (path_like and text.isprintable()):
+    found = _from_path(text) if path_like else None
+    if found is None and not (path_like and text.isprintable()):
         raise ModelNotAccessibleError(
             f"{shorten(text)} is not a model; give a Hub id, a folder with a config.json, or a bundled name."
         )
-    shape = shape or _from_bundled(text) or _from_hub(text)
+    found = found or _from_bundled(text) or _from_hub(text)
+    shape = shape_from_config(found.config, name=text, source=found.source, note=found.note, task=task, count=count)
     if task is not None:
         check_task(shape.model_type, shape.config, task)
     return shape
@@ -86,17 +96,17 @@ def _bundled_name(text: str) -> str | None:
     return next((name for name in bundled_models() if wanted in map(str.lower, hub_ids(name))), None)
 
 
-def _from_bundled(text: str) -> ModelShape | None:
+def _from_bundled(text: str) -> _Found | None:
     name = text.lower()
-    return _bundled_shape(text, name) if name in bundled_models() else None
+    return _bundled(name) if name in bundled_models() else None
 
 
-def _bundled_shape(text: str, name: str, note: str = "") -> ModelShape:
-    return shape_from_config(_bundle(name)["config"], name=text, source="bundled", note=note)
+def _bundled(name: str, note: str = "") -> _Found:
+    return _Found(_bundle(name)["config"], "bundled", note)
 
 
-def _from_path(text: str) -> ModelShape | None:
-    """The shape of an existing folder or file; None if there is neither."""
+def _from_path(text: str) -> _Found | None:
+    """The configuration in an existing folder or file; None if there is neither."""
     path = Path(text)
     try:
         if path.is_dir():
@@ -104,17 +114,17 @@ def _from_path(text: str) -> ModelShape | None:
                 if text.lower() in bundled_models():  # a run folder may have the name of its model
                     return None
                 raise ModelNotAccessibleError(f"The folder {text!r} has no config.json; give the folder that has one.")
-            return _read_shape(path / "config.json", name=text, source="folder")
-        return _read_shape(path, name=text, source="file") if path.exists() else None
+            return _read(path / "config.json", name=text, source="folder")
+        return _read(path, name=text, source="file") if path.exists() else None
     except OSError as error:  # a parent folder that may not be entered, or a name that is too long
         if _is_hub_id(text):
             return None
         raise ModelNotAccessibleError(f"{shorten(text)} cannot be read: {error.strerror}.") from None
 
 
-def _read_shape(path: Path, *, name: str, source: Source) -> ModelShape:
+def _read(path: Path, *, name: str, source: Source) -> _Found:
     config, note = checked_config(_read_json(path, name), name)
-    return shape_from_config(config, name=name, source=source, note=note)
+    return _Found(config, source, note)
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -160,7 +170,7 @@ class _HubError(Exception):
         self.what, self.remedy = what, remedy
 
 
-def _from_hub(text: str) -> ModelShape:
+def _from_hub(text: str) -> _Found:
     if not _is_hub_id(text):
         raise ModelNotAccessibleError(f"{shorten(text)} is neither a file, a folder nor a Hub id; {_advice(text)}")
     try:
@@ -168,9 +178,9 @@ def _from_hub(text: str) -> ModelShape:
     except _HubError as problem:
         name = _bundled_name(text)
         if name is not None:
-            return _bundled_shape(text, name, f"{problem.what}; the bundled shape {name} is used instead.")
+            return _bundled(name, f"{problem.what}; the bundled shape {name} is used instead.")
         raise ModelNotAccessibleError(f"{problem.what}; {problem.remedy}{_advice(text)}") from None
-    return _read_shape(path, name=text, source="hub")
+    return _read(path, name=text, source="hub")
 
 
 def _within(seconds: float, hub_id: str) -> Path:

@@ -53,6 +53,14 @@ class ModelShape:
     """The output head shares its weights with the embeddings, so its gradient is complete only after backward."""
     note: str = ""
     """A sentence for the user about where the shape came from."""
+    task: Task | None = None
+    """Its usual task, or the one asked for, where transformers counted it; None where the family is known here."""
+    section: str = ""
+    """The key of `config` that holds the language model's sizes, such as text_config; "" if they are at the top."""
+    checkpoints: bool = True
+    """Its class can checkpoint activations."""
+    num_parameters_in_blocks: int = 0
+    """Of all blocks of a model that transformers counted; 0 where blocks share theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)

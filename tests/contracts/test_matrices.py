@@ -10,7 +10,7 @@ from helpers.shapes import FAMILIES, SMALL
 from peft import LoraConfig, get_peft_model
 
 from ladder.errors import UsageError
-from ladder.trial.model import model_class, model_config
+from ladder.trial.model_class import model_class, model_config
 from ladder.workload.lora import Lora
 from ladder.workload.matrices import matrices_of
 from ladder.workload.shapes import default_task, shape_from_config

@@ -27,9 +27,12 @@ from ladder.report.markdown import markdown
 from ladder.report.run_data import ReportedRun, named_apart
 from ladder.report.speed_figure import speed_against_memory
 from ladder.report.summary import introduction, usage
+from ladder.report.table import rows
 from ladder.report.writing import write_reports
 from ladder.runs.journal import Journal, ReadOnlyJournal
+from ladder.search.belief import believe
 from ladder.search.space import REFUSED
+from ladder.units import gib
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +142,7 @@ def test_a_report_made_later_is_the_one_that_the_tune_made(simulated_run: Path, 
     assert again.read_text() == (simulated_run / "report.html").read_text()
 
 
-def test_csv_has_every_candidate_and_its_prediction_where_it_was_not_tried(
+def test_csv_has_every_candidate_and_its_predicted_speed_where_it_was_not_tried(
     folder: Path, run: ReportedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(folder), "--format", "csv"]) == 0
@@ -147,7 +150,23 @@ def test_csv_has_every_candidate_and_its_prediction_where_it_was_not_tried(
     assert len(table) == len(run.entries)
     predicted = table[table["status"] == "predicted"]
     assert predicted["predicted_tokens_per_second"].notna().all()
-    assert table[table["status"] == "measured"]["predicted_device_gib"].isna().all()
+    tried = table[table["status"].isin(["measured", "answer"])]
+    assert tried["predicted_tokens_per_second"].isna().all()  # these are for what was not tried
+
+
+def test_csv_has_the_memory_that_was_predicted_before_each_trial(run: ReportedRun) -> None:
+    tried = [entry for entry in run.entries if entry.record is not None]
+    table = {(row["rung"], row["checkpointing"], row["micro_batch"]): row for row in rows(run.entries, {})}
+    for entry in tried:
+        assert entry.candidate_key is not None
+        assert entry.record is not None
+        trials = [record.trial for record in run.records]
+        belief = believe(run.space, run.records[: trials.index(entry.record.trial)])
+        row = table[entry.rung, entry.checkpointing, entry.micro_batch]
+        before = belief.outlook(run.space.by_key[entry.candidate_key]).memory.peak
+        assert row["predicted_device_gib"] == gib(before)
+    first = next(entry for entry in tried if entry.record == run.records[0])
+    assert first.foretold == run.space.predicted_peak(run.space.by_key[str(first.candidate_key)])
 
 
 def test_several_runs_are_told_apart_in_csv_and_markdown(

@@ -30,8 +30,9 @@ from ladder.emit import (
     trainer_command_line,
 )
 from ladder.emit.files import write_atomically
+from ladder.emit.trainer import least_transformers
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.host import MALLOC_OF_A_CPU_RANK
+from ladder.machine.host import MALLOC_OF_A_CPU_RANK, environment_of_a_cpu_rank
 from ladder.units import GIB
 
 
@@ -339,6 +340,27 @@ def test_checkpointing_has_the_name_that_the_measured_transformers_knows_without
 
 
 @pytest.mark.parametrize(
+    ("version", "every", "least"),
+    [
+        ("5.17.0", 1, ""),
+        ("5.18.0", 2, "5.18"),
+        ("5.22.0", 2, "5.18"),
+        ("5.23.0", 1, "5.23"),
+        ("5.23.0", 0, "5.23"),
+        ("", 2, "5.18"),
+    ],
+)
+def test_the_launch_script_says_which_transformers_the_trainer_s_arguments_need(
+    version: str, every: int, least: str, tmp_path: Path
+) -> None:
+    candidate = dataclasses.replace(answer().candidate, checkpoint_every=every)
+    found = answer(candidate=candidate, versions={"transformers": version})
+    assert least_transformers(found) == least
+    script = launch_script(found, OutputPaths.beside(tmp_path / "best_config.json"))
+    assert (f"# They need transformers {least} or later; tune again" in script) is bool(least)
+
+
+@pytest.mark.parametrize(
     ("optimizer", "device", "expected"),
     [
         ("adamw", "cuda", {"optim": "adamw_torch_fused"}),
@@ -392,8 +414,19 @@ def test_the_environment_gives_a_rank_the_threads_and_the_allocator_it_was_measu
         "OMP_NUM_THREADS": "4",
         "DS_ACCELERATOR": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
         **MALLOC_OF_A_CPU_RANK,
     }
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"])
+def test_a_user_s_own_size_of_onednn_s_cache_stays_in_trials_and_in_the_answer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "7")
+    assert environment_of_a_cpu_rank({name: "7"}) == {**MALLOC_OF_A_CPU_RANK, name: "7"}
+    emitted = launch_environment(answer(device="cpu"))
+    assert {key: value for key, value in emitted.items() if key.endswith("CACHE_CAPACITY")} == {name: "7"}
 
 
 def test_a_line_break_in_a_name_stays_inside_the_comment(tmp_path: Path) -> None:

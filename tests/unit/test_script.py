@@ -34,6 +34,7 @@ from ladder.tuning.own_script import (
     with_preparation,
     workload_of_script,
 )
+from ladder.workload.counted import Counted
 from ladder.workload.script import Script, option_in, writing_into
 from ladder.workload.workload import Workload
 
@@ -200,6 +201,24 @@ def test_a_space_without_a_script_is_stored_without_one() -> None:
     assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
 
 
+COUNTED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "max_positions",
+    "num_parameters",
+    "num_matmul_parameters",
+    "num_block_parameters",
+    "largest_parameter",
+    "gated_mlp",
+    "is_encoder_decoder",
+)
+"""What counting finds of a model, besides its layers."""
+
+
 def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that_were_counted() -> None:
     shape = shape_of(make_script(num_parameters=TINY.num_parameters + 100))
     assert shape == replace(
@@ -210,6 +229,15 @@ def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that
 def test_a_model_of_several_parts_has_the_shape_of_its_text_part() -> None:
     nested = {"model_type": "gemma3", "text_config": {**TINY_CONFIG, "model_type": "llama"}}
     assert shape_of(make_script(model_config_json=nested)).num_layers == TINY.num_layers
+
+
+def test_the_shape_of_a_family_that_is_not_known_is_what_transformers_counts_with_the_parameters_seen() -> None:
+    sizes = {name: getattr(TINY, name) for name in COUNTED} | {"num_layers": 7, "is_recurrent": False}
+    script = make_script(model_config_json={"model_type": "other"}, num_parameters=123)
+    shape = shape_of(script, lambda config, task: Counted(tasks=("causal-lm",), sizes=sizes))
+    assert (shape.num_layers, shape.num_parameters) == (7, 123)
+    with pytest.raises(UsageError, match=r"cannot be tuned: .* no class for 'other' that learns text"):
+        shape_of(script, lambda config, task: Counted(tasks=(), sizes=None))
 
 
 def test_a_model_s_own_folder_gives_it_its_name(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import pytest
 from helpers.shapes import SMALL
 
 from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.workload.counted import Counted
 from ladder.workload.shapes import (
     check_task,
     default_seq_len,
     default_task,
+    depth_of,
+    shape_again,
     shape_from_config,
     with_layers,
     with_vocabulary,
@@ -74,6 +77,76 @@ def test_all_experts_are_parameters_but_a_token_meets_only_the_active_ones() -> 
     expert = 3 * 64 * 96
     assert sparse.num_parameters == dense.num_parameters + 3 * (7 * expert + 64 * 8)
     assert sparse.num_matmul_parameters == dense.num_matmul_parameters + 3 * expert
+
+
+def test_the_language_model_of_several_parts_is_an_estimate_without_transformers() -> None:
+    nested = {"model_type": "gemma3", "text_config": {**SMALL, "num_hidden_layers": 4}, "vision_config": {}}
+    shape = shape_from_config(nested, name="small", source="file")
+    assert shape.num_parameters == small(num_hidden_layers=4).num_parameters
+    assert "estimate" in shape.note
+    two = with_vocabulary(with_layers(shape, 2), 50)
+    assert (two.num_layers, two.vocab_size, depth_of(shape)) == (2, 50, 4)
+    assert two.config == {**nested, "text_config": {**SMALL, "num_hidden_layers": 2, "vocab_size": 50}}
+    assert shape_again(shape, with_layers(shape, 2).config).num_layers == 2
+
+
+COUNTED: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_layers": 4,
+    "num_heads": 4,
+    "num_kv_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 1000,
+    "max_positions": 128,
+    "section": "text_config",
+    "num_parameters": 1_000_000,
+    "num_matmul_parameters": 464_000,
+    "num_block_parameters": 110_000,
+    "num_parameters_in_blocks": 400_000,
+    "largest_parameter": 64_000,
+    "gated_mlp": True,
+    "is_encoder_decoder": False,
+    "tied": True,
+    "checkpoints": True,
+    "is_recurrent": False,
+}
+
+
+def counted_shape(config: dict[str, Any], **changes: Any) -> ModelShape:
+    def count(config: Any, task: Any) -> Counted:
+        return Counted(tasks=("causal-lm",), sizes=COUNTED | changes)
+
+    return shape_from_config(config, name="small", source="file", count=count)
+
+
+def test_what_transformers_counted_is_no_estimate_and_fewer_layers_have_their_share_of_it() -> None:
+    config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 4, "layer_types": list("abab")}}
+    shape = counted_shape(config)
+    assert (shape.num_parameters, shape.note, shape.task) == (1_000_000, "", "causal-lm")
+    one = with_layers(shape, 1)
+    assert one.config["text_config"] == {"num_hidden_layers": 1, "layer_types": ["a"]}
+    assert (one.num_parameters, one.num_parameters_in_blocks) == (700_000, 100_000)
+    assert one.num_matmul_parameters == 100_000 + 64_000
+    assert shape_again(shape, one.config) == one
+    assert shape_again(shape, shape.config) is shape
+    fewer = with_vocabulary(shape, 500)
+    assert (fewer.num_parameters, fewer.num_matmul_parameters) == (968_000, 432_000)
+    without_a_key = counted_shape({"model_type": "gemma3", "text_config": {}})
+    assert with_layers(without_a_key, 2).config["text_config"] == {"num_hidden_layers": 2}
+
+
+def test_a_model_with_a_state_says_that_its_first_prediction_is_rough() -> None:
+    note = counted_shape({"model_type": "mamba"}, section="", is_recurrent=True).note
+    assert note.startswith("'mamba' has layers with a state, whose memory is first predicted as if")
+
+
+def test_a_family_that_is_known_is_never_counted() -> None:
+    def count(config: Any, task: Any) -> Counted:
+        raise AssertionError("a process that nobody needs")
+
+    assert shape_from_config(SMALL, name="small", source="file", count=count) == small()
+    assert shape_from_config(SMALL | {"model_type": "brandnew"}, name="s", source="file", count=lambda *_: None).note
 
 
 def test_an_unknown_encoder_decoder_is_refused() -> None:

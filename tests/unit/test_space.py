@@ -8,6 +8,7 @@ from helpers import make_candidate, make_record
 from helpers.searches import make_space, out_of_memory
 
 from ladder.events.outcome import Outcome
+from ladder.search.remedies import remedies
 from ladder.search.space import PARITY, disproved, proven, ruled_out
 from ladder.techniques.liger import LIGER
 from ladder.units import GIB
@@ -100,3 +101,14 @@ def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_
 def test_candidates_come_in_ascending_memory():
     sizes = [candidate.micro_batch for candidate in make_space("zero3").candidates if candidate.gradient_checkpointing]
     assert sizes == sorted(sizes)
+
+
+def test_a_model_that_cannot_checkpoint_keeps_its_candidates_without_checkpointing():
+    workload = make_space("zero2").workload
+    without = replace(workload, model=replace(workload.model, checkpoints=False))
+    space = make_space("zero2", workload=without, checkpointing=("1/2", "cpu"))
+    assert {candidate.checkpointing for candidate in space.candidates} == {"off"}
+    assert len(space.candidates) == len(space.micro_batches)
+    tight = replace(space, memory_limit=GIB)
+    needs, less = (remedies(each).gpu_memory or 0 for each in (tight, replace(tight, workload=workload)))
+    assert needs > less > GIB

@@ -188,7 +188,7 @@ def _kind(row: dict[str, Any]) -> str:
 
 def _cell(row: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
     value, sign = row[name], ""
-    if value is None and name in _PREDICTED and row[_PREDICTED[name]] is not None:
+    if value is None and name in _PREDICTED and row["status"] == "predicted" and row[_PREDICTED[name]] is not None:
         value, sign = row[_PREDICTED[name]], "~"
     if value is None or (name == "tokens_per_second" and sign and not _is_likely(row)):
         return {"text": "", "kind": kind, "value": ""}

@@ -1,0 +1,91 @@
+"""Has transformers count the parameters of a model, in a process of its own, and keeps what it found."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ladder import __version__
+from ladder.launch.modules import module_command, module_environment
+from ladder.launch.secrets import blanked_secrets
+from ladder.workload.config_guard import shorten
+from ladder.workload.counted import Count, Counted
+from ladder.workload.workload import Task
+
+_SECONDS = 120.0
+"""Chosen: ten times what importing torch and transformers takes on two busy cores."""
+
+
+def counting(note: Callable[[str], None] = lambda _: None) -> Count:
+    """For `resolve_model`: counts with transformers. `note` gets a sentence before a wait of seconds."""
+    return partial(_count, note)
+
+
+def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | None) -> Counted | None:
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        return None
+    asked = json.dumps({"config": config, "task": task}, sort_keys=True)
+    kept = _file_of(asked)
+    reply = _read(kept)
+    if reply is None:
+        note(f"Counting the parameters of model type {shorten(config['model_type'])} with transformers, once.")
+        reply = _ask(asked)
+        _keep(kept, reply)
+    if not reply or "tasks" not in reply:  # transformers does not know the model, or cannot build it
+        return None
+    return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+
+
+def _ask(asked: str) -> dict[str, Any] | None:
+    """What the program replies; None if it does not."""
+    quiet = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            module_command("ladder.trial.count"),
+            input=asked.encode(),
+            capture_output=True,
+            env=module_environment({**blanked_secrets(os.environ), **quiet}),
+            timeout=_SECONDS,
+            check=True,
+        )
+        reply: dict[str, Any] = json.loads(done.stdout)
+        return reply
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _file_of(asked: str) -> Path:
+    """Where the reply is kept. What is counted depends on the versions of both programs."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    versions = f"{__version__} {importlib.metadata.version('transformers')}"
+    return root / "ladder" / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
+
+
+def _read(kept: Path) -> dict[str, Any] | None:
+    try:
+        reply: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return reply
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(kept: Path, reply: dict[str, Any] | None) -> None:
+    """Without it the next call counts again, so nothing is said where the folder cannot be written."""
+    if reply is None:
+        return
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=kept.parent)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(reply, file)
+        os.replace(name, kept)

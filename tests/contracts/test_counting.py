@@ -1,0 +1,152 @@
+"""What transformers counts of a model that ladder does not know is exact, and agrees with what ladder knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.families import FAMILIES as OTHERS
+from helpers.shapes import SMALL
+
+from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.launch.counting import counting
+from ladder.trial.count import counted
+from ladder.workload.counted import Counted
+from ladder.workload.shapes import depth_of, shape_from_config, usual_task, with_layers, with_vocabulary
+from ladder.workload.source import bundled_models, resolve_model
+from ladder.workload.workload import ModelShape, Task
+
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "max_positions",
+    "num_parameters",
+    "num_matmul_parameters",
+    "num_block_parameters",
+    "largest_parameter",
+    "gated_mlp",
+    "is_encoder_decoder",
+    "tied",
+)
+
+
+def count(config: Any, task: Task | None) -> Counted:
+    """As `counting` does, in this process."""
+    reply = counted(dict(config), task)
+    return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+
+
+def shape_of(config: dict[str, Any], task: Task | None = None) -> ModelShape:
+    return shape_from_config(config, name="small", source="file", task=task, count=count)
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_counting_a_family_that_is_known_finds_what_is_known(name: str) -> None:
+    known = resolve_model(name)
+    found = counted(dict(known.config), None)
+    assert found["tasks"][0] == usual_task(known)
+    assert {size: found["sizes"][size] for size in SIZES} == {size: getattr(known, size) for size in SIZES}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_family_that_is_not_known_is_counted_exactly_and_is_no_estimate(name: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMaskedLM
+    from transformers import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
+
+    from ladder.trial.model_class import model_config
+
+    shape = shape_of(OTHERS[name])
+    assert "estimate" not in shape.note
+    config = model_config(OTHERS[name])
+    autos = (AutoModelForSeq2Seq, AutoModelForMaskedLM, AutoModelForImageTextToText, AutoModelForCausalLM)
+    model = next(auto for auto in autos if type(config) in auto._model_mapping).from_config(config)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    assert (shape.num_parameters, shape.largest_parameter) == (sum(sizes), max(sizes))
+    assert depth_of(shape) == 4
+    assert (shape.hidden_size, shape.vocab_size) == (64, 1000)
+
+
+def test_a_model_with_fewer_layers_is_one_that_transformers_builds() -> None:
+    for config in OTHERS.values():
+        shape = shape_of(config)
+        two = with_layers(shape, 2)
+        again = shape_of(dict(two.config))
+        assert two.num_layers == again.num_layers
+        assert two.num_parameters == pytest.approx(again.num_parameters, rel=0.2)  # layers may differ
+        assert shape_of(dict(with_vocabulary(shape, 500).config)).vocab_size == 500
+
+
+def test_a_token_meets_the_active_experts_alone() -> None:
+    moe = SMALL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4}
+    shape, expert = shape_of(moe), 3 * 64 * 96
+    idle = 3 * 6 * expert
+    norms, table = (2 * 3 + 1) * 64, 64 * 100
+    assert shape.num_matmul_parameters == shape.num_parameters - idle - norms - table
+    assert shape.largest_parameter == 8 * 2 * 96 * 64
+
+
+def test_a_token_goes_through_a_shared_block_as_often_as_there_are_layers() -> None:
+    four, two = shape_of(OTHERS["albert"]), shape_of(OTHERS["albert"] | {"num_hidden_layers": 2})
+    assert four.num_parameters == two.num_parameters == with_layers(four, 2).num_parameters
+    block = 4 * 64 * 64 + 2 * 64 * 96
+    assert four.num_matmul_parameters - two.num_matmul_parameters == 2 * block
+    assert with_layers(four, 2).num_layers == 2
+
+
+def test_the_tower_for_images_is_trained_but_no_token_is_multiplied_with_it() -> None:
+    small, large = (
+        shape_of(OTHERS["llava"] | {"vision_config": OTHERS["llava"]["vision_config"] | {"num_hidden_layers": layers}})
+        for layers in (2, 4)
+    )
+    assert large.num_parameters > small.num_parameters
+    assert large.num_matmul_parameters == small.num_matmul_parameters
+    assert large.num_layers == small.num_layers
+
+
+def test_the_usual_task_is_that_of_the_family_and_another_one_that_it_has_can_be_asked_for() -> None:
+    assert shape_of(OTHERS["electra"]).task == "masked-lm"
+    assert shape_of(OTHERS["electra"], "causal-lm").task == "causal-lm"
+    assert shape_of(OTHERS["electra"] | {"architectures": ["ElectraForCausalLM"]}).task == "causal-lm"
+    with pytest.raises(UsageError, match="'albert' model is trained as masked-lm, not as causal-lm; leave --task out"):
+        shape_of(OTHERS["albert"], "causal-lm")
+
+
+def test_a_model_of_images_alone_is_refused_in_a_sentence_that_says_so() -> None:
+    with pytest.raises(ModelNotAccessibleError, match="no class for 'vit' that learns text"):
+        shape_of({"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})
+
+
+def test_what_transformers_counts_is_kept_and_what_it_does_not_know_stays_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    notes: list[str] = []
+    ask = counting(notes.append)
+    first = ask(OTHERS["distilbert"], None)
+    assert first is not None
+    assert notes == ["Counting the parameters of model type 'distilbert' with transformers, once."]
+    assert first == count(OTHERS["distilbert"], None)
+    assert ask(SMALL | {"model_type": "brandnew"}, None) is None
+    monkeypatch.setattr(sys, "executable", "/no/such/python")  # nothing is started for what was counted
+    assert ask(OTHERS["distilbert"], None) == first
+    assert ask(SMALL | {"model_type": "brandnew"}, None) is None
+    assert len(notes) == 2
+    assert ask(OTHERS["albert"], None) is None  # it cannot be started, so the estimate stays
+
+
+def test_a_damaged_file_of_what_was_counted_is_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ask = counting()
+    first = ask(OTHERS["distilbert"], None)
+    (kept,) = tmp_path.rglob("*.json")
+    kept.write_text("{")
+    assert ask(OTHERS["distilbert"], None) == first
+    assert json.loads(kept.read_text())["tasks"] == ["masked-lm"]

@@ -1,0 +1,121 @@
+"""Models of families that ladder does not know, planned and tuned for real; what cannot be trained is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import ladder
+from helpers.families import FAMILIES
+
+PLAN = ("plan", "model", "--gpus", "2", "--gpu-memory", "4GiB", "--seq-len", "64", "--global-batch-size", "8")
+TUNE = ("tune", "model", "--gpus", "0", "--gpu-memory", "2GiB", "--rung", "zero2", "--micro-batch", "1")
+WORKLOAD = ("--seq-len", "32", "--global-batch-size", "2", "--run-dir", "run", "--quiet")
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_trial_trains_the_model_on_tokens_alone(name: str) -> None:
+    from ladder.trial.model import build_model, make_batch, set_checkpointing
+    from ladder.trial.model_class import model_config, tasks_of
+
+    task = tasks_of(model_config(FAMILIES[name]))[0]
+    spec: Any = SimpleNamespace(
+        seed=0,
+        model_config_json=FAMILIES[name],
+        parity=False,
+        deepspeed={"zero_optimization": {"stage": 2}},
+        device="cpu",
+        task=task,
+        dtype="bf16",
+        seq_len=16,
+        techniques=(),
+        rank_modules=(),
+    )
+    model = build_model(spec)
+    every = 1 if model.supports_gradient_checkpointing else 0
+    set_checkpointing(model, SimpleNamespace(checkpoint_every=every, offload_activations=False))  # type: ignore[arg-type]
+    vocabulary = model.config.get_text_config().vocab_size
+    loss = model(**make_batch(spec, vocabulary, 2, torch.Generator().manual_seed(0))).loss
+    loss.backward()
+    assert 0 < loss.item() < 20
+    assert any(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("trial_environment")
+def test_a_model_that_cannot_checkpoint_is_tuned_without_checkpointing(tmp_path: Path) -> None:
+    write_model(tmp_path, FAMILIES["albert"])
+    done = ladder(*TUNE, *WORKLOAD, folder=tmp_path)
+    assert done.status == 0, done.errors
+    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    assert [(row.checkpointing, row.outcome) for row in table.itertuples()] == [("off", "fits")]
+    assert table["predicted_device_gib"].notna().all()
+    answer = json.loads((tmp_path / "best_config.json").read_text())
+    assert answer["ladder"]["environment"]["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
+
+
+@pytest.mark.usefixtures("trial_environment")
+def test_a_model_of_images_and_text_is_tuned_on_text(tmp_path: Path) -> None:
+    write_model(tmp_path, FAMILIES["qwen2_vl"])
+    done = ladder(*TUNE, *WORKLOAD, folder=tmp_path)
+    assert done.status == 0, done.errors
+    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    assert "fits" in set(table["outcome"])
+    assert not set(table["outcome"]) & {"crash", "hang"}
+
+
+def test_the_second_plan_counts_nothing_again(tmp_path: Path) -> None:
+    write_model(tmp_path, FAMILIES["gemma3"])
+    first, second = (ladder(*PLAN, folder=tmp_path) for _ in range(2))
+    assert (first.status, second.status) == (0, 0), first.errors
+    assert first.errors == "Counting the parameters of model type 'gemma3' with transformers, once.\n"
+    assert second.errors == ""
+    assert first.output == second.output
+
+
+def test_a_plan_works_without_torch_and_says_that_it_estimates(tmp_path: Path) -> None:
+    """A finder that hides torch stands for an environment without it: removing it here would end all other tests."""
+    write_model(tmp_path, FAMILIES["gemma3"])
+    hidden = (
+        "import sys, importlib.util as util; find = util.find_spec;"
+        "util.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest);"
+        "from ladder.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", hidden, *PLAN]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Parameter counts of model type 'gemma3' are an estimate" in done.stderr
+
+
+def test_a_model_of_images_is_refused_in_a_sentence_that_says_why(tmp_path: Path) -> None:
+    write_model(tmp_path, {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})
+    done = ladder(*PLAN, folder=tmp_path)
+    assert done.status != 0
+    assert "no class for 'vit' that learns text" in done.errors
+    assert "missing" not in done.errors
+
+
+def test_fp16_on_a_cpu_without_it_is_refused_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # what an older CPU has
+    done = ladder("tune", "tiny-llama", "--gpus", "0", "--dtype", "fp16", "--run-dir", "run", folder=tmp_path)
+    assert done.status == 2
+    assert done.errors.splitlines()[-1] == (
+        "ladder: This CPU cannot train in fp16, which needs AVX512-FP16 instructions; use --dtype bf16."
+    )
+    assert not (tmp_path / "run").exists()
