@@ -125,6 +125,18 @@ _FAMILIES: dict[str, _Names] = {
 _T5_ATTENTION = (("q", "a", "q"), ("k", "a", "q"), ("v", "a", "q"), ("o", "q", "h"))
 
 
+_AS_LISTED = {
+    *_FAMILIES,
+    *("llama", "mistral", "qwen2", "qwen3", "gemma"),
+    *("t5", "mt5", "mixtral", "qwen2_moe", "qwen3_moe"),
+}
+
+
+def has_known_names(model: ModelShape) -> bool:
+    """Whether the names are those of the model's own family, and not llama's in their place."""
+    return model.model_type in _AS_LISTED
+
+
 def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
     """All matrices of `model`, from the input to the output head."""
     if model.is_encoder_decoder:

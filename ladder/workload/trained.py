@@ -14,7 +14,7 @@ from ladder.errors import UsageError
 from ladder.text import shown
 from ladder.units import parameters_in_words
 from ladder.workload.lora import ALL_LINEAR, Lora
-from ladder.workload.matrices import Matrix, matrices_of
+from ladder.workload.matrices import Matrix, has_known_names, matrices_of
 
 if TYPE_CHECKING:
     from ladder.workload.workload import ModelShape, Workload
@@ -67,6 +67,8 @@ def weights_of(workload: Workload) -> Weights:
         )
     matrices = matrices_of(model)
     targets = targets_of(workload.lora, matrices)
+    if workload.lora is not None and not targets:  # a family whose names are not known: as if all layers had one
+        targets = tuple(matrix for matrix in matrices if matrix.is_linear)
     quantised = [matrix for matrix in matrices if matrix.is_linear] if workload.load_in else []
     num_quantised = sum(matrix.elements for matrix in quantised)
     saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_quantised
@@ -106,21 +108,21 @@ def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, 
         raise UsageError(f"--load-in {load_in} needs --lora: quantised weights cannot be trained.")
     if lora is not None:
         targets = targets_of(lora, matrices)
-        for target in lora.targets:
+        for target in lora.targets if has_known_names(model) else ():
             if target != ALL_LINEAR and not any(_is_called(matrix, target) for matrix in targets):
                 raise UsageError(
                     f"--lora targets={shown(target)} matches no linear layer of {shown(model.name)}; it has "
                     f"{', '.join(linear_names(matrices))}."
                 )
         _check_experts(lora, targets)
-        narrow = min(targets, key=lambda matrix: min(matrix.inputs, matrix.outputs))
+        narrow = min(targets or matrices, key=lambda matrix: min(matrix.inputs, matrix.outputs))
         most = min(narrow.inputs, narrow.outputs)
         if lora.rank > most:
             raise UsageError(
                 f"--lora r={lora.rank} is more than {_last_name(narrow)} of {shown(model.name)} has "
                 f"({narrow.inputs} × {narrow.outputs}); the most is r={most}."
             )
-    for pattern in freeze:
+    for pattern in freeze if has_known_names(model) else ():
         if not any(_freezes(pattern, matrix.module) for matrix in matrices):
             names = ", ".join(dict.fromkeys(_generic(matrix.module) for matrix in matrices))
             raise UsageError(f"--freeze {shown(pattern)} matches nothing in {shown(model.name)}; it has {names}.")

@@ -10,7 +10,7 @@ from helpers.shapes import FAMILIES, SMALL
 from peft import LoraConfig, get_peft_model
 
 from ladder.errors import UsageError
-from ladder.trial.model_class import model_class, model_config
+from ladder.trial.model_class import auto_class, model_config
 from ladder.workload.lora import Lora
 from ladder.workload.matrices import matrices_of
 from ladder.workload.shapes import default_task, shape_from_config
@@ -32,7 +32,8 @@ def shape(request: pytest.FixtureRequest) -> ModelShape:
 def _on_meta(shape: ModelShape) -> Any:
     raw = dict(shape.config)
     with torch.device("meta"):
-        return model_class(raw, default_task(shape.model_type, raw))._from_config(model_config(raw))
+        config = model_config(raw)
+        return auto_class(config, default_task(shape.model_type, raw)).from_config(config)
 
 
 def test_every_matrix_has_the_name_and_the_size_that_transformers_gives_it(shape: ModelShape) -> None:
