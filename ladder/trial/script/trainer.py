@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.protocol import CandidateSpec, CheckpointEvent
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
+from ladder.trial.reporter import now
+from ladder.trial.script.evaluation import evaluate
 from ladder.trial.script.hold import (
     Grip,
     NotTakenHoldOfError,
@@ -23,7 +25,7 @@ from ladder.trial.script.hold import (
     wrap,
 )
 from ladder.trial.script.real_steps import RealSteps
-from ladder.trial.script.samples import Samples, count_tokens, shape_of
+from ladder.trial.script.samples import Samples, shape_of
 from ladder.workload.script import ScriptFacts
 
 # What a trial must not do: it would write into the user's folders, tell the user's trackers, or train otherwise than
@@ -69,8 +71,7 @@ def hold_trainer(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
-            resumes = grip.script.resume and get_last_checkpoint(trainer.args.output_dir) is not None
-            more = {"resume_from_checkpoint": True} if resumes else {}
+            more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return own(trainer, *(() if more else arguments), **options | more)
         trainer.add_callback(_Held(trainer, grip))
         return own(trainer)  # without a checkpoint to go on from
@@ -78,8 +79,16 @@ def hold_trainer(grip: Grip) -> None:
     def prepared(own: Any, *arguments: Any, **options: Any) -> Any:
         return grip.engine(lambda: own(*arguments, **options))
 
+    def saved(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> None:
+        own(trainer, *arguments, **options)
+        if not trainer.args.save_only_model:
+            folder = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+            grip.reporter.send(CheckpointEvent(t=now(), folder=str(folder.absolute())))
+
     wrap(TrainingArguments, "__post_init__", replaced)
     wrap(Trainer, "train", held)
+    if grip.is_run:
+        wrap(Trainer, "_save_checkpoint", saved)
     wrap(Trainer, "_prepare_for_training", prepared)
 
 
@@ -252,7 +261,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         with self._steps.loading():
             batches, items = self._get_batches(*arguments, **options)
         for batch in batches:
-            self._steps.note_tokens(*count_tokens(batch))
+            self._steps.note_batch(batch)
         return batches, items
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -265,7 +274,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         if facts is not None and facts.evaluates:
             grip.reporter.phase("evaluation")
             with grip.reporter.during("evaluation"):
-                trainer.evaluate()
+                evaluate(trainer)
         grip.reporter.phase("gather")
         with grip.reporter.during("gather"):
             if facts is not None and facts.checkpoints:
@@ -273,7 +282,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
                 self._resume()
             else:
                 trainer.save_model(str(Path(grip.script.scratch) / "saved"))
-        self._steps.report()
+        self._steps.report(trainer.model)
 
     def _resume(self) -> None:
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint
