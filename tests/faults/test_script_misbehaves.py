@@ -88,6 +88,17 @@ def test_a_script_that_does_not_train_is_refused_with_the_reason_and_its_output(
     assert not (home / "ladder-runs").exists()
 
 
+def test_a_script_that_trains_on_what_its_model_writes_is_refused_before_any_trial(home: Path, tuned: Here) -> None:
+    pytest.importorskip("trl")
+    done = tuned(f"{MISBEHAVING}/generates.py")
+    assert done.status == 2
+    said = (
+        "The script cannot be tuned: its GRPOTrainer generates what it trains on while it trains, which trials cannot"
+    )
+    assert the_sentence(done).startswith(said)
+    assert not (home / "ladder-runs").exists()
+
+
 def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(home: Path, tuned: Here) -> None:
     done = tuned(f"{MISBEHAVING}/spawns.py --block_size 32")
     assert done.status == 2

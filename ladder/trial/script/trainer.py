@@ -114,7 +114,7 @@ _OWN = (
 def _facts(trainer: Trainer) -> ScriptFacts:
     args: Any = trainer.args
     own = args._ladder_own
-    _require_steps(trainer)
+    _require_training(trainer)
     samples = Samples(trainer.get_train_dataloader())
     rows, longest = shape_of(samples.longest(1))
     total, trainable = count_parameters(trainer.model)
@@ -136,15 +136,19 @@ def _facts(trainer: Trainer) -> ScriptFacts:
         mean_tokens=samples.mean_tokens(),
         num_samples=samples.total,
         num_looked_at=len(samples.sizes),
-        replays=not hasattr(args, "generation_batch_size"),
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
     )
 
 
-def _require_steps(trainer: Trainer) -> None:
+def _require_training(trainer: Trainer) -> None:
     args: Any = trainer.args
+    if hasattr(args, "generation_batch_size"):  # TRL's GRPO and its like
+        raise NotTakenHoldOfError(
+            f"its {type(trainer).__name__} generates what it trains on while it trains, which trials cannot do yet; "
+            "tune an SFT of the same model and lengths in its place"
+        )
     if args.max_steps <= 0 and args.num_train_epochs == 0:
         raise NotTakenHoldOfError("it is told to train no step: num_train_epochs is 0")
     if isinstance(trainer.train_dataset, Sized) and len(trainer.train_dataset) == 0:
