@@ -37,6 +37,8 @@ def verify(promised: Promised, options: VerifyOptions, shown: Shown) -> int:
       ladder verify best_config.json
 
       ladder verify best_config.json --minutes 30 --tolerance 0.1
+
+      ladder verify best_config.json -- train.py --learning_rate 1e-5
     """
     from ladder.cli.tune_result import error_as_json
     from ladder.tuning.interruption import InterruptedVerificationError, interruptible

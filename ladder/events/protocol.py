@@ -120,8 +120,8 @@ class ScriptSpec(_Frozen):
     """The folder that takes what a look or a trial would write into the user's."""
     arguments: dict[str, Any] = {}
     """TrainingArguments of a trial or a run."""
-    resume: bool = False
-    """Of a run: from the script's last checkpoint."""
+    resume: str = ""
+    """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
     facts: ScriptFacts | None = None
     """What the look found; for a trial."""
 
@@ -243,6 +243,15 @@ class HeldEvent(_Frozen):
     by: ScriptKind
 
 
+class CheckpointEvent(_Frozen):
+    """A run has written a checkpoint from which it could go on, or read one."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    t: float
+    folder: str = ""
+    """Of a Trainer, which goes on where it is told; empty for a loop of the script's own, which finds its own."""
+
+
 class FailedEvent(_Frozen):
     """Why this rank failed. `consequence` says that the failure of another rank caused it."""
 
@@ -266,7 +275,7 @@ class DoneEvent(_Frozen):
 
 
 Event = Annotated[
-    PhaseEvent | StepEvent | MeasuredEvent | LookedEvent | HeldEvent | FailedEvent | DoneEvent,
+    PhaseEvent | StepEvent | MeasuredEvent | LookedEvent | HeldEvent | CheckpointEvent | FailedEvent | DoneEvent,
     Field(discriminator="kind"),
 ]
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -50,6 +50,7 @@ class PlanArguments(Switches, total=False):
     machine: str | None
 
 class VerifyArguments(TypedDict, total=False):
+    script: str | Sequence[str]
     steps: int | None
     minutes: float | None
     tolerance: float

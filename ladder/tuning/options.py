@@ -280,10 +280,23 @@ class PlanOptions(WorkloadOptions):
     """As `TuneOptions.switches`; techniques that are missing are not tried."""
 
 
+OtherCommand = Annotated[
+    tuple[str, ...],
+    Option(
+        "One word of your own script's command. Simpler: put the command behind `--`.",
+        WORKLOAD,
+        metavar="WORD",
+        unset="the command that was tuned",
+    ),
+]
+"""In the place of the script that was tuned."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
     """The options of a verification."""
 
+    script: OtherCommand = ()
     steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
     minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
     tolerance: Annotated[
@@ -300,15 +313,7 @@ class VerifyOptions:
 class RunOptions:
     """What the user asked of a run of their own script."""
 
-    script: Annotated[
-        tuple[str, ...],
-        Option(
-            "One word of your own script's command. Simpler: put the command behind `--`.",
-            WORKLOAD,
-            metavar="WORD",
-            unset="the command that was tuned",
-        ),
-    ] = ()
+    script: OtherCommand = ()
     step_down: Annotated[
         bool,
         Option(

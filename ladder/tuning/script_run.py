@@ -13,37 +13,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.registry import backend_of
-from ladder.candidates import Candidate
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config
-from ladder.emit.settings import Settings, settings_in
-from ladder.emit.trainer import trainer_arguments
-from ladder.errors import EnvironmentFaultError, LadderError, UsageError
+from ladder.emit.settings import settings_in
+from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import MEMORY_OUTCOMES
-from ladder.events.protocol import FailedEvent, ScriptSpec, TrialSpec, parse_event
+from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrialSpec, parse_event
 from ladder.machine.gpus import visible_gpus
-from ladder.search.space import Space, measured
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.options import RunOptions
-from ladder.tuning.stored import stored_output
+from ladder.tuning.step_down import Plan, smaller
 from ladder.tuning.trial_request import candidate_spec
 from ladder.tuning.tune_events import Note, Subscriber
-from ladder.workload.script import keeps_its_optimizer
-
-_LESS = 0.95
-"""A candidate to step down to holds at most this share of the memory. Chosen: more than measurements of one stray."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """How the ranks train."""
+class _End:
+    """How a training ended."""
 
-    settings: Settings
-    candidate: Candidate
-    config: Mapping[str, Any]
-    optimizer: str = ""
-    """Of the script's own, as transformers names it."""
-    resume: bool = False
+    status: int
+    failure: FailedEvent | None = None
+    """Of the first rank to fail."""
+    has_checkpoint: bool = False
+    """It wrote or read one."""
+    written: str = ""
+    """The folder of a Trainer's last one that it wrote."""
 
 
 def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
@@ -63,27 +56,29 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     candidate = candidate_of(candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size)
     config = {key: value for key, value in document.items() if key != SECTION}
     own = section.get("script", {}).get("optimizer", "")
-    plan, tried = _Plan(settings=settings, candidate=candidate, config=config, optimizer=own), {candidate.key}
+    plan, tried = Plan(settings=settings, candidate=candidate, config=config, optimizer=own), {candidate.key}
     while True:
-        status, failure = _trained(command, plan)
-        if status == 0 or failure is None or failure.outcome not in MEMORY_OUTCOMES:
-            return status
-        said = f"It ran out of memory on a rank, in {failure.moment} ({plan.candidate.key})."
-        smaller = _smaller(section, plan, tried)
-        if smaller is None:
-            tell(Note(f"{said} No measured candidate of the same stage takes less; tune again with --gpu-memory."))
-            return status
-        held = f"{smaller.candidate.key} was measured with less"
+        end = _trained(command, plan)
+        if end.status == 0 or end.failure is None or end.failure.outcome not in MEMORY_OUTCOMES:
+            return end.status
+        said = f"It ran out of memory on a rank, in {end.failure.moment} ({plan.candidate.key})."
+        less = smaller(Path(section["run_dir"]), plan, tried, end.has_checkpoint)
+        if less is None:
+            reads = " and can read its checkpoint" if end.has_checkpoint else ""
+            tell(Note(f"{said} No measured candidate takes less{reads}; tune again with a smaller --gpu-memory."))
+            return end.status
+        held = f"{less.candidate.key} was measured with less"
+        start = "from the last checkpoint" if end.has_checkpoint else "from the beginning, as there is no checkpoint"
         if not asked.step_down:
-            tell(Note(f"{said} {held}: --step-down goes on with it from the script's last checkpoint."))
-            return status
-        tell(Note(f"{said} {held}: going on with it from the last checkpoint, with the same global batch."))
-        plan = smaller
-        tried.add(smaller.candidate.key)
+            tell(Note(f"{said} {held}: --step-down goes on with it, {start}."))
+            return end.status
+        tell(Note(f"{said} {held}: going on with it {start}, with the same global batch."))
+        plan = replace(less, resume=end.written or plan.resume)
+        tried.add(less.candidate.key)
 
 
-def _trained(command: Sequence[str], plan: _Plan) -> tuple[int, FailedEvent | None]:
-    """The exit status of a training, and what its first rank to fail said."""
+def _trained(command: Sequence[str], plan: Plan) -> _End:
+    """A whole training."""
     settings = plan.settings
     with tempfile.TemporaryDirectory(prefix="ladder-run-") as folder:
         spec = TrialSpec(
@@ -102,7 +97,7 @@ def _trained(command: Sequence[str], plan: _Plan) -> tuple[int, FailedEvent | No
             script=ScriptSpec(
                 command=tuple(command),
                 mode="run",
-                arguments=_arguments(plan),
+                arguments=plan.arguments,
                 resume=plan.resume,
             ),
         )
@@ -113,14 +108,7 @@ def _trained(command: Sequence[str], plan: _Plan) -> tuple[int, FailedEvent | No
             [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "ladder.trial.script.start", str(file)],
             {**os.environ, **settings.environment},
         )
-        return status, _failure(Path(folder))
-
-
-def _arguments(plan: _Plan) -> dict[str, Any]:
-    arguments = trainer_arguments(plan.settings, Path("deepspeed.json")) | {"deepspeed": dict(plan.config)}
-    if plan.optimizer and keeps_its_optimizer(plan.optimizer):
-        arguments.pop("optim", None)
-    return arguments
+        return _end(status, Path(folder))
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -145,57 +133,16 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _failure(folder: Path) -> FailedEvent | None:
+def _end(status: int, folder: Path) -> _End:
     lines = [line for file in sorted(folder.glob("rank*.jsonl")) for line in file.read_bytes().splitlines()]
-    failed = [event for event in map(parse_event, lines) if isinstance(event, FailedEvent) and not event.consequence]
-    return min(failed, key=lambda event: event.t, default=None)
-
-
-def _smaller(section: Mapping[str, Any], plan: _Plan, tried: set[str]) -> _Plan | None:
-    """The fastest measured candidate that takes less, of the same stage: others cannot read the checkpoint."""
-    try:
-        stored = stored_output(Path(section["run_dir"]))
-    except LadderError:  # the run folder is gone
-        return None
-    space: Space = stored.result.space
-    records = measured(stored.result.records)
-    now = records.get(plan.candidate.key)
-    if now is None or now.measurement is None:
-        return None
-    limit = _LESS * now.measurement.peak_device
-    stage = plan.candidate.engine.rung.stage
-    found = [
-        space.by_key[key]
-        for key, record in records.items()
-        if key not in tried
-        and key in space.by_key
-        and record.measurement is not None
-        and record.tokens_per_second
-        and record.measurement.peak_device <= limit
-        and space.by_key[key].engine.rung.stage == stage
-    ]
-    if not found:
-        return None
-    best = max(found, key=lambda candidate: records[candidate.key].tokens_per_second or 0.0)
-    return _with(plan, best, space)
-
-
-def _with(plan: _Plan, candidate: Candidate, space: Space) -> _Plan:
-    nvme = Path(space.nvme_path) if space.nvme_path else None
-    config = backend_of(candidate.engine.rung).configuration(
-        space.workload,
-        candidate.engine,
-        micro_batch=candidate.micro_batch,
-        accumulation=candidate.accumulation,
-        world_size=plan.settings.world_size,
-        nvme_path=nvme,
+    events = [parse_event(line) for line in lines]
+    failed = [event for event in events if isinstance(event, FailedEvent) and not event.consequence]
+    checkpoints = [event for event in events if isinstance(event, CheckpointEvent)]
+    written = [event for event in checkpoints if event.folder]
+    last = max(written, key=lambda event: event.t, default=None)
+    return _End(
+        status=status,
+        failure=min(failed, key=lambda event: event.t, default=None),
+        has_checkpoint=bool(checkpoints),
+        written=last.folder if last is not None else "",
     )
-    settings = replace(
-        plan.settings,
-        micro_batch=candidate.micro_batch,
-        accumulation=candidate.accumulation,
-        checkpoint_every=candidate.checkpoint_every,
-        checkpointing=candidate.checkpointing,
-        techniques=candidate.engine.techniques,
-    )
-    return replace(plan, settings=settings, candidate=candidate, config=config, resume=True)

@@ -23,6 +23,7 @@ from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.techniques.keys import candidate_of
+from ladder.text import shown
 from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.options import TuneOptions, VerifyOptions
@@ -40,6 +41,7 @@ from ladder.tuning.trial_request import (
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import ThisHost
 from ladder.units import GIB, format_bytes
+from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
@@ -114,7 +116,7 @@ def run_verification(
     document = _measured_document(path)
     promise = document[SECTION]
     with Leases(note=noting(tell), cancelled=cancelled) as leases:
-        options = _options(promise, document)
+        options = _options(promise, document, asked.script)
         host = ThisHost(options, leases, tell, cancelled)
         workload, machine = workload_and_machine(options, host, tell)
         _compare(path, promise, workload, machine, tell)
@@ -153,8 +155,19 @@ def _compare(path: Path, promise: Mapping[str, Any], workload: Workload, machine
         )
     if machine.gpu_name != promise["gpu"]:
         tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
-    if workload.script is not None and workload.script.facts.digest != promise["script"]["sha256"]:
+    if workload.script is not None:
+        _compare_script(path, promise.get("script", {}), workload.script.facts, tell)
+
+
+def _compare_script(path: Path, promise: Mapping[str, Any], facts: ScriptFacts, tell: Subscriber) -> None:
+    """UsageError for another optimizer than the file's, which holds other states."""
+    if facts.digest != promise.get("sha256"):
         tell(Note("Warning: the script has changed since it was tuned."))
+    if "optimizer" in promise and facts.optimizer != promise["optimizer"]:
+        raise UsageError(
+            f"{str(path)!r} was tuned for the optimizer {shown(promise['optimizer'])}, but the script trains with "
+            f"{shown(facts.optimizer)}; tune it again."
+        )
 
 
 def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Machine:
@@ -212,13 +225,13 @@ def _model(promised: Mapping[str, Any]) -> str:
     return folder if folder is not None and Path(folder).is_dir() else original_text(promised["name"])
 
 
-def _options(promise: Mapping[str, Any], document: Mapping[str, Any]) -> TuneOptions:
+def _options(promise: Mapping[str, Any], document: Mapping[str, Any], asked: tuple[str, ...]) -> TuneOptions:
     workload, on_cpu = promise["workload"], promise["device"] == "cpu"
     limit = promise["memory_per_gpu"]["limit_bytes"]
     # A limit equal to the whole GPU is no limit: another driver may leave a little less memory.
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
-    script = tuple(promise.get("script", {}).get("command", ()))
+    script = asked or tuple(promise.get("script", {}).get("command", ()))
     return TuneOptions(
         model="" if script else _model(promise["model"]),
         script=script,

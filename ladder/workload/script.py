@@ -39,8 +39,6 @@ class ScriptFacts:
     num_samples: int | None
     """None for a stream."""
     num_looked_at: int
-    replays: bool = True
-    """Batches of any size can be made of its samples; otherwise it makes them in its own way."""
     evaluates: bool = False
     checkpoints: bool = False
     """It saves so that it can resume."""

@@ -88,6 +88,17 @@ def test_a_script_that_does_not_train_is_refused_with_the_reason_and_its_output(
     assert not (home / "ladder-runs").exists()
 
 
+def test_a_script_that_trains_on_what_its_model_writes_is_refused_before_any_trial(home: Path, tuned: Here) -> None:
+    pytest.importorskip("trl")
+    done = tuned(f"{MISBEHAVING}/generates.py")
+    assert done.status == 2
+    said = (
+        "The script cannot be tuned: its GRPOTrainer generates what it trains on while it trains, which trials cannot"
+    )
+    assert the_sentence(done).startswith(said)
+    assert not (home / "ladder-runs").exists()
+
+
 def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(home: Path, tuned: Here) -> None:
     done = tuned(f"{MISBEHAVING}/spawns.py --block_size 32")
     assert done.status == 2
@@ -196,3 +207,23 @@ def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_tria
         assert not (home / name).exists()
     assert [file for file in (home / "ladder-runs").rglob("*") if file.name in ("scratch", "log.jsonl", "done")] == []
     assert logs_in(home) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "differs"),
+    [
+        ("--own_batch", "sequences in a micro-step: 2, and the candidate has 4"),
+        ("--own_checkpointing", "gradient checkpointing: on, and the candidate has off"),
+    ],
+)
+def test_a_script_that_decides_itself_what_a_trial_decides_is_found_out_in_the_proof(
+    option: str, differs: str, home: Path, tuned: Here
+) -> None:
+    options = ["--micro-batch", "4", "--documented"]
+    assert tuned(f"{MISBEHAVING}/own_batch.py", *options).status == 0
+    if json.loads((home / "best_config.json").read_text())["ladder"]["gradient_checkpointing"]:
+        pytest.skip("on this machine recomputing the layers was faster")
+    done = ladder("verify", "best_config.json", "--", f"{MISBEHAVING}/own_batch.py", option, folder=home)
+    assert done.status == 3
+    sentence = the_sentence(done)
+    assert f"the script trains with {differs}; leave that setting of the script to ladder" in sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import accelerate
@@ -89,7 +90,7 @@ def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
 def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
     own = accelerator._ladder_own
     optimizer = next((each for each in things if isinstance(each, torch.optim.Optimizer)), None)
-    precision = str(own.get("mixed_precision") or "no")
+    precision = str(own.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no")
     return facts_of_loop(
         "accelerate",
         model,

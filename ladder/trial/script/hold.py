@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import deepspeed
 
-from ladder.events.protocol import HeldEvent, LookedEvent, ScriptSpec, TrialSpec
+from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
 from ladder.workload.script import ScriptFacts, ScriptKind
@@ -108,7 +108,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def name_moments(grip: Grip) -> None:
-    """Let every engine say what it is doing, and report what goes wrong there before the script can swallow it."""
+    """Let every engine say what it is doing. What goes wrong there in a trial is reported before the script sees it."""
 
     def named(moment: str, own: Any, *arguments: Any, **options: Any) -> Any:
         try:
@@ -116,10 +116,24 @@ def name_moments(grip: Grip) -> None:
                 return own(*arguments, **options)
         except BaseException as error:
             grip.reporter.moment = moment
+            if grip.is_run:  # the user's own training, which may have its own answer
+                raise
             grip.leave(error)
 
     for name in ("forward", "backward", "step"):  # DeepSpeed's own wrappers hide their names
         wrap(deepspeed.DeepSpeedEngine, name, functools.partial(named, name))
+
+
+def note_checkpoints(grip: Grip) -> None:
+    """Let every engine of a run report that it wrote or read a checkpoint."""
+
+    def noted(own: Any, *arguments: Any, **options: Any) -> Any:
+        done = own(*arguments, **options)
+        grip.reporter.send(CheckpointEvent(t=now()))
+        return done
+
+    for name in ("save_checkpoint", "load_checkpoint"):
+        wrap(deepspeed.DeepSpeedEngine, name, noted)
 
 
 def class_in_words(model: Any) -> str:

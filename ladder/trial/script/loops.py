@@ -29,7 +29,7 @@ from ladder.trial.script.hold import (
     wrap,
 )
 from ladder.trial.script.real_steps import RealSteps
-from ladder.trial.script.samples import Samples, count_tokens, shape_of
+from ladder.trial.script.samples import Samples, shape_of
 from ladder.workload.script import ScriptFacts, ScriptKind
 
 Move = Callable[[Any], Any]
@@ -96,7 +96,7 @@ class Loop:
                         if batch is None:
                             break
                         self.is_boundary = micro_step == candidate.accumulation
-                        steps.note_tokens(*count_tokens(batch))
+                        steps.note_batch(batch)
                         yield batch
                         steps.note_loss(torch.as_tensor(self.loss))
                     if batch is None:
@@ -114,7 +114,7 @@ class Loop:
         with reporter.during("gather"):
             self.engine.save_checkpoint(folder)
             self.engine.load_checkpoint(folder)
-        steps.report()
+        steps.report(self.engine.module)
 
 
 class LoopSubject:

@@ -7,9 +7,9 @@ import os
 import runpy
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,8 @@ class Program:
     """A path, or what follows `-m`."""
     is_module: bool
     arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in which its launcher would tell accelerate of the training."""
 
     @property
     def file(self) -> Path:
@@ -109,37 +111,46 @@ def _python_file(name: str) -> str:
     return found
 
 
+_Launched = tuple[str, bool, list[str], dict[str, str]]
+"""The script, whether it is a module, its arguments, and what its environment is told of the training."""
+
+
 def _launched(launcher: str, words: list[str]) -> Program:
     """What `launcher` would start, as its own parser reads `words`. UsageError for what that refuses."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            name, is_module, arguments = _PARSERS[launcher](words)
+            name, is_module, arguments, environment = _PARSERS[launcher](words)
     except SystemExit:
         error = (said.getvalue().strip().splitlines() or [""])[-1].partition("error: ")[2] or "no script is named"
         raise UsageError(f"{launcher} does not understand the command: {shown(error)}.") from None
-    return Program(name if is_module else _python_file(name), bool(is_module), tuple(arguments))
+    return Program(name if is_module else _python_file(name), bool(is_module), tuple(arguments), environment)
 
 
-def _of_accelerate(words: list[str]) -> tuple[str, bool, list[str]]:
+def _of_accelerate(words: list[str]) -> _Launched:
     from accelerate.commands.launch import launch_command_parser
 
     known = launch_command_parser().parse_args(words)
-    return known.training_script, known.module, known.training_script_args
+    told = {
+        "ACCELERATE_MIXED_PRECISION": known.mixed_precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": known.gradient_accumulation_steps,
+    }
+    given = {name: str(value) for name, value in told.items() if value is not None}
+    return known.training_script, known.module, known.training_script_args, given
 
 
-def _of_torchrun(words: list[str]) -> tuple[str, bool, list[str]]:
+def _of_torchrun(words: list[str]) -> _Launched:
     from torch.distributed.run import get_args_parser
 
     known = get_args_parser().parse_args(words)
-    return known.training_script, known.module, known.training_script_args
+    return known.training_script, known.module, known.training_script_args, {}
 
 
-def _of_deepspeed(words: list[str]) -> tuple[str, bool, list[str]]:
+def _of_deepspeed(words: list[str]) -> _Launched:
     from deepspeed.launcher.runner import parse_args
 
     known = parse_args(words)
-    return known.user_script, known.module, known.user_args
+    return known.user_script, known.module, known.user_args, {}
 
 
 _PARSERS = {"accelerate launch": _of_accelerate, "torchrun": _of_torchrun, "deepspeed": _of_deepspeed}

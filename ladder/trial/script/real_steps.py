@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from ladder.trial.measuring import measured
 from ladder.trial.reporter import now
 from ladder.trial.script.hold import Grip
-from ladder.trial.script.samples import Samples
+from ladder.trial.script.samples import Samples, count_tokens
+from ladder.trial.script.seen import Seen
 from ladder.trial.script.usual import on_usual_batches
 from ladder.trial.steps import Step, Timings
 from ladder.trial.subject import synchronize
@@ -35,6 +37,7 @@ class RealSteps:
         (self._candidate,) = grip.spec.candidates
         sequences = self._candidate.accumulation * grip.spec.world_size
         self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences
+        self._seen = Seen(self._candidate, samples, grip.spec.world_size)
         self._losses = list[torch.Tensor]()
         self._windows = list[_Window]()
         self._now, self._window, self._untimed = _Now(), 1, 0
@@ -50,8 +53,10 @@ class RealSteps:
         yield
         self._now.loading += time.perf_counter() - began
 
-    def note_tokens(self, real: int, padded: int) -> None:
-        """Of the batch that is trained next."""
+    def note_batch(self, batch: Any) -> None:
+        """It is trained next."""
+        self._seen.note(batch)
+        real, padded = count_tokens(batch)
         self._now.tokens += real
         self._now.padded += padded
 
@@ -67,6 +72,7 @@ class RealSteps:
         the next batch while the GPU still works on this one.
         """
         self._now.steps += 1
+        self._seen.end_step()
         if self._now.steps < self._window:
             return False
         synchronize(self._grip.spec.device)
@@ -110,8 +116,12 @@ class RealSteps:
         dist.all_reduce(whole)
         return float(longest[0]), float(longest[1]), float(whole[0]), float(whole[1])
 
-    def report(self) -> None:
-        """Send what was measured, peaks of evaluation and save included."""
+    def report(self, model: Any) -> None:
+        """Send what was measured, peaks of evaluation and save included.
+
+        TrainsOtherwiseError if the script did not train `model` as it was told.
+        """
+        self._seen.require(model)
         ended, accumulation = now(), self._candidate.accumulation
         losses, windows = [float(loss) for loss in self._losses], self._windows
         timings = Timings(losses=losses)

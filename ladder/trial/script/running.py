@@ -36,7 +36,9 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     program = program_of(writing_into(script.command, script.scratch))
     grip = take_hold(spec, script, program, reporter, gauge, leave)
     refuse_training_elsewhere(grip)
-    if not grip.is_look:
+    if grip.is_look:
+        os.environ.update(program.environment)  # what the launcher was told counts as what the script says
+    else:
         name_moments(grip)
         gauge.start(spec.memory_limit)
     os.environ.update(_SILENT, MLFLOW_TRACKING_URI=script.scratch)

@@ -51,11 +51,11 @@ class Samples:
         self._order = [index for index in islice(order, _MOST) if index in self.sizes]
         if not self._order:
             raise WholeBatchesError("its data set is empty")
-        self._by_size = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+        self.longest_first = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
 
     def longest(self, count: int) -> Any:
         """The batch of the `count` longest samples."""
-        return self._batch(_cycled(self._by_size, count))
+        return self._batch(_cycled(self.longest_first, count))
 
     def usual(self, count: int) -> Any:
         """A batch of `count` samples that is as long as they are on average."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +16,10 @@ import torch.distributed as dist
 
 from ladder.events.protocol import TrialSpec
 from ladder.trial.gauge import CpuGauge
+from ladder.trial.operators import load
 from ladder.trial.rank import failure_event
 from ladder.trial.reporter import Reporter
+from ladder.trial.script.hold import name_moments, note_checkpoints
 from ladder.trial.script.program import program_of
 from ladder.trial.script.running import run_program, take_hold
 
@@ -29,15 +32,29 @@ def main() -> None:
     reporter = Reporter(path.parent / f"rank{os.environ['RANK']}.jsonl")
     if spec.device == "cpu" and not dist.is_initialized():  # DeepSpeed on a CPU looks for MPI otherwise
         dist.init_process_group("gloo")
+    _load_operators(spec)
     program = program_of(spec.script.command)
+    reporter.moment = "the script"
     try:
-        take_hold(spec, spec.script, program, reporter, CpuGauge(), _never)
+        grip = take_hold(spec, spec.script, program, reporter, CpuGauge(), _never)
+        name_moments(grip)
+        note_checkpoints(grip)
         run_program(program, spec, spec.script)
     except SystemExit:
         raise
     except BaseException as error:
         reporter.send(failure_event(error, spec, reporter, None))
         raise
+
+
+def _load_operators(spec: TrialSpec) -> None:
+    """Those that the engine will load, one rank after another: a lock that a killed run left would hold it for ever."""
+    names = ["shm_comm"] if spec.device == "cpu" else []
+    if "offload_optimizer" in spec.deepspeed["zero_optimization"]:
+        names.append("cpu_adam")
+    for name in names:
+        with suppress(Exception):  # the engine says better what it needs
+            load(name)
 
 
 def _never(error: BaseException | None) -> NoReturn:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.protocol import CandidateSpec, CheckpointEvent
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
+from ladder.trial.reporter import now
+from ladder.trial.script.evaluation import evaluate
 from ladder.trial.script.hold import (
     Grip,
     NotTakenHoldOfError,
@@ -23,7 +25,7 @@ from ladder.trial.script.hold import (
     wrap,
 )
 from ladder.trial.script.real_steps import RealSteps
-from ladder.trial.script.samples import Samples, count_tokens, shape_of
+from ladder.trial.script.samples import Samples, shape_of
 from ladder.workload.script import ScriptFacts
 
 # What a trial must not do: it would write into the user's folders, tell the user's trackers, or train otherwise than
@@ -69,8 +71,7 @@ def hold_trainer(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
-            resumes = grip.script.resume and get_last_checkpoint(trainer.args.output_dir) is not None
-            more = {"resume_from_checkpoint": True} if resumes else {}
+            more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return own(trainer, *(() if more else arguments), **options | more)
         trainer.add_callback(_Held(trainer, grip))
         return own(trainer)  # without a checkpoint to go on from
@@ -78,8 +79,16 @@ def hold_trainer(grip: Grip) -> None:
     def prepared(own: Any, *arguments: Any, **options: Any) -> Any:
         return grip.engine(lambda: own(*arguments, **options))
 
+    def saved(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> None:
+        own(trainer, *arguments, **options)
+        if not trainer.args.save_only_model:
+            folder = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+            grip.reporter.send(CheckpointEvent(t=now(), folder=str(folder.absolute())))
+
     wrap(TrainingArguments, "__post_init__", replaced)
     wrap(Trainer, "train", held)
+    if grip.is_run:
+        wrap(Trainer, "_save_checkpoint", saved)
     wrap(Trainer, "_prepare_for_training", prepared)
 
 
@@ -105,7 +114,7 @@ _OWN = (
 def _facts(trainer: Trainer) -> ScriptFacts:
     args: Any = trainer.args
     own = args._ladder_own
-    _require_steps(trainer)
+    _require_training(trainer)
     samples = Samples(trainer.get_train_dataloader())
     rows, longest = shape_of(samples.longest(1))
     total, trainable = count_parameters(trainer.model)
@@ -127,15 +136,19 @@ def _facts(trainer: Trainer) -> ScriptFacts:
         mean_tokens=samples.mean_tokens(),
         num_samples=samples.total,
         num_looked_at=len(samples.sizes),
-        replays=not hasattr(args, "generation_batch_size"),
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
     )
 
 
-def _require_steps(trainer: Trainer) -> None:
+def _require_training(trainer: Trainer) -> None:
     args: Any = trainer.args
+    if hasattr(args, "generation_batch_size"):  # TRL's GRPO and its like
+        raise NotTakenHoldOfError(
+            f"its {type(trainer).__name__} generates what it trains on while it trains, which trials cannot do yet; "
+            "tune an SFT of the same model and lengths in its place"
+        )
     if args.max_steps <= 0 and args.num_train_epochs == 0:
         raise NotTakenHoldOfError("it is told to train no step: num_train_epochs is 0")
     if isinstance(trainer.train_dataset, Sized) and len(trainer.train_dataset) == 0:
@@ -252,7 +265,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         with self._steps.loading():
             batches, items = self._get_batches(*arguments, **options)
         for batch in batches:
-            self._steps.note_tokens(*count_tokens(batch))
+            self._steps.note_batch(batch)
         return batches, items
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -265,7 +278,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         if facts is not None and facts.evaluates:
             grip.reporter.phase("evaluation")
             with grip.reporter.during("evaluation"):
-                trainer.evaluate()
+                evaluate(trainer)
         grip.reporter.phase("gather")
         with grip.reporter.during("gather"):
             if facts is not None and facts.checkpoints:
@@ -273,7 +286,7 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
                 self._resume()
             else:
                 trainer.save_model(str(Path(grip.script.scratch) / "saved"))
-        self._steps.report()
+        self._steps.report(trainer.model)
 
     def _resume(self) -> None:
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint

@@ -1,0 +1,115 @@
+"""What to train with after a training's memory ran out: a measured candidate that takes less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ladder.backends.registry import backend_of
+from ladder.candidates import Candidate
+from ladder.emit.settings import Settings
+from ladder.emit.trainer import trainer_arguments
+from ladder.errors import LadderError
+from ladder.search.space import Space, measured
+from ladder.tuning.stored import stored_output
+from ladder.workload.script import keeps_its_optimizer
+
+_LESS = 0.95
+"""A candidate to step down to holds at most this share of the memory. Chosen: more than measurements of one stray."""
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_NO_LAYOUT = ("zero_optimization", "aio", *_BATCH)
+"""Sections of a DeepSpeed configuration that do not decide, as a whole, on what a checkpoint looks like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the ranks of a run train."""
+
+    settings: Settings
+    candidate: Candidate
+    config: Mapping[str, Any]
+    """DeepSpeed's."""
+    optimizer: str = ""
+    """Of the script's own, as transformers names it."""
+    resume: str = ""
+    """The checkpoint of a Trainer from which it goes on; empty for its beginning."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """TrainingArguments for a script that uses the Trainer."""
+        arguments = trainer_arguments(self.settings, Path("deepspeed.json")) | {"deepspeed": dict(self.config)}
+        if self.optimizer and keeps_its_optimizer(self.optimizer):
+            arguments.pop("optim", None)
+        return arguments
+
+    @property
+    def layout(self) -> Mapping[str, Any]:
+        """Equal for plans that read each other's checkpoints.
+
+        Measured with DeepSpeed 0.19.8 on two CPU ranks, by a training of three steps before and after a load: stages 1
+        and 2 read each other's checkpoints exactly. With another order of gradients (`round_robin_gradients`), or
+        without an offload of the optimizer that the other had, the load succeeds and training goes on with wrong
+        moments; with a new offload it fails. Universal checkpoints are no way out: stages 1 and 2 and stage 3 cannot
+        read each other's, and stage 3 gives all parameter groups the weight decay of the first.
+        """
+        zero = self.config.get("zero_optimization", {})
+        stage = zero.get("stage", 0)
+        return {
+            **{name: value for name, value in self.config.items() if name not in _NO_LAYOUT},
+            "stage": {1: "1 or 2", 2: "1 or 2"}.get(stage, stage),
+            "optimizer on": zero.get("offload_optimizer", {}).get("device", "the GPU"),
+            "order": bool(zero.get("round_robin_gradients", False)),
+            "groups": zero.get("sub_group_size") if stage == 3 else None,
+            "optim": self.arguments.get("optim"),
+        }
+
+
+def smaller(run_dir: Path, plan: Plan, tried: set[str], checkpoint: bool) -> Plan | None:
+    """The fastest candidate that the tune in `run_dir` measured with less memory than that of `plan`; None without one.
+
+    With a `checkpoint`, only one that can read it; without, training begins again, and any will do.
+    """
+    try:
+        stored = stored_output(run_dir)
+    except LadderError:  # the run folder is gone
+        return None
+    space: Space = stored.result.space
+    records = measured(stored.result.records)
+    now = records.get(plan.candidate.key)
+    if now is None or now.measurement is None:
+        return None
+    limit = _LESS * now.measurement.peak_device
+    fastest_first = sorted(records, key=lambda key: -(records[key].tokens_per_second or 0.0))
+    for key in fastest_first:
+        seen = records[key].measurement
+        if key in tried or key not in space.by_key or seen is None or not records[key].tokens_per_second:
+            continue
+        found = _with(plan, space.by_key[key], space)
+        if seen.peak_device <= limit and (not checkpoint or found.layout == plan.layout):
+            return found
+    return None
+
+
+def _with(plan: Plan, candidate: Candidate, space: Space) -> Plan:
+    config = backend_of(candidate.engine.rung).configuration(
+        space.workload,
+        candidate.engine,
+        micro_batch=candidate.micro_batch,
+        accumulation=candidate.accumulation,
+        world_size=plan.settings.world_size,
+        nvme_path=Path(space.nvme_path) if space.nvme_path else None,
+    )
+    if "train_batch_size" not in plan.config or plan.settings.device == "cpu":
+        config.pop("train_batch_size", None)  # as in best_config.json of stage 3 on the CPU
+    settings = replace(
+        plan.settings,
+        micro_batch=candidate.micro_batch,
+        accumulation=candidate.accumulation,
+        checkpoint_every=candidate.checkpoint_every,
+        checkpointing=candidate.checkpointing,
+        techniques=candidate.engine.techniques,
+        stage=candidate.engine.rung.stage,
+    )
+    return replace(plan, settings=settings, candidate=candidate, config=config)

@@ -1,0 +1,37 @@
+# mypy: disable-error-code="import-untyped, import-not-found, misc, no-untyped-def"
+"""Makes its training loader itself, with a batch of its own, and recomputes layers whatever its arguments say."""
+
+import sys
+
+import torch
+from datasets import load_dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+)
+
+
+class OwnBatch(Trainer):
+    def get_train_dataloader(self):
+        loader = torch.utils.data.DataLoader(
+            self.train_dataset, batch_size=2, collate_fn=self.data_collator, shuffle=True
+        )
+        return self.accelerator.prepare(loader)
+
+
+tokenizer = AutoTokenizer.from_pretrained("model")
+model = AutoModelForCausalLM.from_pretrained("model")
+texts = load_dataset("json", data_files="text/train.jsonl", split="train")
+texts = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64), remove_columns=["text"])
+collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+arguments = TrainingArguments(
+    output_dir="own-batch", per_device_train_batch_size=4, max_steps=2, report_to="none", remove_unused_columns=False
+)
+kind = OwnBatch if "--own_batch" in sys.argv else Trainer
+trainer = kind(model=model, args=arguments, train_dataset=texts, data_collator=collate)
+if "--own_checkpointing" in sys.argv:
+    model.activation_checkpointing_enable()
+trainer.train()

@@ -1,0 +1,84 @@
+"""What a training whose memory ran out goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import make_candidate, make_measurement, make_record, space_on
+from helpers.answers import answer
+from helpers.scripts import make_script, script_workload
+from helpers.tunes import TWO_RANKS
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate
+from ladder.emit.settings import settings_of
+from ladder.tuning import step_down
+from ladder.tuning.step_down import Plan, smaller
+from ladder.units import GIB
+
+RUNGS = ("zero1", "zero2", "zero2+opt-cpu", "zero3", "zero3+param-cpu", "zero3+opt-cpu")
+LEAN, NOT_LEAN = "zero3+param-cpu+opt-cpu+lean", "zero3+param-cpu+opt-cpu"
+WORKLOAD = script_workload(make_script())
+SPACE, _ = space_on(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME[name] for name in (*RUNGS, LEAN, NOT_LEAN)], [1, 8])
+
+
+def candidate_on(rung: str, micro_batch: int = 8) -> Candidate:
+    return make_candidate(rung, checkpointing=False, micro_batch=micro_batch, accumulation=16 // micro_batch)
+
+
+def plan_on(rung: str) -> Plan:
+    start = Plan(settings=settings_of(answer(device="cpu")), candidate=candidate_on("zero2"), config={})
+    return step_down._with(start, candidate_on(rung), SPACE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reads"),
+    [
+        ("zero1", "zero2", True),
+        ("zero3", "zero3+param-cpu", True),
+        ("zero2", "zero3", False),
+        ("zero2", "zero2+opt-cpu", False),
+        ("zero3", "zero3+opt-cpu", False),
+        (NOT_LEAN, LEAN, False),
+    ],
+)
+def test_only_engines_that_lay_a_checkpoint_out_alike_read_each_other_s(one: str, other: str, reads: bool) -> None:
+    assert (plan_on(one).layout == plan_on(other).layout) is reads
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zero2 held 4 GiB, zero1 almost as much; the fastest with less is at stage 3, and another at stage 2."""
+    held = {
+        candidate_on("zero2"): (4.0, 900.0),
+        candidate_on("zero1"): (3.9, 950.0),
+        candidate_on("zero3"): (2.0, 800.0),
+        candidate_on("zero2", 1): (3.0, 500.0),
+    }
+    records = [
+        make_record(each, measurement=make_measurement(peak_device=int(size * GIB)), tokens_per_second=speed)
+        for each, (size, speed) in held.items()
+    ]
+    result: Any = SimpleNamespace(result=SimpleNamespace(space=SPACE, records=records))
+    monkeypatch.setattr(step_down, "stored_output", lambda folder: result)
+
+
+@pytest.mark.parametrize(("checkpoint", "rung", "micro_batch"), [(False, "zero3", 8), (True, "zero2", 1)])
+def test_with_a_checkpoint_only_what_can_read_it_is_taken(
+    checkpoint: bool, rung: str, micro_batch: int, measured: None
+) -> None:
+    plan = plan_on("zero2")
+    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint)
+    assert found is not None
+    assert found.candidate == candidate_on(rung, micro_batch)
+    assert found.settings.stage == found.config["zero_optimization"]["stage"] == RUNGS_BY_NAME[rung].stage
+    batch = found.settings.micro_batch * found.settings.accumulation
+    assert batch == plan.settings.micro_batch * plan.settings.accumulation == 16
+
+
+def test_a_candidate_that_was_tried_is_not_tried_again(measured: None) -> None:
+    plan = plan_on("zero2")
+    tried = {plan.candidate.key, candidate_on("zero2", 1).key}
+    assert smaller(Path("run"), plan, tried, checkpoint=True) is None
