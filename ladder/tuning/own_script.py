@@ -29,6 +29,7 @@ from ladder.tuning.preparation import rank_environment
 from ladder.tuning.sweep import run_marker
 from ladder.units import parameters_in_words
 from ladder.workload.counted import Count
+from ladder.workload.lora import Lora
 from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
@@ -140,11 +141,8 @@ def introduction(script: Script) -> list[str]:
     if facts.overrides:
         said.append(f"Trials replace {' and '.join(facts.overrides)}.")
     if facts.num_trainable < facts.num_parameters:
-        share = facts.num_trainable / facts.num_parameters
-        said.append(
-            f"Warning: it trains {share:.1%} of its parameters; predictions before the first trials are those of "
-            "training all of them, so the search may need more trials."
-        )
+        way = "" if facts.lora is None else " by QLoRA" if facts.load_in == "4bit" else " by LoRA"
+        said.append(f"Of these it trains {parameters_in_words(facts.num_trainable)}{way}.")
     return said
 
 
@@ -161,10 +159,13 @@ def shape_of(script: Script, count: Count | None = None) -> ModelShape:
         shape = shape_from_config(config, name=path or Path(facts.path).stem, source=source, count=count)
     except ModelNotAccessibleError as error:
         raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
-    scale = facts.num_parameters / shape.num_parameters
+    own = facts.num_parameters - (facts.num_trainable if facts.lora is not None else 0)
+    if facts.load_in is not None:  # packed weights have fewer elements than parameters
+        own = shape.num_parameters
+    scale = own / shape.num_parameters
     return replace(
         shape,
-        num_parameters=facts.num_parameters,
+        num_parameters=own,
         num_matmul_parameters=round(shape.num_matmul_parameters * min(1.0, scale)),
         note="",
     )
@@ -228,6 +229,8 @@ def workload_of_script(
         dtype=dtype_of(options.dtype or own, gpu_name, note, capability),
         optimizer=optimizer_in(script),
         gradient_clipping=script.facts.gradient_clipping,
+        lora=Lora.from_peft(script.facts.lora) if script.facts.lora is not None else None,
+        load_in=script.facts.load_in,
         script=script,
     )
 

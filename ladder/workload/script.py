@@ -44,6 +44,10 @@ class ScriptFacts:
     """It saves so that it can resume."""
     overrides: tuple[str, ...] = ()
     """What it says itself and the trial decides, in words."""
+    lora: dict[str, Any] | None = None
+    """The arguments of peft's LoraConfig, where it trains such adapters."""
+    load_in: Literal["4bit", "8bit"] | None = None
+    """How its linear layers are held if they are quantised."""
     modules: tuple[str, ...] = ()
     """Installed modules that it imports."""
     operators: tuple[str, ...] = ()

@@ -58,13 +58,8 @@ class Weights:
 def weights_of(workload: Workload) -> Weights:
     """The parameters of `workload`, which `check_trained` has accepted."""
     model = workload.model
-    if workload.lora is None and workload.load_in is None and not workload.freeze:
-        return Weights(
-            total=model.num_parameters,
-            trained=model.num_parameters,
-            largest_trained=model.largest_parameter,
-            bytes_held=2.0 * model.num_parameters,
-        )
+    if workload.lora is None and not workload.freeze:
+        return _of_its_own(workload)
     matrices = matrices_of(model)
     targets = targets_of(workload.lora, matrices)
     if workload.lora is not None and not targets:  # a family whose names are not known: as if all layers had one
@@ -96,6 +91,20 @@ def weights_of(workload: Workload) -> Weights:
         reached_blocks=1 - first / model.num_layers,
         adapted=_of_a_block(targets),
         lora=workload.lora,
+    )
+
+
+def _of_its_own(workload: Workload) -> Weights:
+    """All parameters, or those that a script was seen to train, wherever they are."""
+    model, facts = workload.model, workload.script.facts if workload.script is not None else None
+    share = facts.num_trainable / facts.num_parameters if facts is not None else 1.0
+    trained = round(share * model.num_parameters)
+    return Weights(
+        total=model.num_parameters,
+        trained=trained,
+        largest_trained=min(model.largest_parameter, trained),
+        bytes_held=2.0 * model.num_parameters,
+        trained_blocks=share,
     )
 
 

@@ -21,7 +21,7 @@ from ladder.launch.base import Deadlines
 from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.option_checks import require_workload
-from ladder.tuning.options import PlanOptions, TuneOptions
+from ladder.tuning.options import PlanOptions, TuneOptions, WorkloadOptions
 from ladder.tuning.own_script import (
     global_batch_of,
     introduction,
@@ -35,6 +35,7 @@ from ladder.tuning.own_script import (
     workload_of_script,
 )
 from ladder.workload.counted import Counted
+from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
 from ladder.workload.workload import Workload
 
@@ -300,7 +301,7 @@ def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
     assert "128 tokens on average, 512 the longest" in first
     assert "2.5 s" in first
     assert second == "Trials replace FSDP and its gradient checkpointing."
-    assert third.startswith("Warning: it trains 1.0% of its parameters")
+    assert third == "Of these it trains 10,000 parameters."
     (only,) = introduction(make_script(num_samples=None, kind="accelerate"))
     assert "in a loop with accelerate on a stream (1,000 looked at)" in only
 
@@ -409,3 +410,20 @@ def test_what_was_not_measured_of_a_script_is_null() -> None:
 
 def test_an_answer_for_a_model_has_no_script() -> None:
     assert "script" not in best_config(answer("zero2"))["ladder"]
+
+
+def test_adapters_inside_a_script_are_predicted_as_such() -> None:
+    lora = Lora(rank=4).for_peft()
+    adapters = replace(script_workload(make_script()), model=TINY, script=None, lora=Lora(rank=4)).weights.trained
+    total = TINY.num_parameters + adapters
+    script = make_script(num_parameters=total, num_trainable=adapters, lora=lora)
+    workload = workload_of_script(script, WorkloadOptions(), 2, print, None, None)
+    assert workload.weights.total == total
+    assert workload.weights.trained == adapters
+    assert workload.model.num_parameters == TINY.num_parameters
+
+
+def test_a_script_that_freezes_a_part_of_its_model_has_no_states_for_it() -> None:
+    script = make_script(num_parameters=TINY.num_parameters, num_trainable=TINY.num_parameters // 4)
+    workload = workload_of_script(script, WorkloadOptions(), 2, print, None, None)
+    assert workload.weights.trained == pytest.approx(TINY.num_parameters / 4, abs=1)

@@ -14,6 +14,7 @@ import deepspeed
 from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
+from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts, ScriptKind
 
 Leave = Callable[[BaseException | None], NoReturn]
@@ -134,6 +135,21 @@ def note_checkpoints(grip: Grip) -> None:
 
     for name in ("save_checkpoint", "load_checkpoint"):
         wrap(deepspeed.DeepSpeedEngine, name, noted)
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """What a look reports of the script's model, as arguments of ScriptFacts."""
+    total, trainable = count_parameters(model)
+    adapters = [config for config in getattr(model, "peft_config", {}).values() if hasattr(config, "lora_alpha")]
+    held = [load_in for load_in in ("4bit", "8bit") if getattr(model, f"is_loaded_in_{load_in}", False)]
+    return {
+        "model_config_json": config_of(model),
+        "model_class": class_in_words(model),
+        "num_parameters": total,
+        "num_trainable": trainable,
+        "lora": Lora.from_peft(vars(adapters[0])).for_peft() if adapters else None,
+        "load_in": held[0] if held else None,
+    }
 
 
 def class_in_words(model: Any) -> str:

@@ -23,9 +23,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import (
     Grip,
     NotTakenHoldOfError,
-    class_in_words,
-    config_of,
-    count_parameters,
+    model_facts,
     wrap,
 )
 from ladder.trial.script.real_steps import RealSteps
@@ -196,15 +194,11 @@ def write_nothing(owner: Any, names: tuple[str, ...], loop: Loop) -> None:
 def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:
     samples = Samples(loader)
     rows, longest = shape_of(samples.longest(1))
-    total, trainable = count_parameters(model)
     return ScriptFacts(
         kind=kind,
         path="",
         digest="",
-        model_config_json=config_of(model),
-        model_class=class_in_words(model),
-        num_parameters=total,
-        num_trainable=trainable,
+        **model_facts(model),
         micro_batch=loader.batch_size or 1,
         longest=longest,
         rows=rows,

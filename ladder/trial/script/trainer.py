@@ -19,9 +19,7 @@ from ladder.trial.script.evaluation import evaluate
 from ladder.trial.script.hold import (
     Grip,
     NotTakenHoldOfError,
-    class_in_words,
-    config_of,
-    count_parameters,
+    model_facts,
     wrap,
 )
 from ladder.trial.script.real_steps import RealSteps
@@ -117,15 +115,11 @@ def _facts(trainer: Trainer) -> ScriptFacts:
     _require_training(trainer)
     samples = Samples(trainer.get_train_dataloader())
     rows, longest = shape_of(samples.longest(1))
-    total, trainable = count_parameters(trainer.model)
     return ScriptFacts(
         kind="trainer",
         path="",
         digest="",
-        model_config_json=config_of(trainer.model),
-        model_class=class_in_words(trainer.model),
-        num_parameters=total,
-        num_trainable=trainable,
+        **model_facts(trainer.model),
         micro_batch=own["per_device_train_batch_size"],
         accumulation=own["gradient_accumulation_steps"],
         dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
