@@ -143,6 +143,7 @@ def best_config_schema(document: Mapping[str, Any]) -> str:
         if ("null" if value is None else _TYPES[type(value)]) not in (*kinds, "integer" if "number" in kinds else ""):
             raise StaleError(f"{key} of best_config.json is {value!r}, and reference_words says {described[key][0]}")
     rows = ((f"`{key}`", described[key][0], described[key][1]) for key in keys)
+    of_adapters = ((f"`workload.{key}`", kind, meaning) for key, (kind, meaning) in words.ADAPTER_KEYS.items())
     of_scripts = ((f"`script.{key}`", kind, meaning) for key, (kind, meaning) in words.SCRIPT_KEYS.items())
     return f"""# best_config.json
 
@@ -151,6 +152,12 @@ The section says what was measured. A dot in the table stands for an object
 inside an object: `workload.seq_len` is `seq_len` in `workload`.
 
 {table(("key", "type", "meaning"), rows)}
+
+## Adapters
+
+An answer for [adapters](../how-to/adapters.md), quantised or frozen weights also has those of these keys that apply.
+
+{table(("key", "type", "meaning"), of_adapters)}
 
 ## Your own script
 

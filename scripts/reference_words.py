@@ -149,6 +149,10 @@ KEYS = {
     "model.source": ("string", "Where its configuration came from, such as `hub`, `folder`, `file` or `bundled`."),
     "model.model_type": ("string", "The family as transformers names it."),
     "model.num_parameters": ("integer", "The number of its parameters."),
+    "model.num_trained": (
+        "integer",
+        "The number of its parameters that are trained, or of those of its adapters.",
+    ),
     "model.folder": ("string or null", "The model's folder on this machine; null if it has none."),
     "workload": ("object", "What is trained. A tune never changes it."),
     "workload.task": ("string", "The training task."),
@@ -180,6 +184,12 @@ SCRIPT_KEYS = {
     "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
     "padding": ("number or null", "Padding as a share of all tokens in the proof's batches, from 0 to 1."),
     "loader_share": ("number or null", "The share of the proof's time that the ranks waited for the data loader."),
+}
+ADAPTER_KEYS = {
+    # of "workload" in that section, which only the answer for a partly trained model has
+    "lora": ("object", "The adapters, as the arguments of peft's `LoraConfig`."),
+    "load_in": ("string", "How the frozen linear layers are held: `4bit` or `8bit`."),
+    "freeze": ("array", "The modules that are not trained."),
 }
 OPEN_KEYS = ("environment", "versions")
 """Whose own keys differ from answer to answer."""

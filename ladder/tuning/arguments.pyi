@@ -14,6 +14,10 @@ class TuneArguments(Switches, total=False):
     global_batch_size: int | None
     dtype: Literal["bf16", "fp16"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
+    lora: str | None
+    lora_file: Path | str | None
+    load_in: Literal["4bit", "8bit"] | None
+    freeze: str | Sequence[str]
     gradient_clipping: float
     gpus: int | None
     gpu_memory: int | str | None
@@ -44,6 +48,10 @@ class PlanArguments(Switches, total=False):
     global_batch_size: int | None
     dtype: Literal["bf16", "fp16"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
+    lora: str | None
+    lora_file: Path | str | None
+    load_in: Literal["4bit", "8bit"] | None
+    freeze: str | Sequence[str]
     gpus: int | None
     gpu_memory: int | str | None
     host_memory: int | str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -12,14 +13,19 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from helpers.answers import answer
 
 from ladder.cli.export import Exported
 from ladder.cli.main import main
-from ladder.emit.config import load_best_config
+from ladder.emit.config import best_config, load_best_config
 from ladder.emit.exporters.registry import EXPORTERS as EXPORTS
 from ladder.emit.exporters.registry import exported
+from ladder.emit.files import OutputPaths
+from ladder.emit.launch import launch_script
 from ladder.errors import UsageError
 from ladder.tuning.declaring import declared
+from ladder.workload.lora import Lora
+from ladder.workload.trained import LoadIn
 
 
 @pytest.fixture(scope="module")
@@ -364,3 +370,53 @@ def test_a_file_that_was_edited_is_not_exported(
     edited.write_text(json.dumps({**document, "gradient_clipping": 7}))
     assert main(["export", str(edited)]) == 2
     assert "changed after ladder wrote it" in capsys.readouterr().err
+
+
+ADAPTERS = Lora(rank=16, alpha=32, dropout=0.05)
+
+
+def _with_adapters(lora: Lora, load_in: LoadIn | None = None) -> dict[str, Any]:
+    return best_config(answer("zero2", workload={"lora": lora, "load_in": load_in}))
+
+
+IN_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "trl": ({"use_peft": True, "lora_r": 16, "lora_target_modules": ["all-linear"]}, {"load_in_4bit": True}),
+    "axolotl": ({"adapter": "lora", "lora_r": 16, "lora_target_linear": True}, {"adapter": "qlora"}),
+    "llama-factory": (
+        {"finetuning_type": "lora", "lora_rank": 16, "lora_target": "all"},
+        {"quantization_bit": 4, "quantization_method": "bnb"},
+    ),
+}
+
+
+@pytest.mark.parametrize("target", IN_WORDS)
+def test_each_program_gets_adapters_and_quantisation_in_its_own_words(target: str, config: Path) -> None:
+    adapters, quantised = IN_WORDS[target]
+    plain: dict[str, Any] = yaml.safe_load(exported(_with_adapters(ADAPTERS), config, target))
+    assert plain.items() >= {**adapters, "lora_alpha": 32, "lora_dropout": 0.05}.items()
+    in_4_bits: dict[str, Any] = yaml.safe_load(exported(_with_adapters(ADAPTERS, "4bit"), config, target))
+    assert in_4_bits.items() >= quantised.items()
+    named = yaml.safe_load(exported(_with_adapters(Lora(targets=("q_proj", "v_proj"))), config, target))
+    assert "q_proj" in str(named["lora_target" if target == "llama-factory" else "lora_target_modules"])
+
+
+def test_trl_itself_makes_the_same_adapters_of_its_words(config: Path, tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    words = yaml.safe_load(exported(_with_adapters(ADAPTERS), config, "trl"))
+    known = {field.name for field in dataclasses.fields(trl.ModelConfig)}
+    asked = trl.ModelConfig(**{name: value for name, value in words.items() if name in known})
+    assert Lora.from_peft(vars(trl.get_peft_config(asked))) == ADAPTERS
+
+
+@pytest.mark.parametrize("target", IN_WORDS)
+def test_a_program_that_cannot_freeze_the_same_modules_is_refused(target: str, config: Path) -> None:
+    document = best_config(answer("zero2", workload={"freeze": ("model.embed_tokens",)}))
+    with pytest.raises(UsageError, match=r"it cannot freeze model\.embed_tokens as it was measured"):
+        exported(document, config, target)
+
+
+def test_the_launch_script_says_which_adapters_the_script_has_to_make() -> None:
+    found = answer("zero2", workload={"lora": ADAPTERS, "load_in": "4bit"})
+    text = launch_script(found, OutputPaths.beside(Path("best_config.json")))
+    assert "peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules='all-linear'" in text
+    assert "must be loaded in 4bit" in text
