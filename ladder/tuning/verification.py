@@ -41,6 +41,7 @@ from ladder.tuning.trial_request import (
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import ThisHost
 from ladder.units import GIB, format_bytes
+from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
 
@@ -232,13 +233,16 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any], asked: tup
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
     script = asked or tuple(promise.get("script", {}).get("command", ()))
+    partly: dict[str, Any] = {"freeze": tuple(workload.get("freeze", ()))}
+    if "lora" in workload:
+        partly["lora"] = Lora.from_peft(workload["lora"])
     return TuneOptions(
         model="" if script else _model(promise["model"]),
         script=script,
         gpus=0 if on_cpu else promise["world_size"],
         gpu_memory=limit if on_cpu or limit < 0.99 * smallest else None,
         nvme_path=Path(swap[0]) if swap else None,
-        **workload,
+        **workload | partly,
     )
 
 

@@ -150,7 +150,7 @@ def test_one_rank_out_of_memory_while_its_peer_waits_is_named_and_all_are_gone_w
     assert [heard for heard, _ in failures] == [rank]  # the other one had no error of its own
     outcome = outcome_of(run)
     assert (outcome.kind, outcome.rank) == ("gpu_oom", rank)
-    assert f"rank {rank} ran out of" in outcome.sentence
+    assert f"rank {rank} reached its memory limit" in outcome.sentence
     assert [record.outcome.kind for record in records_of(run)] == ["fits", "gpu_oom"]
     assert run.ended - failures[0][1].t < 2
     assert not any(map(is_alive, shrink.processes))

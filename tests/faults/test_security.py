@@ -152,18 +152,33 @@ def test_the_doctor_runs_no_file_of_the_current_folder(hostile_folder: Path) -> 
 # Names are data
 
 
-@pytest.mark.parametrize(
-    "name", ["--flag", "-x", "../../x", "$(touch pwned)", "`touch pwned`", "; touch pwned", "a\nb", "%s%n", "@file"]
-)
-def test_a_model_with_such_a_name_is_no_option_and_no_command(
+NAMES = ["../../x", "$(touch pwned)", "`touch pwned`", "; touch pwned", "a\nb", "%s%n", "@file"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_with_such_a_name_is_no_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["tune", "--gpus", "0", "--", name]) == 5
-    errors = capsys.readouterr().err
-    assert errors.startswith("ladder: ")
-    assert len(errors.splitlines()) == 1
+    assert main(["tune", "--gpus", "0", name]) == 5
+    _is_one_sentence(capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["--flag", "-x", *NAMES])
+def test_a_script_with_such_a_name_is_no_option_and_no_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "--gpus", "0", "--", name]) == 2
+    _is_one_sentence(capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _is_one_sentence(errors: str) -> None:
+    *notes, last = errors.splitlines()
+    assert last.startswith("ladder: ")
+    assert all(note.startswith("Looking at ") for note in notes)
 
 
 @pytest.mark.parametrize("name", ["--flag", "../../x", "/etc/passwd", "..", ".", "a/../..", "x\ny", "$(reboot)", "ü"])

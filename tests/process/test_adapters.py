@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TINY, Bench, tiny_trial
+from helpers import TINY, TINY_CONFIG, Bench, ladder, tiny_trial
 from safetensors.torch import load_file
 
 from ladder.events.protocol import FailedEvent, MeasuredEvent, TrialSpec
@@ -37,3 +37,20 @@ def test_a_proof_trains_adapters_and_saves_and_loads_them_alone(
     saved = load_file(tmp_path / "saved" / "adapter_model.safetensors")
     assert sum(tensor.numel() for tensor in saved.values()) == replace(TINY_WORKLOAD, lora=ADAPTERS).weights.trained
     assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["r"] == ADAPTERS.rank
+
+
+def test_an_answer_for_adapters_is_found_and_holds_when_it_is_verified(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    limits = ["--gpus", "0", "--gpu-memory", "2GiB", "--rung", "zero2", "--micro-batch", "1"]
+    batch = ["--seq-len", "32", "--global-batch-size", "4"]
+    done = ladder("tune", "config.json", *limits, *batch, "--lora", "r=4", "--load-in", "4bit", folder=tmp_path)
+    assert done.status == 0, done.errors
+    assert "trained by QLoRA with r=4" in done.errors
+    section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
+    assert Lora.from_peft(section["workload"]["lora"]) == ADAPTERS
+    assert section["workload"]["load_in"] == "4bit"
+    assert section["model"]["num_trained"] == replace(TINY_WORKLOAD, lora=ADAPTERS).weights.trained
+    assert not [warning for warning in section["warnings"] if "not compared" in warning]
+    verified = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tmp_path)
+    assert verified.status == 0, verified.errors
+    assert verified.num_left == 0
