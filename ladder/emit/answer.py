@@ -41,6 +41,8 @@ class Answer:
     proof: dict[str, Any]
     """Summary of the run in fresh processes: steps, evaluation, gathered weights, tokens_per_second."""
     warnings: tuple[str, ...] = ()
+    learning_rate: float | None = None
+    """Of the optimizer in the configuration; None if the script brings its own."""
 
     def __post_init__(self) -> None:
         counts = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.backends.deepspeed.config import deepspeed_config, optimizer_section
 from ladder.candidates import checkpointing_name, variant_name
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
@@ -52,6 +52,8 @@ def best_config(answer: Answer) -> dict[str, Any]:
         # On the CPU, transformers builds the model in shards before DeepSpeed knows the other ranks, and DeepSpeed then
         # compares this number with a single rank. The other two batch settings contain the same information.
         config.pop("train_batch_size", None)
+    if answer.learning_rate is not None:
+        config["optimizer"] = optimizer_section(answer.workload, candidate.engine.rung, answer.learning_rate)
     document: dict[str, Any] = {**config, SECTION: _plain(_section(answer))}
     document[SECTION]["digest"] = _digest(document)
     return document

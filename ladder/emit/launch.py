@@ -100,7 +100,7 @@ def _with_any_script(answer: Answer, paths: OutputPaths) -> str:
     candidate, ranks = answer.candidate, answer.world_size
     demands = _client_optimizer(answer) + _shards(candidate)
     return f"""\
-A script that uses accelerate, with {_optimizer(answer)} and no DummyOptim:
+A script that uses accelerate, with {_of_a_script(answer)}:
   bash {_quoted(paths.launch.name)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can set it, so \
 the script must set it on its model.{_first_calls(answer)}{_on_cpu(answer)}
@@ -109,7 +109,7 @@ A script that uses the Hugging Face Trainer: --trainer adds the Trainer's argume
 {_quoted(paths.trainer.name)}, for HfArgumentParser.parse_json_file.{_least_transformers(answer)}
   bash {_quoted(paths.launch.name)} --trainer train.py --its-own arguments
 
-A script that calls deepspeed.initialize(model=…, optimizer=…, config={str(paths.config)!r}):
+A script that calls deepspeed.initialize(model=…, {_given(answer)}=…, config={str(paths.config)!r}):
 run the exports below, then
   torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
 
@@ -186,8 +186,20 @@ def _optimizer(answer: Answer) -> str:
     return next(filter(None, special), _OPTIMIZERS[name])
 
 
+def _of_a_script(answer: Answer) -> str:
+    if answer.learning_rate is None:
+        return f"{_optimizer(answer)} and no DummyOptim"
+    return f"accelerate.utils.DummyOptim(…, lr={answer.learning_rate:g})"
+
+
+def _given(answer: Answer) -> str:
+    return "optimizer" if answer.learning_rate is None else "model_parameters"
+
+
 def _client_optimizer(answer: Answer) -> str:
     """The optimizer that DeepSpeed needs from a script; the Trainer and accelerate handle it themselves."""
+    if answer.learning_rate is not None:
+        return "\nThe configuration has its optimizer."
     if answer.candidate.engine.rung.offload_optimizer == "none" or answer.workload.optimizer == "sgd":
         return f"\nIts optimizer is {_optimizer(answer)}, as it was measured."
     adamw_mode = answer.workload.optimizer == "adamw"

@@ -48,6 +48,8 @@ class Settings:
     """The version that was measured with; empty if unknown."""
     host_memory: int
     """Host memory in bytes that all ranks together used."""
+    learning_rate: float | None = None
+    """Of the optimizer in the configuration; None if the script brings its own."""
     lora: Lora | None = None
     load_in: LoadIn | None = None
     freeze: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         transformers=source.versions.get("transformers", ""),
         host_memory=source.measurement.peak_host,
         warnings=source.warnings,
+        learning_rate=source.learning_rate,
         lora=workload.lora,
         load_in=workload.load_in,
         freeze=workload.freeze,
@@ -119,6 +122,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         transformers=section["versions"].get("transformers", ""),
         host_memory=int(section["host_memory_gib"] * GIB),
         warnings=tuple(section["warnings"]),
+        learning_rate=document.get("optimizer", {}).get("params", {}).get("lr"),
         lora=Lora.from_peft(workload["lora"]) if "lora" in workload else None,
         load_in=workload.get("load_in"),
         freeze=tuple(workload.get("freeze", ())),

@@ -46,6 +46,8 @@ def trainer_arguments(
         for name, value in technique.trainer_arguments().items():
             (optimizer if name in optimizer else arguments)[name] = value
     arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **optimizer}
+    if settings.learning_rate is not None:
+        arguments["learning_rate"] = settings.learning_rate  # the Trainer compares it with the configuration's
     if settings.device == "cpu":
         arguments["use_cpu"] = True
     return arguments

@@ -123,12 +123,13 @@ def _adapters(space: Space, load_in: LoadIn | None) -> tuple[int | None, int | N
     if workload.load_in is not None or (workload.lora is not None and load_in is None):
         return None, None
     lora = workload.lora or Lora(rank=_LORA_RANK, alpha=_LORA_RANK)
-    adapted = replace(space, workload=replace(workload, lora=lora, load_in=load_in, freeze=()))
+    # Whoever offloads weights can train them all; and whoever asked for one rung may take another for adapters.
+    plain = tuple(Engine(rung) for rung in RUNGS if rung.offload_param == "none" and "nvme" not in rung.devices)
+    adapted = replace(space, workload=replace(workload, lora=lora, load_in=load_in, freeze=()), engines=plain)
     belief = believe(adapted, ())
     sure = [
         outlook
         for engine in adapted.engines
-        if engine.rung.offload_param == "none"  # whoever offloads weights can train them all
         for candidate in adapted.of_engine(engine)
         if (outlook := belief.outlook(candidate)).fits >= SURE
     ]

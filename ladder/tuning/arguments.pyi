@@ -38,6 +38,7 @@ class TuneArguments(Switches, total=False):
     allow: str | Sequence[str]
     run_dir: Path | str | None
     output: Path | str
+    with_optimizer: float | None
     save_weights: Path | str | None
 
 class PlanArguments(Switches, total=False):

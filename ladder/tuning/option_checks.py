@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import UsageError
+from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 from ladder.tuning.options import TuneOptions, WorkloadOptions, choices_in
 from ladder.tuning.technique_choices import require_known
@@ -50,6 +51,20 @@ def require_workload(options: WorkloadOptions) -> None:
         raise UsageError("--map is about the options of a script, and none is named; leave it out.")
 
 
+def _require_usual_optimizer(options: TuneOptions) -> None:
+    """UsageError if --with-optimizer cannot write what is trained with."""
+    if options.with_optimizer is None:
+        return
+    if options.script:
+        raise UsageError("--with-optimizer has no effect on a script, which keeps its own optimizer; leave it out.")
+    for name in options.allow:
+        if TECHNIQUES[name].optimizer(options.optimizer):
+            raise UsageError(
+                f"--with-optimizer writes {options.optimizer}, and --allow {name} needs an optimizer that only a "
+                "script can make; give one of them."
+            )
+
+
 def require_effective_options(options: TuneOptions) -> None:
     """UsageError for options that would have no effect with the others: nothing is silently ignored."""
     from ladder.search.policy import ALONG_THE_LADDER  # imported here because it would double the time for `--help`
@@ -64,6 +79,7 @@ def require_effective_options(options: TuneOptions) -> None:
                 "leave it out, or use --strategy auto."
             )
     require_known(options.allow)
+    _require_usual_optimizer(options)
     beyond = choices_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
     if options.strategy in ALONG_THE_LADDER and beyond:

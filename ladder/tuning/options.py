@@ -256,6 +256,14 @@ class TuneOptions(WorkloadOptions):
     output: Annotated[Path, Option("The file for the answer. Its companions are written beside it.", OUTPUT)] = Path(
         "best_config.json"
     )
+    with_optimizer: Annotated[
+        float | None,
+        Option(
+            "Write the optimizer with this learning rate into the answer, for a script that takes it from there.",
+            OUTPUT,
+            above_zero(metavar="RATE"),
+        ),
+    ] = None
     save_weights: Annotated[
         Path | None, Option("A folder into which the proof also writes the gathered weights.", OUTPUT)
     ] = None

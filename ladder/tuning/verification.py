@@ -270,7 +270,8 @@ def _spec(
     steps: StepPolicy,
 ) -> TrialSpec:
     """A trial with the file's own DeepSpeed configuration, even if this version of ladder would write another one."""
-    config = {key: value for key, value in document.items() if key != SECTION}
+    # The ranks make the optimizer of a trial themselves.
+    config = {key: value for key, value in document.items() if key not in (SECTION, "optimizer")}
     config["zero_optimization"] = {**config["zero_optimization"]}
     for name in ("offload_optimizer", "offload_param"):
         section = config["zero_optimization"].get(name, {})

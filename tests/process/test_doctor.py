@@ -148,7 +148,7 @@ def test_build_builds_every_operator(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_note_about_a_model_is_no_reason_to_ask_for_access(tmp_path: Path) -> None:
-    config = {"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = {"model_type": "unheard-of", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     check = only(hub.access(str(tmp_path)))

@@ -95,6 +95,22 @@ def deepspeed_config(
     return config
 
 
+def optimizer_section(workload: Workload, rung: Rung, learning_rate: float) -> dict[str, Any]:
+    """The optimizer of the trials, for a script that has none of its own.
+
+    All but the rate are the Trainer's defaults, because the Trainer refuses a configuration that differs from its
+    arguments. Without offload it is torch's, fused, as trials have it: DeepSpeed's own would have to be compiled.
+    """
+    if workload.optimizer == "sgd":
+        return {"type": "SGD", "params": {"lr": learning_rate}}
+    params: dict[str, Any] = {"lr": learning_rate, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    if rung.offload_optimizer == "none":
+        params |= {"torch_adam": True, "fused": True}
+    if workload.optimizer == "adam":
+        return {"type": "Adam", "params": {**params, "adam_w_mode": False}}
+    return {"type": "AdamW", "params": params}
+
+
 def _offload_section(
     section: str, device: Device, workload: Workload, world_size: int, nvme_path: Path | None
 ) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def hold_trainer(grip: Grip) -> None:
     def held(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
+        trainer.add_callback(_Checkpointing(trainer, grip))
         if grip.is_run:
             more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return own(trainer, *(() if more else arguments), **options | more)
@@ -163,6 +164,18 @@ def _overrides(own: dict[str, Any]) -> list[str]:
     if own["use_liger_kernel"]:
         said.append("use_liger_kernel")
     return said
+
+
+class _Checkpointing(TrainerCallback):  # type: ignore[misc]
+    """Undoes what a script switched on by itself, as `peft.prepare_model_for_kbit_training` does; the Trainer only
+    switches on."""
+
+    def __init__(self, trainer: Trainer, grip: Grip) -> None:
+        self._trainer, self._candidate = trainer, grip.spec.candidates[0]
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if not self._candidate.checkpoint_every:
+            set_checkpointing(self._trainer.model, self._candidate)
 
 
 class _Held(TrainerCallback):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 """Makes its training loader itself, with a batch of its own, and recomputes layers whatever its arguments say."""
 
 import sys
+from typing import Any
 
 import torch
 from datasets import load_dataset
@@ -22,6 +23,12 @@ class OwnBatch(Trainer):
         return self.accelerator.prepare(loader)
 
 
+class OwnCheckpointing(Trainer):
+    def training_step(self, model, *arguments, **options):
+        self.model.activation_checkpointing_enable()
+        return super().training_step(model, *arguments, **options)
+
+
 tokenizer = AutoTokenizer.from_pretrained("model")
 model = AutoModelForCausalLM.from_pretrained("model")
 texts = load_dataset("json", data_files="text/train.jsonl", split="train")
@@ -30,8 +37,9 @@ collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
 arguments = TrainingArguments(
     output_dir="own-batch", per_device_train_batch_size=4, max_steps=2, report_to="none", remove_unused_columns=False
 )
-kind = OwnBatch if "--own_batch" in sys.argv else Trainer
+kinds = {"--own_batch": OwnBatch, "--own_checkpointing": OwnCheckpointing}
+kind: Any = next((each for option, each in kinds.items() if option in sys.argv), Trainer)
 trainer = kind(model=model, args=arguments, train_dataset=texts, data_collator=collate)
-if "--own_checkpointing" in sys.argv:
-    model.activation_checkpointing_enable()
+if "--kbit" in sys.argv:
+    model.activation_checkpointing_enable()  # as peft.prepare_model_for_kbit_training does
 trainer.train()
