@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -151,6 +152,24 @@ def test_deepspeed_initialize_trains_with_the_configuration_at_stage_2_and_at_st
         for rank in facts(reports, rung, answer):
             assert rank["optimizer_steps"] == 2
             assert rank["learning_rate"] == 3e-3
+
+
+def test_a_script_without_an_optimizer_of_its_own_takes_the_one_in_the_answer(tmp_path: Path, reports: Path) -> None:
+    answer = dataclasses.replace(answer_on("zero2"), learning_rate=2e-3)
+    config = str(emit_all(answer, tmp_path / AWKWARD / "zero2.json")[0])
+    run([*TORCHRUN, str(PROGRAMS / "train_deepspeed.py"), config], reports, launch_environment(answer))
+    for rank in facts(reports, "zero2", answer):
+        assert rank["learning_rate"] == 2e-3
+
+
+def test_the_trainer_takes_the_optimizer_in_the_answer_with_its_learning_rate(tmp_path: Path, reports: Path) -> None:
+    answer = dataclasses.replace(answer_on("zero2"), learning_rate=2e-3)
+    config = emit_all(answer, tmp_path / AWKWARD / "best_config.json")[0]
+    own = ["--lr_scheduler_type", "constant", "--max_steps", "2"]
+    emitted = shlex.split(trainer_command_line(trainer_arguments(answer, config)))
+    run([*TORCHRUN, str(PROGRAMS / "train_trainer.py"), *own, *emitted], reports, launch_environment(answer))
+    for rank in facts(reports, "trainer", answer):
+        assert rank["learning_rate"] == 2e-3
 
 
 def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_own_learning_rate(

@@ -33,6 +33,8 @@ from ladder.emit.files import write_atomically
 from ladder.emit.trainer import least_transformers
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK, environment_of_a_cpu_rank
+from ladder.tuning.option_checks import require_effective_options
+from ladder.tuning.options import TuneOptions
 from ladder.units import GIB
 
 
@@ -566,3 +568,34 @@ def test_an_output_below_a_file_is_the_machine_s_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFaultError, match="Cannot write"):
         emit_all(answer(), tmp_path / "file" / "best_config.json")
+
+
+@pytest.mark.parametrize(
+    ("rung", "optimizer", "section"),
+    [
+        ("zero2", "adamw", {"type": "AdamW", "torch_adam": True, "fused": True}),
+        ("zero2+opt-cpu", "adamw", {"type": "AdamW"}),
+        ("zero2", "adam", {"type": "Adam", "adam_w_mode": False, "torch_adam": True, "fused": True}),
+    ],
+)
+def test_an_optimizer_that_was_asked_for_is_that_of_the_trials(
+    rung: str, optimizer: str, section: dict[str, Any]
+) -> None:
+    asked = answer(rung, workload={"optimizer": optimizer}, learning_rate=2e-5)
+    written = best_config(asked)["optimizer"]
+    usual = {"lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    assert {"type": written["type"], **written["params"]} == {**section, **usual}
+    assert trainer_arguments(asked, Path("best_config.json"))["learning_rate"] == 2e-5
+    assert "optimizer" not in best_config(answer(rung, workload={"optimizer": optimizer}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (TuneOptions(script=("train.py",), with_optimizer=1e-5), "a script, which keeps its own optimizer"),
+        (TuneOptions(model="x", allow=("adam-8bit",), with_optimizer=1e-5), "an optimizer that only a script can make"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_written_is_refused_before_the_tune(options: TuneOptions, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        require_effective_options(options)
