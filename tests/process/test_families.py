@@ -47,6 +47,9 @@ def test_a_trial_trains_the_model_on_tokens_alone(name: str) -> None:
         seq_len=16,
         techniques=(),
         rank_modules=(),
+        lora=None,
+        load_in=None,
+        freeze=(),
     )
     model = build_model(spec)
     every = 1 if model.supports_gradient_checkpointing else 0
