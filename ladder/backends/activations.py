@@ -52,9 +52,9 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
         block += terms.attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
     kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
     again = block + 2 * model.intermediate_size + terms.passing
-    fixed = model.num_layers * (1 - candidate.checkpointed) * terms.fixed
     # With offloaded inputs, only one at a time is on the GPU.
-    layers = 1 if candidate.offload_activations else model.num_layers
+    layers = 1.0 if candidate.offload_activations else workload.weights.reached_blocks * model.num_layers
+    fixed = layers * (1 - candidate.checkpointed) * terms.fixed
     return Activations(
         kept=float(tokens * layers * kept + fixed),
         freed=1 - candidate.checkpointed,
@@ -106,7 +106,7 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
         own += 2.0 * lora.rank * len(weights.adapted)
         own += 3.0 * sum(matrix.inputs for matrix in weights.adapted) if with_dropout else 0.0
         own += 4.0 * sum(matrix.outputs for matrix in weights.adapted) if lora.dora else 0.0
-    model, reached = workload.model, weights.reached_blocks
+    model = workload.model
     saves_its_output = not model.gated_mlp and _activation(model) == "relu"
     of_heads = 0.0
     if model.model_type in _NORMS_OF_QUERIES_AND_KEYS:
@@ -114,9 +114,9 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     tail = 0.0 if weights.trains_head else 2.0 + terms.normalised / 2
     return replace(
         terms,
-        norms=reached * (terms.norms - frozen * norms),
-        attention=reached * (terms.attention - frozen * of_heads + own),
-        net=reached * (terms.net - frozen * 2.0 * ("f" not in read and not saves_its_output)),
+        norms=terms.norms - frozen * norms,
+        attention=terms.attention - frozen * of_heads + own,
+        net=(terms.net - frozen * 2.0 * ("f" not in read and not saves_its_output)),
         fixed=2.0 * sum(matrix.elements for matrix in weights.adapted if matrix.kind == "experts"),
         tail=terms.tail - tail,
     )

@@ -117,7 +117,7 @@ run the exports below, then
 def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths) -> str:
     """The explanation for an answer that only Trainer scripts can use."""
     on_cpu = ("On a CPU, first call deepspeed.init_distributed().",) if answer.device == "cpu" else ()
-    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu))
+    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu)) + _adapters(answer.workload)
     return f"""\
 {alone.sentence}
 --trainer adds the Trainer's arguments after its script's own. They are also in

@@ -40,7 +40,8 @@ def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | 
     if reply is None:
         note(f"Counting the parameters of model type {shorten(config['model_type'])} with transformers, once.")
         reply = _ask(asked)
-        _keep(kept, reply)
+        if reply and "tasks" in reply:  # what failed may work once a package is installed
+            _keep(kept, reply)
     if not reply or "tasks" not in reply:  # transformers does not know the model, or cannot build it
         return None
     return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
@@ -66,7 +67,7 @@ def _ask(asked: str) -> dict[str, Any] | None:
 
 def _file_of(asked: str) -> Path:
     """Where the reply is kept. What is counted depends on the versions of both programs."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     versions = f"{__version__} {importlib.metadata.version('transformers')}"
     return root / "ladder" / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
 

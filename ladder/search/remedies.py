@@ -28,6 +28,7 @@ _GPUS_OF_A_HOST = 8
 """GPUs that share one host and its memory. Chosen: as in most servers for training."""
 _LORA_RANK = 16
 """Chosen: between PEFT's default of 8 and the 64 of Dettmers et al. 2023."""
+_QLORA = f"--lora r={_LORA_RANK} --load-in 4bit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Remedies:
     qlora: int | None = None
     """The same with 4-bit weights, if 16 bits are too many."""
     qlora_speed: int | None = None
+    has_lora: bool = False
+    """The workload has adapters already."""
 
     def plain(self) -> dict[str, Any]:
         """All remedies as values for JSON: bytes, tokens, numbers; techniques by the option that asks for them."""
@@ -79,7 +82,7 @@ class Remedies:
             *(technique.consent.option(technique.name) for technique in self.techniques),
             "the NVMe rungs (--nvme-path, libaio)" if self.nvme else "",
             _in_words(f"--lora r={_LORA_RANK}", self.lora, self.lora_speed),
-            _in_words(f"--lora r={_LORA_RANK} --load-in 4bit", self.qlora, self.qlora_speed),
+            _in_words("--load-in 4bit" if self.has_lora else _QLORA, self.qlora, self.qlora_speed),
         ]
         named = [part for part in parts if part]
         if not named:
@@ -111,6 +114,7 @@ def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collecti
         lora_speed=lora_speed,
         qlora=qlora,
         qlora_speed=qlora_speed,
+        has_lora=space.workload.lora is not None,
     )
 
 

@@ -178,7 +178,9 @@ def _experts(model: PreTrainedModel, parts: list[str], parameter: Any) -> int:
 def main() -> int:
     """Count what stdin asks for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
-    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = _ADDRESSES if hard == resource.RLIM_INFINITY else min(_ADDRESSES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     asked = json.load(sys.stdin)
     answers, sys.stdout = os.dup(1), sys.stderr  # transformers may print
     try:

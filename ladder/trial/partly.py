@@ -26,10 +26,14 @@ def only_partly_trained(model: Any, spec: TrialSpec) -> Any:
 
 
 def _freeze(model: Any, names: tuple[str, ...]) -> None:
-    patterns = [freeze_pattern(name) for name in names]
-    for name, module in model.named_modules():
-        if any(pattern.fullmatch(name) for pattern in patterns):
-            module.requires_grad_(False)
+    modules = dict(model.named_modules())
+    for asked in names:
+        frozen = [name for name in modules if freeze_pattern(asked).fullmatch(name)]
+        if not frozen:
+            known = ", ".join(list(modules)[1:6])
+            raise ValueError(f"--freeze {asked} matches no module of the model; it has {known} and others")
+        for name in frozen:
+            modules[name].requires_grad_(False)
 
 
 def save_and_load_adapters(model: Any, weights: dict[str, torch.Tensor], folder: str | None) -> None:

@@ -66,9 +66,16 @@ def preload(
 
 
 def unhide(module: str) -> None:
-    """Let a rank import a module that is hidden from the server."""
-    if sys.modules.get(module, module) is None:
-        del sys.modules[module]
+    """Let a rank import a module that is hidden from the server, and whatever asked for it in vain ask again."""
+    if sys.modules.get(module, module) is not None:
+        return
+    del sys.modules[module]
+    for name in [name for name in sys.modules if name.endswith((f".{module}", ".bnb"))]:
+        del sys.modules[name]
+    for asked in ("transformers.utils.import_utils", "peft.import_utils"):
+        for function in vars(sys.modules.get(asked, object)).values():
+            if callable(getattr(function, "cache_clear", None)):
+                function.cache_clear()
 
 
 def load_operators(names: Sequence[str]) -> None:

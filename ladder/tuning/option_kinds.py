@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ladder.text import shown
 from ladder.units import MIB, parse_bytes
-from ladder.workload.lora import Lora, checked, lora_from_text
+from ladder.workload.lora import Lora, checked, lora_from_mapping, lora_from_text
 
 _UNBOUNDED = 1e30
 """The limit for numbers. Chosen: no sensible value is near it, and no int below it is too large for a float."""
@@ -142,7 +142,7 @@ def _duration(value: Any) -> float:
 def _lora(value: Any) -> Lora:
     """Adapters as a text, as a mapping of peft's arguments, or as they are."""
     if isinstance(value, Mapping):
-        value = Lora.from_peft(value)
+        return lora_from_mapping(value)
     return checked(value if isinstance(value, Lora) else lora_from_text(text_of(value)))
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,17 @@ def shape_of(script: Script, count: Count | None = None) -> ModelShape:
     source: Source = "file"
     if path:
         source = "folder" if Path(path).is_dir() else "hub"
+    name = path or Path(facts.path).stem
     try:
-        shape = shape_from_config(config, name=path or Path(facts.path).stem, source=source, count=count)
+        return _with_parameters(shape_from_config(config, name=name, source=source, count=count), facts)
     except ModelNotAccessibleError as error:
+        # A class that trains no language has no count, but the look has counted its parameters.
+        with suppress(ModelNotAccessibleError):
+            return _with_parameters(shape_from_config(config, name=name, source=source), facts)
         raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
+
+
+def _with_parameters(shape: ModelShape, facts: ScriptFacts) -> ModelShape:
     own = facts.num_parameters - (facts.num_trainable if facts.lora is not None else 0)
     if facts.load_in is not None:  # packed weights have fewer elements than parameters
         own = shape.num_parameters

@@ -67,6 +67,8 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
         "parity": True,
         "stop_at": None,
         "script": None,
+        "freeze": (),  # the names are those of the whole model
+        "lora": {**spec.lora, "lora_dropout": 0.0} if spec.lora is not None else None,
     }
     changes |= {"same_data": same_data, "seq_len": min(spec.seq_len, _TOKENS - _TOKENS % spec.world_size)}
     # Without a speed to beat: slow candidates would be timed for fewer steps, and all losses are needed.

@@ -39,6 +39,10 @@ class _End:
     """The folder of a Trainer's last one that it wrote."""
 
 
+_STEPS_DOWN = MEMORY_OUTCOMES - {"disk_full"}
+"""No candidate takes less of a full disk."""
+
+
 def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     """Train with the answer in `path` until the script ends; returns its exit status.
 
@@ -57,18 +61,20 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     config = {key: value for key, value in document.items() if key != SECTION}
     own = section.get("script", {}).get("optimizer", "")
     plan, tried = Plan(settings=settings, candidate=candidate, config=config, optimizer=own), {candidate.key}
+    has_checkpoint = False
     while True:
         end = _trained(command, plan)
-        if end.status == 0 or end.failure is None or end.failure.outcome not in MEMORY_OUTCOMES:
+        has_checkpoint = has_checkpoint or end.has_checkpoint
+        if end.status == 0 or end.failure is None or end.failure.outcome not in _STEPS_DOWN:
             return end.status
         said = f"It ran out of memory on a rank, in {end.failure.moment} ({plan.candidate.key})."
-        less = smaller(Path(section["run_dir"]), plan, tried, end.has_checkpoint)
+        less = smaller(Path(section["run_dir"]), plan, tried, has_checkpoint, end.failure.outcome)
         if less is None:
-            reads = " and can read its checkpoint" if end.has_checkpoint else ""
+            reads = " and can read its checkpoint" if has_checkpoint else ""
             tell(Note(f"{said} No measured candidate takes less{reads}; tune again with a smaller --gpu-memory."))
             return end.status
         held = f"{less.candidate.key} was measured with less"
-        start = "from the last checkpoint" if end.has_checkpoint else "from the beginning, as there is no checkpoint"
+        start = "from the last checkpoint" if has_checkpoint else "from the beginning, as there is no checkpoint"
         if not asked.step_down:
             tell(Note(f"{said} {held}: --step-down goes on with it, {start}."))
             return end.status

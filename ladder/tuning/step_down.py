@@ -12,6 +12,7 @@ from ladder.candidates import Candidate
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import LadderError
+from ladder.events.outcome import Measurement
 from ladder.search.space import Space, measured
 from ladder.tuning.stored import stored_output
 from ladder.workload.script import keeps_its_optimizer
@@ -66,10 +67,11 @@ class Plan:
         }
 
 
-def smaller(run_dir: Path, plan: Plan, tried: set[str], checkpoint: bool) -> Plan | None:
+def smaller(run_dir: Path, plan: Plan, tried: set[str], checkpoint: bool, outcome: str) -> Plan | None:
     """The fastest candidate that the tune in `run_dir` measured with less memory than that of `plan`; None without one.
 
-    With a `checkpoint`, only one that can read it; without, training begins again, and any will do.
+    The memory is the host's if that is the `outcome`. With a `checkpoint`, only a candidate that can read it; without,
+    training begins again, and any will do.
     """
     try:
         stored = stored_output(run_dir)
@@ -80,16 +82,25 @@ def smaller(run_dir: Path, plan: Plan, tried: set[str], checkpoint: bool) -> Pla
     now = records.get(plan.candidate.key)
     if now is None or now.measurement is None:
         return None
-    limit = _LESS * now.measurement.peak_device
+    held = _host if outcome in ("host_oom", "pinned_oom") else _device
+    limit = _LESS * held(now.measurement)
     fastest_first = sorted(records, key=lambda key: -(records[key].tokens_per_second or 0.0))
     for key in fastest_first:
         seen = records[key].measurement
         if key in tried or key not in space.by_key or seen is None or not records[key].tokens_per_second:
             continue
         found = _with(plan, space.by_key[key], space)
-        if seen.peak_device <= limit and (not checkpoint or found.layout == plan.layout):
+        if held(seen) <= limit and (not checkpoint or found.layout == plan.layout):
             return found
     return None
+
+
+def _device(seen: Measurement) -> int:
+    return seen.peak_device
+
+
+def _host(seen: Measurement) -> int:
+    return seen.peak_host
 
 
 def _with(plan: Plan, candidate: Candidate, space: Space) -> Plan:

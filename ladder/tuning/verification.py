@@ -29,7 +29,7 @@ from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.options import TuneOptions, VerifyOptions
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.run import workload_and_machine
-from ladder.tuning.technique_choices import require_usable
+from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
     PROOF_STEPS,
@@ -120,6 +120,7 @@ def run_verification(
         options = _options(promise, document, asked.script)
         host = ThisHost(options, leases, tell, cancelled)
         workload, machine = workload_and_machine(options, host, tell)
+        require_adapters(workload)
         _compare(path, promise, workload, machine, tell)
         machine = as_it_was_measured(machine, promise["environment"])
         candidate = _candidate(promise, workload, machine)

@@ -33,14 +33,19 @@ class Lora:
             "r": self.rank,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
-            "target_modules": ALL_LINEAR if self.targets == (ALL_LINEAR,) else list(self.targets),
+            "target_modules": ALL_LINEAR if self.is_everywhere else list(self.targets),
             "use_rslora": self.rslora,
             "use_dora": self.dora,
         }
 
+    @property
+    def is_everywhere(self) -> bool:
+        """All linear layers have adapters."""
+        return self.targets == (ALL_LINEAR,)
+
     @classmethod
     def from_peft(cls, values: Mapping[str, Any]) -> Lora:
-        """The adapters of a LoraConfig with these values, of which some may be missing."""
+        """The adapters of a LoraConfig with these values, of which some may be missing; others are left out."""
         targets = values.get("target_modules") or ALL_LINEAR
         return cls(
             rank=int(values.get("r", cls.rank)),
@@ -72,6 +77,17 @@ def lora_from_text(text: str) -> Lora:
     return Lora(**{name: _READ[name](values) for name, values in said.items()})
 
 
+def lora_from_mapping(values: Mapping[str, Any]) -> Lora:
+    """The adapters of peft's arguments. ValueError for what is none, or what ladder cannot train."""
+    unknown = sorted(name for name in values if name not in Lora().for_peft())
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not among {', '.join(Lora().for_peft())}")
+    try:
+        return checked(Lora.from_peft(values))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
 def lora_from_file(path: Path, model: str) -> Lora:
     """The adapters in peft's adapter_config.json, for the model called `model`.
 
@@ -85,12 +101,13 @@ def lora_from_file(path: Path, model: str) -> Lora:
     if not isinstance(values, dict) or values.get("peft_type") != "LORA":
         raise UsageError(f"--lora-file {where} is not peft's adapter_config.json of a LoRA adapter.")
     base = values.get("base_model_name_or_path")
-    if base and _last(base) != _last(model):
+    # A folder may have any name.
+    if base and not Path(model).exists() and _last(base) != _last(model):
         raise UsageError(
             f"--lora-file {where} is an adapter for {shown(base)}, not for {shown(model)}; name that model, or "
             "give the adapter with --lora."
         )
-    more = sorted(name for name in _NOT_TRAINED if values.get(name))
+    more = sorted(name for name in _NOT_TRAINED if values.get(name) and values[name] != "none")
     if more:
         raise UsageError(f"--lora-file {where}: ladder does not try adapters with {more[0]}; leave it out.")
     try:
@@ -117,6 +134,7 @@ _NAMES = {
     **{"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"},
 }
 _NOT_TRAINED = (
+    "bias",
     "modules_to_save",
     "layers_to_transform",
     "exclude_modules",

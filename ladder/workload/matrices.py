@@ -40,6 +40,11 @@ class Matrix:
     def is_linear(self) -> bool:
         return self.kind == "linear"
 
+    @property
+    def is_router(self) -> bool:
+        """It sends tokens to experts."""
+        return self.module.endswith(".mlp.gate")
+
 
 @dataclass(frozen=True)
 class _Names:
@@ -128,7 +133,7 @@ _T5_ATTENTION = (("q", "a", "q"), ("k", "a", "q"), ("v", "a", "q"), ("o", "q", "
 _AS_LISTED = {
     *_FAMILIES,
     *("llama", "mistral", "qwen2", "qwen3", "gemma"),
-    *("t5", "mt5", "mixtral", "qwen2_moe", "qwen3_moe"),
+    *("t5", "mt5", "mixtral", "qwen3_moe"),
 }
 
 

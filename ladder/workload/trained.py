@@ -69,10 +69,13 @@ def weights_of(workload: Workload) -> Weights:
     saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_quantised
     adapters = sum(adapter_elements(workload.lora, matrix) for matrix in targets)
     frozen = matrices if workload.lora is not None else frozen_of(workload.freeze, matrices)
-    free = [matrix for matrix in matrices if matrix not in set(frozen)]
+    left_out = set(frozen)
+    free = [matrix for matrix in matrices if matrix not in left_out]
     trained = adapters
     if workload.lora is None:
         trained = model.num_parameters - sum(matrix.elements for matrix in frozen)
+    elif workload.script is not None:  # which may train more beside its adapters than their settings say
+        adapters = trained = workload.script.facts.num_trainable
     first = min((matrix.layer for matrix in (*targets, *free) if matrix.layer is not None), default=model.num_layers)
     if any(matrix.kind == "table" for matrix in free):
         first = 0
@@ -86,7 +89,7 @@ def weights_of(workload: Workload) -> Weights:
         bytes_held=2.0 * (model.num_parameters + adapters) - saved,
         quantised=num_quantised,
         largest_quantised=max((matrix.elements for matrix in quantised), default=0),
-        trains_head=any(matrix.kind == ("table" if model.tied else "head") for matrix in free),
+        trains_head=any(matrix == (matrices[0] if model.tied else matrices[-1]) for matrix in free),
         trained_blocks=len(whole) / model.num_layers,
         reached_blocks=1 - first / model.num_layers,
         adapted=_of_a_block(targets),
@@ -124,13 +127,17 @@ def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, 
                     f"{', '.join(linear_names(matrices))}."
                 )
         _check_experts(lora, targets)
-        narrow = min(targets or matrices, key=lambda matrix: min(matrix.inputs, matrix.outputs))
+        # peft itself sets no limit; a router's few outputs are none either.
+        layers = [each for each in targets if each.kind == "linear" and not each.is_router]
+        narrow = min(layers or matrices, key=lambda matrix: min(matrix.inputs, matrix.outputs))
         most = min(narrow.inputs, narrow.outputs)
-        if lora.rank > most:
+        if lora.rank > most and has_known_names(model):
             raise UsageError(
                 f"--lora r={lora.rank} is more than {_last_name(narrow)} of {shown(model.name)} has "
                 f"({narrow.inputs} × {narrow.outputs}); the most is r={most}."
             )
+    if "" in freeze:
+        raise UsageError("--freeze needs the name of a module, such as model.embed_tokens.")
     for pattern in freeze if has_known_names(model) else ():
         if not any(_freezes(pattern, matrix.module) for matrix in matrices):
             names = ", ".join(dict.fromkeys(_generic(matrix.module) for matrix in matrices))

@@ -58,7 +58,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         candidate_on("zero2", 1): (3.0, 500.0),
     }
     records = [
-        make_record(each, measurement=make_measurement(peak_device=int(size * GIB)), tokens_per_second=speed)
+        make_record(
+            each,
+            # The less is on the GPU, the more is on the host.
+            measurement=make_measurement(peak_device=int(size * GIB), peak_host=int((10 - size) * GIB)),
+            tokens_per_second=speed,
+        )
         for each, (size, speed) in held.items()
     ]
     result: Any = SimpleNamespace(result=SimpleNamespace(space=SPACE, records=records))
@@ -70,7 +75,7 @@ def test_with_a_checkpoint_only_what_can_read_it_is_taken(
     checkpoint: bool, rung: str, micro_batch: int, measured: None
 ) -> None:
     plan = plan_on("zero2")
-    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint)
+    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint, "gpu_oom")
     assert found is not None
     assert found.candidate == candidate_on(rung, micro_batch)
     assert found.settings.stage == found.config["zero_optimization"]["stage"] == RUNGS_BY_NAME[rung].stage
@@ -81,4 +86,12 @@ def test_with_a_checkpoint_only_what_can_read_it_is_taken(
 def test_a_candidate_that_was_tried_is_not_tried_again(measured: None) -> None:
     plan = plan_on("zero2")
     tried = {plan.candidate.key, candidate_on("zero2", 1).key}
-    assert smaller(Path("run"), plan, tried, checkpoint=True) is None
+    assert smaller(Path("run"), plan, tried, checkpoint=True, outcome="gpu_oom") is None
+
+
+def test_where_the_host_s_memory_ran_out_a_candidate_that_takes_less_of_that_is_taken(measured: None) -> None:
+    plan = plan_on("zero3")
+    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint=False, outcome="host_oom")
+    assert found is not None
+    assert found.candidate == candidate_on("zero1")
+    assert smaller(Path("run"), plan_on("zero2"), set(), checkpoint=False, outcome="host_oom") is None

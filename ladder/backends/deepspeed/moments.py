@@ -38,6 +38,8 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
     if workload.weights.quantised:
         moments = _with_one_dequantised(moments, 2.0 * workload.weights.largest_quantised)
+        # Before stage 3 divides them, every rank has all quantised weights (trial/quantised.py, and transformers too).
+        moments.insert(1, Moment("initialisation", workload.weights.bytes_held, 0.0, 0.0))
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]

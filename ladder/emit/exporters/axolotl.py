@@ -13,7 +13,6 @@ from ladder.emit.exporters.base import (
 )
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
-from ladder.workload.lora import ALL_LINEAR
 
 
 class Axolotl(Exporter):
@@ -49,7 +48,7 @@ def _adapters(settings: Settings) -> dict[str, Any]:
     lora = settings.lora
     if lora is None:
         return {}
-    everywhere = lora.targets == (ALL_LINEAR,)
+    everywhere = lora.is_everywhere
     words: dict[str, Any] = {
         "adapter": "qlora" if settings.load_in == "4bit" else "lora",
         "lora_r": lora.rank,

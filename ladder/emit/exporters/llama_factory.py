@@ -14,7 +14,6 @@ from ladder.emit.exporters.base import (
 )
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
-from ladder.workload.lora import ALL_LINEAR
 
 
 class LlamaFactory(Exporter):
@@ -54,7 +53,7 @@ def _adapters(settings: Settings) -> dict[str, Any]:
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "lora_target": "all" if lora.targets == (ALL_LINEAR,) else ",".join(lora.targets),
+        "lora_target": "all" if lora.is_everywhere else ",".join(lora.targets),
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
     }

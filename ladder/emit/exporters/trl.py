@@ -16,6 +16,7 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments
 from ladder.text import shown
+from ladder.workload.lora import Lora
 
 
 class Trl(Exporter):
@@ -40,6 +41,13 @@ class Trl(Exporter):
         return opening_comment(settings, "trl sft --config your.yaml") + missing + to_yaml(fragment)
 
 
+def _targets(lora: Lora) -> list[str]:
+    """TRL gives peft a single name as a text, which peft takes as a pattern for whole names."""
+    if len(lora.targets) == 1 and not lora.is_everywhere:
+        return [rf".*\.{lora.targets[0]}"]
+    return list(lora.targets)
+
+
 def _adapters(settings: Settings) -> dict[str, Any]:
     """Adapters and quantisation in the words of TRL's ModelConfig."""
     lora = settings.lora
@@ -50,7 +58,7 @@ def _adapters(settings: Settings) -> dict[str, Any]:
         "lora_r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "lora_target_modules": list(lora.targets),
+        "lora_target_modules": _targets(lora),
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
     }

@@ -130,7 +130,9 @@ def note_checkpoints(grip: Grip) -> None:
 
     def noted(own: Any, *arguments: Any, **options: Any) -> Any:
         done = own(*arguments, **options)
-        grip.reporter.send(CheckpointEvent(t=now()))
+        found = done[0] if isinstance(done, tuple) else done  # the folder that was read: None where there was none
+        if found is not None:
+            grip.reporter.send(CheckpointEvent(t=now()))
         return done
 
     for name in ("save_checkpoint", "load_checkpoint"):

@@ -98,6 +98,7 @@ class Loop:
                         yield batch
                         steps.note_loss(torch.as_tensor(self.loss))
                     if batch is None:
+                        steps.drop_step()
                         break
                     if steps.end_step():
                         self.grip.held(self.kind, lambda: self._finish(steps))

@@ -65,6 +65,10 @@ class RealSteps:
         self._losses.append(loss.detach())  # read at the end: reading waits for the GPU
         self._grip.reporter.step(0.0)
 
+    def drop_step(self) -> None:
+        """The epoch ended within an optimizer step."""
+        self._seen.drop_step()
+
     def end_step(self) -> bool:
         """An optimizer step is over; True once enough of them were timed.
 

@@ -32,6 +32,10 @@ class Seen:
         self._micro_steps += 1
         self.most_rows = max(self.most_rows, shape_of(batch)[0])
 
+    def drop_step(self) -> None:
+        """The micro-steps since the last optimizer step belong to none."""
+        self._micro_steps = 0
+
     def end_step(self) -> None:
         """An optimizer step is over."""
         self.accumulation = max(self.accumulation, self._micro_steps)
