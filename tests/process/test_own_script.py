@@ -226,12 +226,17 @@ def test_the_answer_can_be_verified(tuned: Tuned) -> None:
         ),
         ("{scripts}/sft_adapter.py --max_steps 2 --use_cpu", "trainer", 2),
         (
+            "{scripts}/qlora_trainer.py --model-path model --train-file text/train.jsonl --output_dir out --use-cpu",
+            "trainer",
+            2,
+        ),
+        (
             "{scripts}/preferences.py --output_dir dpo-out --max_steps 2 --per_device_train_batch_size 4 --use_cpu",
             "trainer",
             2,
         ),
     ],
-    ids=["masked", "classify", "translate", "reviews", "pairs", "experts", "sft_adapter", "preferences"],
+    ids=["masked", "classify", "translate", "reviews", "pairs", "experts", "sft_adapter", "qlora", "preferences"],
 )
 def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     command: str, kind: str, micro_batch: int, tmp_path: Path, script_inputs: Path

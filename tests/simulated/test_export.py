@@ -406,6 +406,11 @@ def test_trl_itself_makes_the_same_adapters_of_its_words(config: Path, tmp_path:
     known = {field.name for field in dataclasses.fields(trl.ModelConfig)}
     asked = trl.ModelConfig(**{name: value for name, value in words.items() if name in known})
     assert Lora.from_peft(vars(trl.get_peft_config(asked))) == ADAPTERS
+    one = yaml.safe_load(exported(_with_adapters(Lora(targets=("c_attn",))), config, "trl"))
+    pattern = trl.get_peft_config(
+        trl.ModelConfig(use_peft=True, lora_target_modules=one["lora_target_modules"])
+    ).target_modules
+    assert re.fullmatch(pattern, "transformer.h.0.attn.c_attn")
 
 
 @pytest.mark.parametrize("target", IN_WORDS)

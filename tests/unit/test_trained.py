@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate
+from helpers.scripts import make_script
+from helpers.shapes import SMALL
 
+from ladder.backends.activations import activations_of
 from ladder.backends.registry import backend_of
 from ladder.errors import UsageError
 from ladder.machine.machine_speed import flops_per_token
-from ladder.workload.lora import Lora, lora_from_file, lora_from_text
+from ladder.workload.lora import Lora, lora_from_file, lora_from_mapping, lora_from_text
+from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
 from ladder.workload.trained import check_trained, freeze_pattern
 from ladder.workload.workload import Workload
@@ -178,3 +182,53 @@ def test_the_fingerprint_changes_with_what_is_trained() -> None:
     kinds = [workload(), workload(lora=ADAPTERS), workload(lora=Lora()), workload(lora=ADAPTERS, load_in="4bit")]
     assert len({each.fingerprint() for each in kinds}) == 4
     assert workload(freeze=("model.layers.0",)).fingerprint() != workload().fingerprint()
+
+
+MIXTURE = shape_from_config(
+    SMALL | {"model_type": "mixtral", "num_local_experts": 8, "num_key_value_heads": 2}, name="mixture", source="file"
+)
+
+
+def test_the_few_outputs_of_a_router_bound_no_rank() -> None:
+    check_trained(MIXTURE, Lora(rank=16), None, ())
+
+
+@pytest.mark.parametrize("name", ["dropout", "dora"])
+def test_what_peft_cannot_do_with_experts_is_refused(name: str) -> None:
+    lora = Lora(dropout=0.1) if name == "dropout" else Lora(dora=True)
+    with pytest.raises(UsageError, match=f"--lora {name}: peft has none for experts"):
+        check_trained(MIXTURE, lora, None, ())
+    check_trained(MIXTURE, replace(lora, targets=("q_proj",)), None, ())
+
+
+def test_a_module_without_a_name_is_not_frozen() -> None:
+    with pytest.raises(UsageError, match="--freeze needs the name of a module"):
+        check_trained(LLAMA, None, None, ("",))
+
+
+def test_quantised_weights_are_whole_on_every_rank_before_stage_3_divides_them() -> None:
+    adapters = workload(lora=ADAPTERS, load_in="4bit")
+    candidate = make_candidate("zero3")
+    moments = backend_of(candidate.engine.rung).moments(adapters, candidate, 8, "cuda")
+    assert max(moment.parameters for moment in moments if moment.name == "initialisation") == pytest.approx(
+        adapters.weights.bytes_held
+    )
+
+
+def test_a_block_is_recomputed_whole_however_many_below_it_are_frozen() -> None:
+    candidate = make_candidate("zero0")
+    frozen = workload(freeze=("model.embed_tokens", "model.layers.[0-11]"))
+    assert activations_of(frozen, candidate).block == activations_of(workload(), candidate).block
+    kept = activations_of(frozen, candidate).kept
+    assert kept == pytest.approx(activations_of(workload(), candidate).kept / 4)
+
+
+def test_a_mapping_of_peft_s_arguments_may_hold_nothing_else() -> None:
+    assert lora_from_mapping({"r": 16, "lora_alpha": 32}) == Lora(rank=16, alpha=32)
+    with pytest.raises(ValueError, match="rank is not among r, lora_alpha"):
+        lora_from_mapping({"rank": 16})
+
+
+def test_a_script_trains_what_it_was_seen_to_train_beside_its_adapters() -> None:
+    more = make_script(num_parameters=10_000_000, num_trainable=4_000_000, lora=ADAPTERS.for_peft())
+    assert workload(lora=ADAPTERS, script=more).weights.trained == 4_000_000
