@@ -35,6 +35,10 @@ def longest_of(trainer: Trainer, dataset: Any) -> Any:
     count = _BATCHES * trainer.args.eval_batch_size * trainer.args.world_size
     if len(dataset) <= count:
         return dataset
-    indices = Samples(trainer.get_eval_dataloader(dataset)).longest_first[:count]
+    chosen = [Samples(trainer.get_eval_dataloader(dataset)).longest_first[:count]]
+    if torch.distributed.is_initialized():  # a rank may have looked at other samples of a slow data set
+        torch.distributed.broadcast_object_list(chosen, src=0)
+    getattr(trainer, "_eval_dataloaders", {}).clear()  # the Trainer would keep the whole one, with lasting workers
+    (indices,) = chosen
     # A data set of `datasets` stays one, so that the Trainer leaves out its unused columns.
     return dataset.select(indices) if hasattr(dataset, "select") else torch.utils.data.Subset(dataset, indices)

@@ -133,7 +133,8 @@ def _of_accelerate(words: list[str]) -> _Launched:
     known = launch_command_parser().parse_args(words)
     told = {
         "ACCELERATE_MIXED_PRECISION": known.mixed_precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": known.gradient_accumulation_steps,
+        # accelerate itself passes this on only with DeepSpeed.
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": known.gradient_accumulation_steps if known.use_deepspeed else None,
     }
     given = {name: str(value) for name, value in told.items() if value is not None}
     return known.training_script, known.module, known.training_script_args, given

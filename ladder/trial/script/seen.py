@@ -21,9 +21,10 @@ class Seen:
         self._candidate = candidate
         # Two for a pair that is compared, and one for all where sequences are packed.
         self._rows = shape_of(samples.longest(candidate.micro_batch))[0]
-        self._is_short = samples.total is not None and samples.total < (
-            candidate.micro_batch * candidate.accumulation * world_size
-        )
+        self._is_even = shape_of(samples.usual(candidate.micro_batch))[0] == self._rows
+        """A micro-step has as many sequences whatever its samples; not if they are packed into as many as they need."""
+        total = len(samples.sizes) if samples.total is None else samples.total  # of a stream, what was read
+        self._is_short = total < candidate.micro_batch * candidate.accumulation * world_size
         """The data does not fill an optimizer step."""
         self._micro_steps, self.most_rows, self.accumulation = 0, 0, 0
 
@@ -45,10 +46,11 @@ class Seen:
         """TrainsOtherwiseError, which names what differs from the candidate."""
         candidate = self._candidate
         sequences = self.most_rows * candidate.micro_batch / self._rows
-        named = [
-            ("sequences in a micro-step", sequences, candidate.micro_batch, not self._is_short),
+        named: list[tuple[str, float | bool, float | bool, bool]] = [
             ("micro-steps in an optimizer step", self.accumulation, candidate.accumulation, not self._is_short),
         ]
+        if self._is_even:
+            named.append(("sequences in a micro-step", sequences, candidate.micro_batch, not self._is_short))
         # The second name is that of transformers before 5.23.
         names = ("is_activation_checkpointing", "is_gradient_checkpointing")
         checkpoints = next((getattr(model, name) for name in names if hasattr(model, name)), None)
