@@ -26,6 +26,8 @@ _VOCABULARY = 32_768
 _TOKENS = 4096
 """The most tokens of a sequence: the plain engine has no memory for a long one. Measured: 8,192 took 10 GiB."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
+_STEPS_OF_ADAPTERS = _STEPS.model_copy(update={"minimum": 8, "maximum": 8})
+"""Chosen: the losses of adapters on two matrices fell by less than `_FALLS` in four steps."""
 _TOLERANCE = 0.02
 """How much losses may differ, as a fraction of the first. Chosen: losses of correct engines agree to four digits
 (measured, see `PLAIN`), and a wrong step makes a larger difference."""
@@ -63,7 +65,7 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
     shallow = with_vocabulary(with_layers(model, min(_LAYERS, model.num_layers)), _VOCABULARY)
     changes = {
         "model_config_json": dict(shallow.config),
-        "steps": _STEPS,
+        "steps": _STEPS if spec.lora is None else _STEPS_OF_ADAPTERS,
         "parity": True,
         "stop_at": None,
         "script": None,
