@@ -26,6 +26,10 @@ _SECONDS = 120.0
 """Chosen: ten times what importing torch and transformers takes on two busy cores."""
 
 
+_PASSING = ("ImportError", "ModuleNotFoundError", "MemoryError", "OSError")
+"""Failures that may be gone tomorrow: a package is installed by then, or there is more memory."""
+
+
 def counting(note: Callable[[str], None] = lambda _: None) -> Count:
     """For `resolve_model`: counts with transformers. `note` gets a sentence before a wait of seconds."""
     return partial(_count, note)
@@ -40,7 +44,7 @@ def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | 
     if reply is None:
         note(f"Counting the parameters of model type {shorten(config['model_type'])} with transformers, once.")
         reply = _ask(asked)
-        if reply and "tasks" in reply:  # what failed may work once a package is installed
+        if reply and not str(reply.get("failed", "")).startswith(_PASSING):
             _keep(kept, reply)
     if not reply or "tasks" not in reply:  # transformers does not know the model, or cannot build it
         return None
