@@ -1,5 +1,5 @@
 # `make fast` before every commit, `make all` before a merge. CONTRIBUTING.md says what each takes.
-.PHONY: fast all checks format lint types layers unit tests faults nvme coverage mutations lock hooks
+.PHONY: fast all checks format lint types layers unit tests faults nvme scripts coverage mutations lock hooks
 
 # Two at a time, as two cores have it: the unit tests beside everything else.
 fast:
@@ -33,6 +33,9 @@ faults:
 
 nvme:
 	pytest -m nvme
+
+scripts:
+	pytest -m scripts
 
 coverage:
 	pytest --numprocesses 2 --cov --cov-report=term tests/unit tests/simulated
