@@ -96,7 +96,7 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     nothing.
     """
     weights = workload.weights
-    lora = weights.lora
+    lora = workload.lora
     with_dropout = lora is not None and lora.dropout > 0
     read = set() if with_dropout else {matrix.reads for matrix in weights.adapted}
     frozen = 1 - weights.trained_blocks / (weights.reached_blocks or 1)

@@ -47,7 +47,6 @@ class Weights:
     """The share of the blocks through which backward has to go: all from the first that trains anything."""
     adapted: tuple[Matrix, ...] = ()
     """The linear layers of a block that have adapters."""
-    lora: Lora | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -93,7 +92,6 @@ def weights_of(workload: Workload) -> Weights:
         trained_blocks=len(whole) / model.num_layers,
         reached_blocks=1 - first / model.num_layers,
         adapted=_of_a_block(targets),
-        lora=workload.lora,
     )
 
 

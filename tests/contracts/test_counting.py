@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.families import COUNTED
 from helpers.families import FAMILIES as OTHERS
 from helpers.shapes import SMALL
 
@@ -19,23 +20,7 @@ from ladder.workload.shapes import depth_of, shape_from_config, usual_task, with
 from ladder.workload.source import bundled_models, resolve_model
 from ladder.workload.workload import ModelShape, Task
 
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "max_positions",
-    "num_parameters",
-    "num_matmul_parameters",
-    "num_block_parameters",
-    "largest_parameter",
-    "gated_mlp",
-    "is_encoder_decoder",
-    "tied",
-)
+SIZES = (*COUNTED, "num_layers", "tied")
 
 
 def count(config: Any, task: Task | None) -> Counted:

@@ -115,3 +115,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 128,
     },
 }
+
+COUNTED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "max_positions",
+    "num_parameters",
+    "num_matmul_parameters",
+    "num_block_parameters",
+    "largest_parameter",
+    "gated_mlp",
+    "is_encoder_decoder",
+)
+"""What counting finds of a model, besides its layers."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import TINY, TINY_CONFIG, make_candidate, make_measurement, space_on
 from helpers.answers import answer
+from helpers.families import COUNTED
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, ZERO1_AND_ZERO2
 
@@ -200,24 +201,6 @@ def test_a_stored_space_has_all_of_the_script_that_is_needed_without_it() -> Non
 def test_a_space_without_a_script_is_stored_without_one() -> None:
     space, _ = space_on(replace(script_workload(make_script()), script=None), TWO_RANKS, ZERO1_AND_ZERO2, (1,))
     assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
-
-
-COUNTED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "max_positions",
-    "num_parameters",
-    "num_matmul_parameters",
-    "num_block_parameters",
-    "largest_parameter",
-    "gated_mlp",
-    "is_encoder_decoder",
-)
-"""What counting finds of a model, besides its layers."""
 
 
 def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that_were_counted() -> None:

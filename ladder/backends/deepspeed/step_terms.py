@@ -102,7 +102,7 @@ def _adapter_traffic(workload: Workload) -> float:
     Derived from peft's forward pass: B's output is scaled and added to the layer's, and the gradient is scaled; dropout
     reads and writes its own copy of the input.
     """
-    lora = workload.weights.lora
+    lora = workload.lora
     if lora is None:
         return 0.0
     outputs = sum(matrix.outputs for matrix in workload.weights.adapted)

@@ -48,13 +48,12 @@ def _adapters(settings: Settings) -> dict[str, Any]:
     lora = settings.lora
     if lora is None:
         return {}
-    everywhere = lora.is_everywhere
     words: dict[str, Any] = {
         "adapter": "qlora" if settings.load_in == "4bit" else "lora",
         "lora_r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        **({"lora_target_linear": True} if everywhere else {"lora_target_modules": list(lora.targets)}),
+        **({"lora_target_linear": True} if lora.is_everywhere else {"lora_target_modules": list(lora.targets)}),
         "peft_use_rslora": lora.rslora,
         "peft_use_dora": lora.dora,
     }
