@@ -41,7 +41,7 @@ _REVIEWS = Path(__file__).parent / "scripts" / "reviews.py"
 
 
 def _command(name: str, model: Path, data: Path, length: int) -> list[str]:
-    shared = ["--output_dir", "never-written", "--logging_steps", "1000", "--save_strategy", "no"]
+    shared = ["--output_dir", "never-written", "--logging_steps", "20", "--save_strategy", "no"]
     shared += ["--learning_rate", "1e-6", "--max_length", str(length), "--per_device_train_batch_size", "4"]
     shared += ["--gradient_accumulation_steps", "8"]
     if name == "sft":

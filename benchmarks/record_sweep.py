@@ -2,7 +2,7 @@
 
     python benchmarks/record_sweep.py OUT.json MODEL [--gpus N] [--gpu-memory SIZE] [--host-memory SIZE]
         [--global-batch-size N] [--seq-len N] [--rung RUNG …] [--micro-batch N …] [--nvme-path FOLDER]
-        [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
+        [--lora r=16,…] [--load-in 4bit|8bit] [--run-dir FOLDER] [--caps 40 32 24] [--machine NAME]
     python benchmarks/record_sweep.py OUT.json --from FOLDER|SWEEP.json … [--caps 40 32 24] [--whole]
 
 Started again with the same run folder, it goes on where it was. `--caps` are the limits, in GiB, under which the sweep
@@ -34,6 +34,7 @@ from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.watch.plain import plain_lines
 from ladder.units import gib, parse_bytes
+from ladder.workload.lora import lora_from_text
 
 _TRIED = ("fits", "gpu_oom", "host_oom", "pruned")
 _FACTS = ("about", "workload", "machine", "sequences_per_rank", "probe_layers")
@@ -113,8 +114,9 @@ def _facts(space: Space) -> dict[str, Any]:
     return {
         "about": f"{workload.model.name} on {space.world_size} × {space.gpu_name}: benchmarks/record_sweep.py",
         "workload": {
-            "model": workload.model.name,
+            "model": workload.model.name if workload.model.source == "bundled" else dict(workload.model.config),
             **{name: getattr(workload, name) for name in ("task", "seq_len", "dtype", "optimizer")},
+            **({"lora": workload.lora.for_peft(), "load_in": workload.load_in} if workload.lora else {}),
         },
         "machine": {
             "gpu_name": space.gpu_name,
@@ -158,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--micro-batch", dest="micro_batches", type=int, action="append", default=[])
     parser.add_argument("--rung", dest="rungs", action="append", default=[])
-    parser.add_argument("--machine")
+    for name in ("machine", "lora", "load-in"):
+        parser.add_argument(f"--{name}")
     parser.add_argument("--from", dest="parts", type=Path, nargs="+", default=[])
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--caps", type=float, nargs="*", default=[])
@@ -175,9 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def sweep(asked: Mapping[str, Any]) -> Path:
     """The run folder of the sweep."""
     STRATEGIES["exhaustive"] = sweep_and_probe
+    lora = lora_from_text(asked["lora"]) if asked["lora"] else None
     with tempfile.TemporaryDirectory() as elsewhere:  # the run folder keeps a copy of the answer
         options = TuneOptions(
-            **{**asked, "micro_batches": tuple(asked["micro_batches"]), "rungs": tuple(asked["rungs"])},
+            **{**asked, "micro_batches": tuple(asked["micro_batches"]), "rungs": tuple(asked["rungs"]), "lora": lora},
             strategy="exhaustive",
             switches={"liger": False},  # what is played back are the rungs as they are
             launcher="simulated" if asked["machine"] else "local",

@@ -2,7 +2,8 @@
 
 A sweep is a JSON file under benchmarks/results/sweeps/ with
 
-- `workload`: `model` (a bundled shape or a config.json's content), `task`, `seq_len`, `dtype`, `optimizer`;
+- `workload`: `model` (a bundled shape or a config.json's content), `task`, `seq_len`, `dtype`, `optimizer`, and of
+  adapters `lora` (peft's arguments) and `load_in`;
 - `machine`: `gpu_name`, `world_size`, `memory_limit_gib`, `host_memory_gib`, `num_cores`;
 - `sequences_per_rank`: of a rank's optimizer step before accumulation; `caps_gib`: the caps to play back;
 - `whole`: false where candidates are missing that a sweep would have tried: shown, but not in the last line's figures;
@@ -37,6 +38,7 @@ from ladder.search.cost import start_seconds
 from ladder.search.space import Space
 from ladder.techniques.keys import engine_in
 from ladder.units import GIB, MIB
+from ladder.workload.lora import lora_from_mapping
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -75,7 +77,8 @@ class Sweep:
         known = isinstance(model, str)
         shape = resolve_model(model) if known else shape_from_config(model, name="recorded", source="file")
         batch = self._sequences * self.facts["machine"]["world_size"]
-        return Workload(model=shape, global_batch_size=batch, **facts)
+        lora = lora_from_mapping(facts.pop("lora")) if "lora" in facts else None
+        return Workload(model=shape, global_batch_size=batch, lora=lora, **facts)
 
     @cached_property
     def machine(self) -> Machine:

@@ -28,6 +28,7 @@ def quantised_model(cls: Any, config: Any, spec: TrialSpec, dtype: torch.dtype) 
             module.weight = _quantised(module.weight, spec, dtype)
     for module in model.modules():
         _materialise(module, spec.device)
+    model.tie_weights()  # what was one tensor on the meta device has become two
     model.initialize_weights()
     setattr(model, f"is_loaded_in_{spec.load_in}", True)
     return model

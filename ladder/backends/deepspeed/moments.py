@@ -46,10 +46,9 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
 
 
 def _with_one_dequantised(moments: Sequence[Moment], largest: float) -> list[Moment]:
-    """Forward and backward hold one quantised matrix in 16 bits at a time (bitsandbytes' MatMul4Bit)."""
-    passes = ("forward", "loss", "backward")
+    """Backward holds one quantised matrix in 16 bits at a time (bitsandbytes' MatMul4Bit); at the loss it is freed."""
     return [
-        replace(moment, buffers=moment.buffers + largest) if moment.name in passes else moment for moment in moments
+        replace(moment, buffers=moment.buffers + largest) if moment.name == "backward" else moment for moment in moments
     ]
 
 
