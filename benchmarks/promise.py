@@ -1,12 +1,13 @@
 """Does a training keep what its tune promised? The same unmodified scripts, tuned and then trained, in one run.
 
     python benchmarks/promise.py FILE.json [--scripts sft dpo reviews …] [--model llama-3.2-1b] [--layers N] [--gpus 1]
-        [--gpu-memory 24GiB] [--rung zero2 …] [--steps 10 40] [--time-budget 60s]
+        [--gpu-memory 24GiB] [--rung zero2 …] [--steps 20 120] [--time-budget 60s] [--price]
 
-Each script is tuned (`ladder tune … -- script`) and started twice with the answer (`ladder run`), for few and for more
-optimizer steps: the difference of both is what steps take once training runs. Reached speed is over promised speed, and
-the peak that NVML sees during the training beside that of the proof. `course` is the reviews script under the file that
-courses hand out: stage 3 with both offloads.
+Each script is tuned (`ladder tune … -- script`) and trained with the answer (`ladder run`). Its own logging says when
+it had made so many optimizer steps; reached speed is that of the steps between those of `--steps`. Beside it stands the
+peak that NVML sees during the training, and that of the proof. `course` is the reviews script under the file that
+courses hand out: stage 3 with both offloads. `--price` tunes the script and a synthetic workload of the same model,
+length and engine once more, and compares the seconds of their trials.
 
 Model folders with random weights and data of uneven lengths are made beside FILE.json. FILE.json gets a row for each
 script; a row that it already holds is not run again. The last line is `scripts=3 worst_pct=1.9`.
@@ -23,12 +24,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from ladder.machine.gpus import visible_gpus
+from ladder.runs.stored_run import read_run
 from ladder.units import gib
 from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model
@@ -36,12 +39,14 @@ from ladder.workload.source import resolve_model
 _ROWS = 4000
 """Of each data set. Chosen: more than all steps of a run take."""
 _WORDS = 2000
-_RUNTIME = re.compile(r"'?train_runtime'?\s*[:=]\s*'?([\d.:]+)")
+_EVERY = 20
+"""Steps between two lines of the scripts' logging."""
+_LOSS = re.compile(r"'loss': ")
 _REVIEWS = Path(__file__).parent / "scripts" / "reviews.py"
 
 
 def _command(name: str, model: Path, data: Path, length: int) -> list[str]:
-    shared = ["--output_dir", "never-written", "--logging_steps", "20", "--save_strategy", "no"]
+    shared = ["--output_dir", "never-written", "--logging_steps", str(_EVERY), "--save_strategy", "no"]
     shared += ["--learning_rate", "1e-6", "--max_length", str(length), "--per_device_train_batch_size", "4"]
     shared += ["--gradient_accumulation_steps", "8"]
     if name == "sft":
@@ -103,18 +108,12 @@ def _under_a_course_s_file(model: Path, folder: Path, arguments: argparse.Namesp
     file = folder / "course.json"
     file.write_text(json.dumps(config))
     command = _command("reviews", model, folder, arguments.length)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", arguments.gpus]
+    ranks = max(1, int(arguments.gpus))
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     few, more = arguments.steps
-    times = []
-    for steps in (few, more):
-        words = [*start, *command, "--deepspeed", str(file), "--max_steps", str(steps)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        found = _RUNTIME.findall(done.stdout + done.stderr)
-        if done.returncode or not found:
-            return {"failed": (done.stdout + done.stderr)[-1500:]}
-        times.append(_seconds(found[-1]))
-    samples = 16 * int(arguments.gpus) * (more - few)
-    return {"command": command, "reached_samples_per_second": round(samples / (times[1] - times[0]), 3)}
+    taken, peak = _trained([*start, *command, "--deepspeed", str(file), "--max_steps", str(more)], few, more)
+    samples = 16 * ranks * (more - few)
+    return {"command": command, "reached_samples_per_second": round(samples / taken, 3), "reached_peak_gib": peak}
 
 
 def _arguments() -> argparse.Namespace:
@@ -125,9 +124,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--gpus", default="1")
-    parser.add_argument("--gpu-memory", default="24GiB")
+    parser.add_argument("--gpu-memory")
     parser.add_argument("--rung", nargs="*", default=[])
-    parser.add_argument("--steps", nargs=2, type=int, default=[10, 40])
+    parser.add_argument("--steps", nargs=2, type=int, default=[20, 120])
+    parser.add_argument("--price", action="store_true")
     parser.add_argument("--time-budget", default="60s")
     return parser.parse_args()
 
@@ -174,10 +174,9 @@ def _make_data(folder: Path) -> None:
 
 def _kept(name: str, command: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
     answer = arguments.file.absolute().parent / f"{name}.json"
-    memory = ["--gpu-memory", arguments.gpu_memory] if arguments.gpu_memory else []
     rungs = [word for rung in arguments.rung for word in ("--rung", rung)]
     began = time.monotonic()
-    search = ["--gpus", arguments.gpus, *memory, *rungs, "--time-budget", arguments.time_budget, "--knobs", "0"]
+    search = [*_limits(arguments), *rungs, "--time-budget", arguments.time_budget, "--knobs", "0"]
     tuned = _ladder(["tune", *search, "--output", str(answer), "--", *command])
     seconds = time.monotonic() - began
     if tuned.returncode:
@@ -185,9 +184,8 @@ def _kept(name: str, command: list[str], arguments: argparse.Namespace) -> dict[
     section = json.loads(answer.read_text())["ladder"]
     promised = section["script"]["samples_per_second"]
     few, more = arguments.steps
-    times, peaks = zip(*(_trained(answer, command, steps) for steps in (few, more)), strict=True)
-    samples = (more - few) * section["workload"]["global_batch_size"]
-    reached = samples / (times[1] - times[0])
+    taken, peak = _trained(["run", str(answer), "--", *command, "--max_steps", str(more)], few, more)
+    reached = (more - few) * section["workload"]["global_batch_size"] / taken
     return {
         "command": command,
         "gpu_memory": arguments.gpu_memory,
@@ -201,28 +199,51 @@ def _kept(name: str, command: list[str], arguments: argparse.Namespace) -> dict[
         "reached_samples_per_second": round(reached, 3),
         "reached_over_promised": round(reached / promised, 4),
         "promised_peak_gib": section["memory_per_gpu"]["peak_device_gib"],
-        "reached_peak_gib": max(peaks),
+        "reached_peak_gib": round(peak, 3),
         "padding": section["script"]["padding"],
         "loader_share": section["script"]["loader_share"],
         "tune_seconds": round(seconds, 1),
         "last_lines": tuned.stdout.splitlines()[-12:],
+        **(_price(section, command, arguments) if arguments.price else {}),
     }
 
 
-def _trained(answer: Path, command: list[str], steps: int) -> tuple[float, float]:
-    """Seconds of the script's own training loop, and the GiB that NVML saw in use beyond what was before."""
-    watch = _Peak()
-    done = _ladder(["run", str(answer), "--", *command, "--max_steps", str(steps)])
+def _limits(arguments: argparse.Namespace) -> list[str]:
+    return ["--gpus", arguments.gpus, *(["--gpu-memory", arguments.gpu_memory] if arguments.gpu_memory else [])]
+
+
+def _price(section: Mapping[str, Any], command: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a trial of the answer's engine with its micro-batch: of the script, and of a synthetic workload."""
+    workload, folder = section["workload"], arguments.file.absolute().parent
+    only = [*_limits(arguments), "--rung", section["rung"], "--micro-batch", str(section["micro_batch"])]
+    shape = ["--seq-len", str(workload["seq_len"]), "--global-batch-size", str(workload["global_batch_size"])]
+    tunes = {"script": ["--", *command], "synthetic": [*shape, section["model"]["name"]]}
+    phases = {}
+    for kind, words in tunes.items():
+        run = folder / f"price-{kind}"
+        run.mkdir(exist_ok=True)
+        done = _ladder(["tune", *only, "--knobs", "0", "--run-dir", str(run), "--output", str(run / "a.json"), *words])
+        if done.returncode:
+            return {"price": None, "price_failed": done.stderr[-500:]}
+        phases[kind] = next(iter(read_run(run).trial_seconds.values()))
+    whole = {kind: sum(seconds for name, seconds in of.items() if name != "start") for kind, of in phases.items()}
+    return {"price": round(whole["script"] / whole["synthetic"], 3), "price_phases": phases}
+
+
+def _trained(words: list[str], few: int, more: int) -> tuple[float, float]:
+    """Seconds from one optimizer step of `ladder words` to another, and the GiB in use beyond what was before."""
+    watch, logged, said = _Peak(), [], ""
+    process = subprocess.Popen(
+        _command_line(words), env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        said = (said + line)[-3000:]
+        logged += [time.monotonic()] * len(_LOSS.findall(line))
     peak = watch.stop()
-    found = _RUNTIME.findall(done.stdout + done.stderr)
-    if done.returncode or not found:
-        raise SystemExit(f"the training failed: {(done.stdout + done.stderr)[-3000:]}")
-    return _seconds(found[-1]), peak
-
-
-def _seconds(text: str) -> float:
-    parts = [float(part) for part in text.split(":")]
-    return sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    if process.wait() or len(logged) < more // _EVERY:
+        raise SystemExit(f"the training failed: {said}")
+    return logged[more // _EVERY - 1] - logged[few // _EVERY - 1], peak
 
 
 class _Peak:
@@ -248,14 +269,19 @@ class _Peak:
     def stop(self) -> float:
         self._over.set()
         self._thread.join()
-        return gib(self._peak)
+        return gib(self._peak) or 0.0
 
 
 def _ladder(words: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "ladder.cli.main", *words], capture_output=True, text=True, env=environment, check=False
-    )
+    return subprocess.run(_command_line(words), capture_output=True, text=True, env=_environment(), check=False)
+
+
+def _command_line(words: list[str]) -> list[str]:
+    return [sys.executable, *(["-m", "ladder"] if words[0] in ("tune", "run") else []), *words]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
         per_device_train_batch_size=16,
         learning_rate=1e-6,
         save_strategy="no",
-        logging_steps=1000,
+        logging_steps=20,
         report_to="none",
         bf16=True,
         deepspeed=options.deepspeed,
