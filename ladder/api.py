@@ -61,18 +61,24 @@ class Tuned:
 
     @property
     def best(self) -> Answer:
-        """The proven answer.
+        """The proven answer: DeepSpeed's, or with `backend="torch"` the one without.
 
         Raises NothingFitsError if nothing fits, which says what would fit; UsageError if nothing is proven yet because
         the tune still runs, was interrupted, or had too small a time budget.
         """
         found = self.output.result.best_so_far is not None
-        if self.output.answer is None and (self.running or (self.loaded and found)):
+        answer = self.output.answer or self.output.plain
+        if answer is None and (self.running or (self.loaded and found)):
             raise UsageError(f"Nothing is proven yet in {shown(self.output.run_dir)}; {self._how_to_prove()}.")
         with python_words(TuneOptions):
             require_answer(self.output.result)
-        assert self.output.answer is not None  # it is made from the result's proof
-        return self.output.answer
+        assert answer is not None  # it is made from the result's proof
+        return answer
+
+    @property
+    def plain(self) -> Answer | None:
+        """The proven answer without DeepSpeed, where that is faster; needs `backend="all"` or "torch"."""
+        return self.output.plain
 
     @cached_property
     def trials(self) -> pd.DataFrame:

@@ -145,6 +145,7 @@ def best_config_schema(document: Mapping[str, Any]) -> str:
     rows = ((f"`{key}`", described[key][0], described[key][1]) for key in keys)
     of_adapters = ((f"`workload.{key}`", kind, meaning) for key, (kind, meaning) in words.ADAPTER_KEYS.items())
     of_scripts = ((f"`script.{key}`", kind, meaning) for key, (kind, meaning) in words.SCRIPT_KEYS.items())
+    plain = ((f"`plain.{key}`", kind, meaning) for key, (kind, meaning) in words.PLAIN_KEYS.items())
     return f"""# best_config.json
 
 `best_config.json` is a DeepSpeed configuration with one extra section, `"ladder"`, which DeepSpeed ignores.
@@ -158,6 +159,13 @@ inside an object: `workload.seq_len` is `seq_len` in `workload`.
 An answer for [adapters](../how-to/adapters.md), quantised or frozen weights also has those of these keys that apply.
 
 {table(("key", "type", "meaning"), of_adapters)}
+
+## Without DeepSpeed
+
+If `--backend all` found something faster [without DeepSpeed](../how-to/without-deepspeed.md), the section names it. Its
+settings are in `best_plain.…`.
+
+{table(("key", "type", "meaning"), plain)}
 
 ## Your own script
 

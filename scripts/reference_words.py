@@ -174,6 +174,16 @@ KEYS = {
     "run_dir": ("string", "The run folder, with its full path."),
     "digest": ("string", "A checksum of the file. `export` and `verify` refuse a file that was edited."),
 }
+PLAIN_KEYS = {
+    "rung": ("string", "The rung."),
+    "engine": ("string", "The rung with its techniques."),
+    "checkpoint_every": ("integer", "As above."),
+    "micro_batch": ("integer", "As above."),
+    "accumulation": ("integer", "As above."),
+    "tokens_per_second": ("number", "Of all GPUs together, in its proof."),
+    "peak_device_gib": ("number", "All memory in use on the GPU that used most, in its proof."),
+}
+
 SCRIPT_KEYS = {
     # of "script" in that section, which only the answer for a user's own script has
     "command": ("array", "The command behind `--`, one word each. `ladder run` and `ladder verify` start it."),

@@ -13,13 +13,15 @@ from ladder.candidates.candidate import (
 )
 from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
-from ladder.candidates.rungs import LEAN_KNOBS, RUNGS, RUNGS_BY_NAME, Device, Knob, Rung
+from ladder.candidates.rungs import ALL_RUNGS, LEAN_KNOBS, PLAIN_RUNGS, RUNGS, RUNGS_BY_NAME, Device, Knob, Rung
 from ladder.candidates.technique import SLOTS, Consent, Export, Library, Technique, Terms, TrainerOnly
 
 __all__ = [
+    "ALL_RUNGS",
     "CHECKPOINTING",
     "HALF",
     "LEAN_KNOBS",
+    "PLAIN_RUNGS",
     "RUNGS",
     "RUNGS_BY_NAME",
     "SLOTS",

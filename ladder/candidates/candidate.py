@@ -77,7 +77,9 @@ def engines_having(technique: Technique, engines: Sequence[Engine], problem: Pro
     return [
         engine.having(technique)
         for engine in engines
-        if not engine.has_slot_of(technique) and technique.suits(problem, engine.rung)
+        if not engine.has_slot_of(technique)
+        and engine.rung.backend in technique.backends
+        and technique.suits(problem, engine.rung)
     ]
 
 
@@ -118,9 +120,10 @@ class Candidate:
         """What all candidates of one trial must share: the engine, and whether it accumulates gradients.
 
         An engine that accumulates keeps gradients between micro-steps, so a candidate without accumulation would seem
-        to need more memory than it does. Stage 3 always allocates them.
+        to need more memory than it does. DeepSpeed's stage 3 always allocates them.
         """
-        return self.engine, self.accumulation > 1 or self.engine.rung.stage == 3
+        rung = self.engine.rung
+        return self.engine, self.accumulation > 1 or (rung.stage == 3 and rung.backend == "deepspeed")
 
     def sequences(self, world_size: int) -> int:
         """The sequences of all ranks in an optimizer step: the global batch."""

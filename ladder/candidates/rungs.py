@@ -1,4 +1,4 @@
-"""The rungs: those of the documented ladder, and others beyond it."""
+"""The rungs: those of the documented ladder, others beyond it, and those without DeepSpeed."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ class Rung:
     @property
     def states_on_gpu(self) -> bool:
         """Whether ZeRO manages the optimizer states and keeps them on the GPU."""
-        return self.stage > 0 and self.offload_optimizer == "none"
+        return self.backend == "deepspeed" and self.stage > 0 and self.offload_optimizer == "none"
 
     @property
     def family(self) -> str:
         """The same for rungs that differ only in knobs."""
-        return f"{self.stage} {self.offload_optimizer} {self.offload_param}"
+        of_backend = "" if self.backend == "deepspeed" else f"{self.backend} "
+        return f"{of_backend}{self.stage} {self.offload_optimizer} {self.offload_param}"
 
 
 # In the documented order: the one said to be fastest first, the one with the least memory last.
@@ -69,4 +70,12 @@ RUNGS: tuple[Rung, ...] = (
     Rung("zero3+opt-nvme", 3, "nvme"),
     Rung("zero3+param-nvme+opt-nvme", 3, "nvme", "nvme", _ONE_AT_A_TIME),
 )
-RUNGS_BY_NAME = {rung.name: rung for rung in RUNGS}
+# Without DeepSpeed, through accelerate. `stage` is what each divides: nothing, gradients and optimizer states, or all.
+PLAIN_RUNGS: tuple[Rung, ...] = (
+    Rung("ddp", 0, backend="plain", documented=False),
+    Rung("fsdp2+no-reshard", 2, backend="plain", documented=False),
+    Rung("fsdp2", 3, backend="plain", documented=False),
+    Rung("fsdp2+cpu", 3, "cpu", "cpu", backend="plain", documented=False),
+)
+ALL_RUNGS = (*RUNGS, *PLAIN_RUNGS)
+RUNGS_BY_NAME = {rung.name: rung for rung in ALL_RUNGS}

@@ -127,6 +127,8 @@ class Technique:
     why_not = ""
     """What it needs in order to have an effect, for the end of an error message."""
 
+    backends = frozenset({"deepspeed"})
+    """The backends whose engines can have it."""
     changes_states = False
     """It changes how parameters, gradients or optimizer states are stored."""
     changes_blocks = False

@@ -72,7 +72,7 @@ def tune(options: TuneOptions, logged: Logged, shown: Shown) -> int:
             if as_json:
                 typer.echo(tune_result.error_as_json(error))
             raise
-        failure = why_none(done.result) if done.answer is None and not interruption() else None
+        failure = why_none(done.result) if not (done.answer or done.plain) and not interruption() else None
         if as_json:
             typer.echo(tune_result.as_json(done, failure))
         else:

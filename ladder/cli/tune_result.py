@@ -20,6 +20,7 @@ from ladder.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ladder.emit import Answer
     from ladder.errors import LadderError
     from ladder.search.ledger import Entry
     from ladder.tuning.run import TuneOutput
@@ -75,11 +76,29 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
             console.print(f"[bold]{escape(said)}[/]")
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
+        _print_plain(done.plain, console, answer.tokens_per_second)
+        files = ", ".join(shlex.quote(str(path)) for path in done.files)
+        console.print(f"Wrote {files}", soft_wrap=True, markup=False)
+    elif done.plain is not None:
+        _print_plain(done.plain, console, None)
         files = ", ".join(shlex.quote(str(path)) for path in done.files)
         console.print(f"Wrote {files}", soft_wrap=True, markup=False)
     elif done.result.best_so_far is not None:
         best = done.result.best_so_far
         console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
+
+
+def _print_plain(plain: Answer | None, console: Console, with_deepspeed: float | None) -> None:
+    """The answer without DeepSpeed, and how much faster it is than the one with it."""
+    if plain is None:
+        return
+    than = "" if with_deepspeed is None else f", {plain.tokens_per_second / with_deepspeed:.2f} times as fast"
+    console.print(
+        f"Without DeepSpeed: [bold green]{escape(plain.candidate.key)}[/]: {plain.tokens_per_second:,.0f} tokens/s in "
+        f"its proof{than}, {format_bytes(plain.measurement.peak_device)} of {format_bytes(plain.memory_limit)}."
+    )
+    for warning in plain.warnings:
+        console.print(f"[yellow]Warning:[/] {escape(warning)}.")
 
 
 def _in_its_trial(done: TuneOutput) -> str:
@@ -90,11 +109,12 @@ def _in_its_trial(done: TuneOutput) -> str:
 
 def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
     """The whole result as one JSON document: the answer's "ladder" section or the error, and the ledger's rows."""
-    from ladder.emit.config import SECTION, best_config
+    from ladder.emit.config import SECTION, best_config, plain_summary
 
     best, found = done.result.best_so_far, first_fit(done.result.space, done.result.records)
     document: dict[str, Any] = {
         "answer": best_config(done.answer)[SECTION] if done.answer else None,
+        "plain": plain_summary(done.plain) if done.plain else None,
         **(_failure(failure) if failure else {}),
         "best_so_far": best.candidate_key if best else None,
         "recipe_first_fit": found.plain() if found else None,

@@ -44,6 +44,9 @@ class Answer:
     learning_rate: float | None = None
     """Of the optimizer in the configuration; None if the script brings its own."""
 
+    plain: Answer | None = None
+    """The answer without DeepSpeed, where that is faster."""
+
     def __post_init__(self) -> None:
         counts = {
             "world_size": self.world_size,

@@ -165,6 +165,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "host_memory_gib": gib(seen.peak_host),
         **_model_and_workload(workload),
         **_script(answer),
+        **_plain_answer(answer),
         "proof": answer.proof,
         "warnings": answer.warnings,
         "environment": launch_environment(answer),
@@ -222,6 +223,25 @@ def _script(answer: Answer) -> dict[str, Any]:
             "padding": None if seen.padding is None else round(seen.padding, 4),
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
         }
+    }
+
+
+def _plain_answer(answer: Answer) -> dict[str, Any]:
+    """What is faster without DeepSpeed, if anything is."""
+    return {} if answer.plain is None else {"plain": plain_summary(answer.plain)}
+
+
+def plain_summary(answer: Answer) -> dict[str, Any]:
+    """What a program has to know of an answer without DeepSpeed."""
+    candidate = answer.candidate
+    return {
+        "rung": candidate.engine.rung.name,
+        "engine": candidate.engine.key,
+        "checkpoint_every": candidate.checkpoint_every,
+        "micro_batch": candidate.micro_batch,
+        "accumulation": candidate.accumulation,
+        "tokens_per_second": round(answer.tokens_per_second, 2),
+        "peak_device_gib": gib(answer.measurement.peak_device),
     }
 
 

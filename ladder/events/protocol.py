@@ -177,6 +177,11 @@ class TrialSpec(_Frozen):
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
 
+    @property
+    def zero_stage(self) -> int:
+        """Of the engine; 0 without DeepSpeed."""
+        return int(self.deepspeed.get("zero_optimization", {}).get("stage", 0))
+
 
 class PhaseEvent(_Frozen):
     kind: Literal["phase"] = "phase"

@@ -173,7 +173,7 @@ class LocalLauncher(Launcher):
     def _remove_swap(self, spec: TrialSpec) -> None:
         """Delete the trial's NVMe files, in a thread because gigabytes take time."""
         offloads = [
-            spec.deepspeed["zero_optimization"].get(name, {}) for name in ("offload_optimizer", "offload_param")
+            spec.deepspeed.get("zero_optimization", {}).get(name, {}) for name in ("offload_optimizer", "offload_param")
         ]
         for path in {offload["nvme_path"] for offload in offloads if "nvme_path" in offload}:
             threading.Thread(target=shutil.rmtree, args=(path,), kwargs={"ignore_errors": True}).start()

@@ -81,6 +81,8 @@ def detect_machine(
 
 def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -> str | None:
     """Why `rung` cannot work on this machine, as far as is known before anything is built; None if it may."""
+    if rung.backend == "plain" and rung.stage > 0 and (machine.device == "cpu" or machine.world_size == 1):
+        return "accelerate shards with FSDP2 on several GPUs only"
     if machine.device == "cpu" and "cpu" in rung.devices:
         return "CPU ranks have everything in host memory already"
     if "nvme" in rung.devices:
@@ -104,6 +106,6 @@ def operators_of(rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
     names = []
     if "nvme" in rung.devices:
         names.append("async_io")
-    if rung.offload_optimizer != "none" and optimizer != "sgd":
+    if rung.offload_optimizer != "none" and optimizer != "sgd" and rung.backend == "deepspeed":
         names.append("cpu_adam")
     return tuple(names)

@@ -11,6 +11,7 @@ from ladder.search.decisions import Decision, Measure, Prove, Stop, Strategy
 from ladder.search.knobs import less_noise
 from ladder.search.second_chance import second_chance
 from ladder.search.space import Space, measured, proven, ranking, ruled_out
+from ladder.techniques.keys import engine_in
 
 
 def exhaustive(space: Space, records: Sequence[Record]) -> Measure | Stop:
@@ -145,5 +146,28 @@ def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
 
 
 def answer(records: Sequence[Record]) -> Record | None:
-    """The proof record of the fastest proven candidate."""
-    return max(proven(records).values(), key=lambda record: record.tokens_per_second or 0.0, default=None)
+    """The proof record of DeepSpeed's fastest proven candidate; of another backend's where DeepSpeed has none."""
+    everything = list(proven(records).values())
+    return _fastest([each for each in everything if _is_deepspeed(each)] or everything)
+
+
+def faster_without_deepspeed(records: Sequence[Record], tolerance: float) -> Record | None:
+    """The proof record of a candidate without DeepSpeed that is faster than DeepSpeed's by more than `tolerance`."""
+    everything = list(proven(records).values())
+    own = _fastest([each for each in everything if _is_deepspeed(each)])
+    other = _fastest([each for each in everything if not _is_deepspeed(each)])
+    if own is None or other is None:
+        return other
+    return other if _speed(other) > _speed(own) * (1 + tolerance) else None
+
+
+def _fastest(proofs: Sequence[Record]) -> Record | None:
+    return max(proofs, key=_speed, default=None)
+
+
+def _speed(record: Record) -> float:
+    return record.tokens_per_second or 0.0
+
+
+def _is_deepspeed(record: Record) -> bool:
+    return engine_in(record.candidate_key).rung.backend == "deepspeed"

@@ -44,7 +44,7 @@ def quantisation(spec: TrialSpec, dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
         # Stage 3 gathers all parameters in one type.
-        bnb_4bit_quant_storage=dtype if spec.deepspeed["zero_optimization"]["stage"] == 3 else torch.uint8,
+        bnb_4bit_quant_storage=dtype if spec.zero_stage == 3 else torch.uint8,
     )
 
 

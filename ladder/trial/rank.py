@@ -150,9 +150,10 @@ class _Clock:
 def _train_model(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
     """Measure the candidates on a model with random weights."""
     reporter.phase("model")
-    model = build_model(spec)
+    backend = backend_of(spec)
+    model = build_model(spec, backend.weights_type(spec), backend.build_device(spec))
     reporter.phase("engine")
-    training = backend_of(spec).start(model, spec)
+    training = backend.start(model, spec)
     measure_all(spec, RandomModel(model, training, spec, reporter), reporter, gauge)
 
 

@@ -34,6 +34,7 @@ class TuneArguments(Switches, total=False):
     rungs: str | Sequence[str]
     micro_batches: int | Sequence[int]
     cold: bool
+    backend: Literal["deepspeed", "torch", "all"]
     documented: bool
     allow: str | Sequence[str]
     run_dir: Path | str | None

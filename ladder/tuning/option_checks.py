@@ -6,6 +6,7 @@ from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import UsageError
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
+from ladder.tuning.in_turn import backends_in
 from ladder.tuning.options import TuneOptions, WorkloadOptions, choices_in
 from ladder.tuning.technique_choices import require_known
 
@@ -82,6 +83,8 @@ def require_effective_options(options: TuneOptions) -> None:
     _require_usual_optimizer(options)
     beyond = choices_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
+    beyond += [f"--backend {options.backend}"] if options.backend != "deepspeed" else []
+    _require_backend(options)
     if options.strategy in ALONG_THE_LADDER and beyond:
         raise UsageError(
             f"--strategy {options.strategy} follows the documented ladder, and {beyond[0]} is not part of it; "
@@ -89,3 +92,16 @@ def require_effective_options(options: TuneOptions) -> None:
         )
     if options.documented and beyond:
         raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give only one of them.")
+
+
+def _require_backend(options: TuneOptions) -> None:
+    """UsageError for rungs that --backend leaves out, and where there is nothing but DeepSpeed."""
+    for name in options.rungs:
+        if RUNGS_BY_NAME[name].backend not in backends_in(options):
+            raise UsageError(f"--rung {name} is not among the rungs of --backend {options.backend}; use --backend all.")
+    if options.backend == "deepspeed":
+        return
+    if options.launcher == "simulated":
+        raise UsageError("--launcher simulated knows DeepSpeed only; leave out --backend.")
+    if options.script:
+        raise UsageError("A script of your own is tuned with DeepSpeed only; leave out --backend.")

@@ -25,6 +25,7 @@ from ladder.workload.workload import Dtype, OptimizerName, Task
 LauncherName = Literal["local", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
+BackendName = Literal["deepspeed", "torch", "all"]
 TrackerName = Literal["trackio", "wandb", "mlflow"]
 OutputFormat = Literal["text", "json"]
 
@@ -238,6 +239,10 @@ class TuneOptions(WorkloadOptions):
     ] = ()
     cold: Annotated[bool, Option("Start every trial from nothing; slower.", SEARCH)] = False
 
+    backend: Annotated[
+        BackendName,
+        Option("torch: train without DeepSpeed, by DDP or FSDP2; all: find out whether that is faster.", BEYOND),
+    ] = "deepspeed"
     documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
     switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
     """The switches of techniques; ladder decides about those that are missing."""

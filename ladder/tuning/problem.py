@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.backends.registry import backend_of
-from ladder.candidates import RUNGS, SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
+from ladder.candidates import ALL_RUNGS, SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
 from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import shown
@@ -165,7 +165,7 @@ def split_supported(rungs: Sequence[Rung], machine: Machine, workload: Workload)
     """The `rungs` that work for `workload` on `machine`, in the documented order, and the others with the reason."""
     reasons = {rung: machine.unsupported.get(rung.name) or backend_of(rung).obstacle(workload, rung) for rung in rungs}
     unsupported = {rung: reason for rung, reason in reasons.items() if reason}
-    return [rung for rung in RUNGS if rung in rungs and rung not in unsupported], unsupported
+    return [rung for rung in ALL_RUNGS if rung in rungs and rung not in unsupported], unsupported
 
 
 def run_fingerprint(

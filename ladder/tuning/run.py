@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder import __version__
-from ladder.candidates import RUNGS, Rung, Technique
+from ladder.candidates import ALL_RUNGS, Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
+from ladder.emit.plain import emit_plain
+from ladder.events.outcome import Record
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
@@ -23,12 +25,13 @@ from ladder.report.writing import write_reports
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_to_dict
 from ladder.search.ledger import Entry, ledger
-from ladder.search.policy import STRATEGIES
+from ladder.search.policy import STRATEGIES, faster_without_deepspeed
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of
 from ladder.tuning.declaring import checked
+from ladder.tuning.in_turn import backends_in, tune_in_turn
 from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
@@ -65,12 +68,15 @@ class TuneOutput:
 
     result: TuneResult
     answer: Answer | None
+    """DeepSpeed's fastest."""
     files: list[Path]
     run_dir: Path
     trial_seconds: dict[str, dict[str, float]]
     """Seconds by trial and phase."""
     simulated: str | None = None
     """The name of the machine on paper; None for a real one."""
+    plain: Answer | None = None
+    """The fastest without DeepSpeed, if it is faster than `answer`."""
 
     @property
     def ledger(self) -> list[Entry]:
@@ -169,22 +175,27 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
         space, unsupported = _space(prepared, place.machine)
         history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
         tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
-        result = Tuner(
-            workload=workload,
-            machine=place.machine,
-            space=space,
-            unsupported=unsupported,
-            history=history,
-            launcher=place.launcher,
-            tell=tell,
-            cancelled=cancelled,
-            time_budget=options.time_budget,
-            swap_prefix=place.swap_prefix,
-            save_folder=options.save_weights,
-            clock=place.clock,
-            knob_trials=num_knob_trials(options),
-            parity=not on_paper,  # simulated trials have no losses
-        ).tune(STRATEGIES[options.strategy])
+
+        def tuner(part: Space, time_budget: float | None, knob_trials: int) -> Tuner:
+            return Tuner(
+                workload=workload,
+                machine=place.machine,
+                space=part,
+                unsupported=unsupported,
+                history=history,
+                launcher=place.launcher,
+                tell=tell,
+                cancelled=cancelled,
+                time_budget=time_budget,
+                swap_prefix=place.swap_prefix,
+                save_folder=options.save_weights,
+                clock=place.clock,
+                knob_trials=knob_trials,
+                parity=not on_paper,  # simulated trials have no losses
+            )
+
+        strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
+        result = tune_in_turn(tuner, space, strategy, time_budget=options.time_budget, knob_trials=num_knobs)
         return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
 
 
@@ -216,13 +227,13 @@ def _space(prepared: _Prepared, machine: Machine) -> tuple[Space, dict[Rung, str
 def _deliver(prepared: _Prepared, searched: _Searched, venue: Venue, tell: Subscriber) -> TuneOutput:
     """Write the answer's files and the reports."""
     result, answer = searched.result, None
-    if result.answer is not None:
-        engine = result.space.by_key[result.answer.candidate_key].engine
-        versions = package_versions(libraries_of(engine))
-        run_dir, machine = prepared.run_dir, prepared.machine
-        found = answer_of(result.answer, prepared.workload, machine, result.space, versions, run_dir)
-        answer = replace(venue.signed(found, machine), learning_rate=prepared.options.with_optimizer)
+    faster = faster_without_deepspeed(result.records, result.space.tolerance)
+    plain = _answer(prepared, result, faster, venue) if faster is not None else None
+    if result.answer is not None and result.answer != faster:
+        found = _answer(prepared, result, result.answer, venue)
+        answer = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
     files = emit_all(answer, prepared.options.output) if answer else []
+    files += emit_plain(plain, prepared.options.output) if plain else []
     reported = ReportedRun(
         folder=prepared.run_dir,
         space=result.space,
@@ -241,14 +252,23 @@ def _deliver(prepared: _Prepared, searched: _Searched, venue: Venue, tell: Subsc
         run_dir=prepared.run_dir,
         trial_seconds=searched.trial_seconds,
         simulated=venue.paper_name,
+        plain=plain,
     )
+
+
+def _answer(prepared: _Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:
+    versions = package_versions(libraries_of(result.space.by_key[proof.candidate_key].engine))
+    machine = prepared.machine
+    found = answer_of(proof, prepared.workload, machine, result.space, versions, prepared.run_dir)
+    return venue.signed(found, machine)
 
 
 def _rungs(options: TuneOptions) -> list[Rung]:
     """The rungs to try."""
     if options.rungs:
-        return [rung for rung in RUNGS if rung.name in options.rungs]
-    return [rung for rung in RUNGS if rung.documented or not options.documented]
+        return [rung for rung in ALL_RUNGS if rung.name in options.rungs]
+    wanted = backends_in(options)
+    return [r for r in ALL_RUNGS if r.backend in wanted and (r.documented or not options.documented)]
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers import TINY_CONFIG, tiny_trial
 
-from ladder.trial.quantised import quantised_model
 from ladder.trial.model_class import auto_class, model_config
+from ladder.trial.quantised import quantised_model
 
 
 @pytest.mark.parametrize("load_in", ["4bit", "8bit"])

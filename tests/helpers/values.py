@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.backends.registry import backend_of
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
@@ -86,7 +86,8 @@ def tiny_trial(
         global_batch_size=WORLD_SIZE * accumulation,
     )
     candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
-    config = deepspeed_config(
+    backend = backend_of(candidates[0].engine.rung)
+    config = backend.configuration(
         workload,
         candidates[0].engine,
         micro_batch=micro_batches[0],
@@ -104,6 +105,7 @@ def tiny_trial(
         seq_len=workload.seq_len,
         optimizer="adamw",
         dtype="bf16",
+        backend_module=backend.rank_module,
         deepspeed=config,
         candidates=tuple(map(as_a_rank_sees, candidates)),
         memory_limit=memory_limit,

@@ -51,7 +51,7 @@ def test_a_trial_trains_the_model_on_tokens_alone(name: str) -> None:
         load_in=None,
         freeze=(),
     )
-    model = build_model(spec)
+    model = build_model(spec, torch.bfloat16, "cpu")
     every = 1 if model.supports_gradient_checkpointing else 0
     set_checkpointing(model, SimpleNamespace(checkpoint_every=every, offload_activations=False))  # type: ignore[arg-type]
     vocabulary = model.config.get_text_config().vocab_size

@@ -9,23 +9,14 @@ from __future__ import annotations
 from ladder.backends.activations import offloaded_input, terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
+from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate
-from ladder.machine.machine_speed import MachineSpeed, flops_per_token, forward_flops
-from ladder.workload.trained import BYTES_OF_A_WEIGHT
+from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
 
-_RAMP_TOKENS = 200.0
-"""The start and the end of kernels cost as much as this many tokens, on a GPU with 1e15 operations/s. Chosen."""
-_ELEMENT_WISE = 0.7
-"""The share of the memory bandwidth that element-wise kernels reach. Chosen: as usual on data-centre GPUs."""
-_KERNELS_OF_AN_ADAPTER = 0.08
-"""Kernels of an adapter, forward and backward, over those of a whole block. Derived: 10 of about 125."""
 _HOOKS_OF_AN_ADAPTER = 0.17
 """Stage 3's work for an adapter's modules over that for a whole block. Measured: with seven adapters a block, steps of
 Llama-3.2-1B that wait for it took 2.2 times as long."""
-_LAUNCH_SECONDS = 0.003
-"""Launching a block's kernels for forward and backward from Python. Measured: 0.0044 to 0.0051 s with 16 cores of a
-shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
@@ -65,11 +56,11 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
-    token_seconds = _token_seconds(workload, candidate, machine, known.compute)
+    per_token = token_seconds(workload, candidate, machine, known.compute)
     return StepTerms(
-        compute=known.tokens * workload.usual_share * token_seconds,
-        ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds + _dequantise_seconds(workload, candidate, machine),
-        launch=_launch_seconds(workload, candidate),
+        compute=known.tokens * workload.usual_share * per_token,
+        ramp=ramp_seconds(workload, candidate, machine, per_token),
+        launch=launch_seconds(workload, candidate),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
@@ -78,42 +69,6 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(candidate, share, world_size, machine, known.update_traffic),
     )
-
-
-def _token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, kernels: float) -> float:
-    """Seconds of a token's computing on one rank, with kernels that take `kernels` times as long as the usual ones."""
-    computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
-    beside = _adapter_traffic(workload) * workload.model.num_layers / (_ELEMENT_WISE * machine.device_bytes)
-    return computing / (machine.flops * machine.achievable) * kernels + beside
-
-
-def _launch_seconds(workload: Workload, candidate: Candidate) -> float:
-    kernels = (1 + candidate.checkpointed / 3) * (1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted))
-    return _LAUNCH_SECONDS * workload.model.num_layers * kernels
-
-
-def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
-    """Seconds of a micro-step to write quantised weights in 16 bits, once in each pass: with any micro-batch."""
-    if workload.load_in is None:
-        return 0.0
-    moved = (BYTES_OF_A_WEIGHT[workload.load_in] + 2.0) * workload.weights.quantised
-    return (2 + candidate.checkpointed) * moved / (_ELEMENT_WISE * machine.device_bytes)
-
-
-def _adapter_traffic(workload: Workload) -> float:
-    """Bytes per token that a block's adapters read and write besides their matrices' products.
-
-    Derived from peft's passes, 2 bytes a value. Per output: B writes its own, which is scaled and added to the layer's
-    (14 bytes); backward scales the gradient and reads it for B and for A's output (8). Per input: A reads it, also for
-    its own gradient, and its share of the input's gradient is written and added (12); dropout reads and writes its own
-    copy (10). Confirmed on one H200, where forward took 28 ms more than a plain one and 27 were derived.
-    """
-    lora = workload.lora
-    if lora is None:
-        return 0.0
-    outputs = sum(matrix.outputs for matrix in workload.weights.adapted)
-    inputs = sum(matrix.inputs for matrix in workload.weights.adapted)
-    return 22.0 * outputs + (22.0 if lora.dropout > 0 else 12.0) * inputs
 
 
 def _update_seconds(

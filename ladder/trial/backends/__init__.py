@@ -40,6 +40,12 @@ class Training(Protocol):
 class RankBackend(Protocol):
     """The interface of a backend's module."""
 
+    def weights_type(self, spec: TrialSpec) -> torch.dtype:
+        """In which type the model is built."""
+
+    def build_device(self, spec: TrialSpec) -> str:
+        """Where the model is built."""
+
     def join(self, spec: TrialSpec) -> None:
         """Called after the process group is initialised and before memory is limited."""
 

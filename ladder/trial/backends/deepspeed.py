@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
-from ladder.trial.model import forget_steps, make_optimizer
+from ladder.trial.model import DTYPES, forget_steps, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
 
@@ -54,6 +54,12 @@ class DeepSpeedTraining:
 
 
 class DeepSpeed:
+    def weights_type(self, spec: TrialSpec) -> torch.dtype:
+        return DTYPES[spec.dtype]
+
+    def build_device(self, spec: TrialSpec) -> str:
+        return "cpu" if spec.zero_stage == 3 else spec.device
+
     def join(self, spec: TrialSpec) -> None:
         backend = "nccl" if spec.device == "cuda" else "gloo"
         deepspeed.init_distributed(dist_backend=backend, verbose=False)

@@ -1,0 +1,1 @@
+"""Training without DeepSpeed, through accelerate: DDP and FSDP2."""

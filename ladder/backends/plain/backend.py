@@ -1,0 +1,57 @@
+"""Plain torch through accelerate as a backend: DDP and FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.backends.base import Backend, Device, Moment, StepTerms
+from ladder.backends.plain.config import plain_config
+from ladder.backends.plain.moments import moments_of, offloaded
+from ladder.backends.plain.step_terms import plain_terms
+from ladder.candidates import Candidate, Engine, Rung
+from ladder.machine.machine_speed import MachineSpeed
+from ladder.workload.workload import Workload
+
+
+class Plain(Backend):
+    name = "plain"
+    rank_module = "ladder.trial.backends.plain"
+
+    def obstacle(self, workload: Workload, rung: Rung) -> str:
+        """What accelerate, FSDP2 or this version cannot train: units of FSDP2 have parameters of one type."""
+        if workload.script is not None:
+            return "a script of your own is tuned with DeepSpeed only"
+        if workload.dtype != "bf16":
+            return "without DeepSpeed, ladder trains in bf16 only"
+        if rung.stage > 0 and (workload.lora is not None or workload.load_in is not None):
+            return "FSDP2 is not tried with adapters"
+        return ""
+
+    def configuration(
+        self,
+        workload: Workload,
+        engine: Engine,
+        *,
+        micro_batch: int,
+        accumulation: int,
+        world_size: int,
+        nvme_path: Path | None,
+    ) -> dict[str, Any]:
+        return plain_config(workload, engine.rung, micro_batch=micro_batch, accumulation=accumulation)
+
+    def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
+        return {}
+
+    def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
+        return moments_of(workload, candidate, world_size)
+
+    def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
+        return offloaded(workload, candidate)
+
+    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
+        return plain_terms(workload, candidate, world_size, machine)
+
+
+PLAIN = Plain()

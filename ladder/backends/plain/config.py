@@ -1,0 +1,34 @@
+"""What the ranks tell accelerate, for trials; the emitted files say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.candidates import Rung
+from ladder.workload.workload import Workload
+
+FSDP = "fsdp"
+"""The key of the settings of FSDP2; absent with DDP."""
+
+
+def plain_config(workload: Workload, rung: Rung, *, micro_batch: int, accumulation: int) -> dict[str, Any]:
+    """The settings of `rung`: batch, clipping, and the arguments of accelerate's FullyShardedDataParallelPlugin."""
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": workload.gradient_clipping,
+    }
+    if rung.stage == 0:
+        return config
+    return config | {FSDP: fsdp_settings(rung)}
+
+
+def fsdp_settings(rung: Rung) -> dict[str, Any]:
+    """Arguments of the plugin. Each layer is a unit; all other parameters stay gathered from forward to backward."""
+    return {
+        "fsdp_version": 2,
+        "reshard_after_forward": rung.stage == 3,
+        "cpu_offload": rung.offload_param == "cpu",
+        "auto_wrap_policy": "transformer_based_wrap",
+        "state_dict_type": "FULL_STATE_DICT",
+    }

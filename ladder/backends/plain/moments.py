@@ -1,0 +1,114 @@
+"""The memory of training without DeepSpeed, by the moments of a step, with P parameters, T of them trained, N ranks.
+
+Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two moments; they are their own masters.
+Frozen weights beside adapters are in 16 bits. Gradients have 4 T from backward to the step, which sets them to None.
+
+**Not seen on a GPU.** What autocast saves was counted on the CPU with transformers' modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ladder.backends.activations import Activations, activations_of, tokens_of_a_rank
+from ladder.backends.base import Moment
+from ladder.candidates import Candidate
+from ladder.units import MIB
+from ladder.workload.workload import Workload
+
+_WORKSPACE = 64 * MIB
+"""cuBLAS's workspace. Measured: as in `backends.deepspeed.moments`."""
+_MORE_UNDER_AUTOCAST = {"opt": 8, "gpt2": 4, "gpt_neox": 2, "gemma": 6}
+_MORE_OF_OTHERS = 10
+"""Bytes per hidden value that a block saves under autocast, more than with 16-bit weights: what norms read and write
+stays in fp32. Measured: counted on the CPU; 10 for Llama and Qwen3."""
+_MORE_WITH_ADAPTERS = 8
+"""The same beside frozen 16-bit weights. Measured: as above, for Llama, Qwen3 and Gemma."""
+
+
+def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> list[Moment]:
+    """The moments at which memory may peak; the first is the idle engine after its first optimizer step."""
+    rung = candidate.engine.rung
+    build = _replicated if rung.stage == 0 else _sharded
+    moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
+    return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
+
+
+def _replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
+    """DDP: everything on every GPU. Its reducer holds a copy of all gradients in buckets, if there are other ranks.
+
+    Autocast keeps a 16-bit copy of each trained matrix from its use in forward until its block's backward.
+    """
+    weights = workload.weights
+    t = weights.trained
+    buckets = 4.0 * t if world_size > 1 else 0.0
+    rest = Moment("initialisation", weights_bytes(workload), 0.0, _optimizer_bytes(workload) * t, buffers=buckets)
+    accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
+    held = replace(rest, gradients=accumulated, live=2.0 * t)
+    more = _autocast_bytes(workload, candidate, world_size)
+    return _passes(rest, held, acts, more, first=4.0 * weights.largest_trained, gradients=4.0 * t, last_live=0.0)
+
+
+def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
+    """FSDP2: fp32 shards, gathered in 16 bits layer by layer; without resharding, all layers from forward to backward.
+
+    While accumulating, the gradients of all parameters are kept unsharded, in fp32. A block's are scattered in fp32.
+    """
+    weights, model, rung = workload.weights, workload.model, candidate.engine.rung
+    p, t, n = weights.total, weights.trained, world_size
+    on_gpu = 0.0 if rung.offload_param == "cpu" else 1.0
+    block = model.num_block_parameters
+    outside = max(0, model.num_parameters - model.num_layers * block)
+    live = 2.0 * (p if rung.stage == 2 else outside + 2 * block)
+    rest = Moment(
+        "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
+    )
+    accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
+    held = replace(rest, gradients=accumulated, live=live, buffers=2 * 4.0 * block)
+    step = on_gpu * 4.0 * t / n
+    gradients = max(accumulated, step)
+    return _passes(rest, held, acts, 0.0, first=2.0 * weights.largest_trained, gradients=gradients, last_live=live)
+
+
+def _passes(
+    rest: Moment, held: Moment, acts: Activations, more: float, *, first: float, gradients: float, last_live: float
+) -> list[Moment]:
+    """Forward, loss, backward at its start and at its end, and the step. `more` bytes are saved under autocast."""
+    at_end = replace(held, name="backward", live=last_live)
+    kept = acts.kept + more + acts.tail
+    return [
+        rest,
+        replace(held, name="forward", activations=kept, logits=acts.logits * 10 / 12),
+        replace(held, name="loss", activations=kept, logits=acts.logits),
+        replace(held, name="backward", activations=kept + acts.block, gradients=max(held.gradients, first)),
+        replace(at_end, activations=acts.block, gradients=max(held.gradients, gradients)),
+        replace(rest, name="step", gradients=gradients),
+    ]
+
+
+def weights_bytes(workload: Workload) -> float:
+    """Bytes of all weights: fp32 where they are trained, as they are held where they are frozen."""
+    return workload.weights.bytes_held + 2.0 * workload.weights.trained
+
+
+def _optimizer_bytes(workload: Workload) -> float:
+    """Bytes per trained parameter: Adam's two moments."""
+    return 0.0 if workload.optimizer == "sgd" else 8.0
+
+
+def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -> float:
+    """Bytes that all blocks save more than `activations_of` says; inputs of checkpointed blocks are in fp32 too."""
+    model = workload.model
+    whole = _MORE_UNDER_AUTOCAST.get(model.model_type, _MORE_OF_OTHERS)
+    whole = whole if workload.lora is None else _MORE_WITH_ADAPTERS
+    value = candidate.checkpointed * 2.0 + (1 - candidate.checkpointed) * whole
+    layers = workload.weights.reached_blocks * model.num_layers
+    return tokens_of_a_rank(workload, candidate, world_size) * layers * value * model.hidden_size
+
+
+def offloaded(workload: Workload, candidate: Candidate) -> tuple[float, float]:
+    """Bytes of host memory that all ranks' weights, gradients and optimizer states need, and the pinned part."""
+    if candidate.engine.rung.offload_param != "cpu":
+        return 0.0, 0.0
+    pinned = weights_bytes(workload) + 4.0 * workload.weights.trained
+    return pinned + _optimizer_bytes(workload) * workload.weights.trained, pinned

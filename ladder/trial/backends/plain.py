@@ -1,0 +1,111 @@
+"""Training without DeepSpeed in a rank: DDP and FSDP2, as accelerate and the Trainer do it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from ladder.events.protocol import TrialSpec
+from ladder.trial.model import DTYPES, make_optimizer
+from ladder.trial.partly import save_and_load_adapters
+from ladder.trial.techniques import techniques_of
+
+
+class PlainTraining:
+    skipped_steps = 0
+    """Of bf16 none: only fp16 overflows."""
+
+    def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, spec: TrialSpec) -> None:
+        self._accelerator, self._spec = accelerator, spec
+        self._model, self._optimizer = model, optimizer
+        self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
+        self._done = 0
+        """Micro-steps of the optimizer step so far."""
+        self._unsynchronised: AbstractContextManager[Any] = nullcontext()
+
+    def __call__(self, **batch: Any) -> Any:
+        if not self._model.training:
+            return self._model(**batch)
+        # Forward decides whether DDP reduces in backward, so the block ends with the micro-step.
+        self._unsynchronised = nullcontext() if self._is_boundary else self._accelerator.no_sync(self._model)
+        self._unsynchronised.__enter__()
+        return self._model(**batch)
+
+    @property
+    def _is_boundary(self) -> bool:
+        return self._done == self._accumulation - 1
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._accelerator.backward(loss)  # which divides by the accumulation
+        self._unsynchronised.__exit__(None, None, None)
+
+    def step(self) -> None:
+        is_boundary = self._is_boundary
+        self._done = 0 if is_boundary else self._done + 1
+        if not is_boundary:
+            return
+        if clipping := self._spec.deepspeed["gradient_clipping"]:
+            self._accelerator.clip_grad_norm_(self._model.parameters(), clipping)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def eval(self) -> None:
+        self._model.eval()
+
+    def train(self) -> None:
+        self._model.train()
+
+    def gather(self, save_folder: str | None) -> None:
+        gathered = self._accelerator.get_state_dict(self._model)
+        # On a CPU, torch leaves the shards as they are.
+        weights = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in gathered.items()}
+        model = self._accelerator.unwrap_model(self._model)
+        if self._spec.lora is not None:
+            save_and_load_adapters(model, weights, save_folder)
+        elif save_folder is not None and self._accelerator.is_main_process:
+            model.save_pretrained(save_folder, state_dict=weights)
+
+
+class Plain:
+    def weights_type(self, spec: TrialSpec) -> torch.dtype:
+        """Frozen weights beside adapters need no fp32 masters."""
+        return torch.float32 if spec.lora is None else DTYPES[spec.dtype]
+
+    def build_device(self, spec: TrialSpec) -> str:
+        return "cpu" if "fsdp" in spec.deepspeed else spec.device
+
+    def join(self, spec: TrialSpec) -> None:
+        """The process group is all that is needed; accelerate finds it."""
+
+    def start(self, model: PreTrainedModel, spec: TrialSpec) -> PlainTraining:
+        optimizer = make_optimizer(spec, model)
+        for technique in techniques_of(spec):
+            technique.check_optimizer(optimizer)
+        accelerator = _accelerator(spec)
+        wrapped, prepared = accelerator.prepare(model, optimizer)
+        return PlainTraining(accelerator, wrapped, prepared, spec)
+
+
+def _accelerator(spec: TrialSpec) -> Accelerator:
+    accumulation, on_cpu = spec.deepspeed["gradient_accumulation_steps"], spec.device == "cpu"
+    settings = spec.deepspeed.get("fsdp")
+    if settings is None:
+        return Accelerator(cpu=on_cpu, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
+    plugin = FullyShardedDataParallelPlugin(**settings, cpu_ram_efficient_loading=False)
+    if not on_cpu:
+        return Accelerator(mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation, fsdp_plugin=plugin)
+    # accelerate ignores FSDP on CPUs, where torch has it; so a test on a CPU can run the same code.
+    accelerator = Accelerator(cpu=True, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
+    plugin.set_mixed_precision(spec.dtype)
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
+    return accelerator
+
+
+BACKEND = Plain()

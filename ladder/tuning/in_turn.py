@@ -1,0 +1,49 @@
+"""DeepSpeed's answer first; then, over all rungs, whether training without DeepSpeed is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ladder.search.decisions import Strategy
+from ladder.search.policy import answer
+from ladder.search.space import Space
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.tuner import Tuner, TuneResult
+
+MakeTuner = Callable[[Space, float | None, int], Tuner]
+"""A tuner of a space, with its seconds for the search and its trials of knobs."""
+
+
+def tune_in_turn(
+    tuner: MakeTuner, space: Space, strategy: Strategy, *, time_budget: float | None, knob_trials: int
+) -> TuneResult:
+    """The result over all of `space`; its answer is DeepSpeed's where DeepSpeed has one.
+
+    The first search is the same as without the other rungs. The second begins with what it measured, so that only
+    what may be faster than DeepSpeed's best gets a trial.
+    """
+    own = of_backend(space, "deepspeed")
+    if not own.engines or own.engines == space.engines:
+        return tuner(space, time_budget, knob_trials).tune(strategy)
+    first = tuner(own, time_budget, knob_trials).tune(strategy)
+    if first.cancelled:
+        return first
+    left = None if time_budget is None else max(0.0, time_budget - first.seconds)
+    whole = tuner(space, left, 0).tune(strategy)
+    return replace(
+        whole,
+        answer=answer(whole.records),
+        seconds=first.seconds + whole.seconds,
+        out_of_time=first.out_of_time or whole.out_of_time,
+    )
+
+
+def of_backend(space: Space, backend: str) -> Space:
+    """`space` with the engines of one backend."""
+    return replace(space, engines=tuple(each for each in space.engines if each.rung.backend == backend))
+
+
+def backends_in(options: TuneOptions) -> frozenset[str]:
+    """The backends whose rungs are tried, by the names of `ladder.backends`."""
+    return frozenset({"deepspeed": {"deepspeed"}, "torch": {"plain"}, "all": {"deepspeed", "plain"}}[options.backend])

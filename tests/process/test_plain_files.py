@@ -1,0 +1,84 @@
+"""The emitted files of an answer without DeepSpeed, used unchanged by a Trainer script on two CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from helpers.answers import answer
+from transformers import TrainingArguments
+
+from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.emit import Answer
+from ladder.emit.plain import PlainPaths, emit_plain
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
+
+
+def plain_answer(rung: str, **changes: object) -> Answer:
+    base = answer("zero2")
+    workload = replace(base.workload, global_batch_size=8, gradient_clipping=0.5)
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), checkpoint_every=1, micro_batch=2, accumulation=2)
+    return replace(base, workload=workload, candidate=candidate, world_size=2, **changes)  # type: ignore[arg-type]
+
+
+def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
+    on_cpu = plain_answer("ddp", device="cpu", gpu_name=None)
+    emit_plain(on_cpu, tmp_path / "best_config.json")
+    launch = PlainPaths.beside(tmp_path / "best_config.json").launch
+    assert launch.name == "best_plain.launch.sh"
+    own = [str(tmp_path), "--output_dir", str(tmp_path / "out"), "--max_steps", "3", "--report_to", "none"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", str(launch), "--trainer", str(SCRIPT), *own]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0]["sum"] == ranks[1]["sum"], "each has its own data, so they agree only if gradients were reduced"
+    for seen in ranks:
+        assert (seen["kind"], seen["weights"]) == ("MULTI_CPU", "torch.float32")
+        assert seen["autocast"] is True
+        assert (seen["sequences"], seen["clipping"], seen["steps"]) == (8, 0.5, 3)
+        assert math.isfinite(seen["loss"])
+
+
+@pytest.mark.parametrize(
+    ("rung", "reshards", "offloads"),
+    [("fsdp2", True, False), ("fsdp2+no-reshard", False, False), ("fsdp2+cpu", True, True)],
+)
+def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
+    tmp_path: Path, rung: str, reshards: bool, offloads: bool
+) -> None:
+    emit_plain(plain_answer(rung), tmp_path / "mine.json")
+    paths = PlainPaths.beside(tmp_path / "mine.json")
+    assert paths.accelerate.name == "mine.plain.accelerate.yaml"
+    read = load_config_from_file(str(paths.accelerate))  # which refuses keys that accelerate does not know
+    assert read.distributed_type == "FSDP"
+    assert read.fsdp_config["fsdp_version"] == 2
+    assert read.fsdp_config["fsdp_reshard_after_forward"] is reshards
+    assert read.fsdp_config["fsdp_offload_params"] is offloads
+    assert yaml.safe_load(paths.accelerate.read_text())["mixed_precision"] == "bf16"
+    words = json.loads(paths.trainer.read_text()) | {"bf16": False, "output_dir": str(tmp_path)}  # no GPU here
+    told = TrainingArguments(**words).fsdp_plugin_args
+    assert told is not None
+    assert (told["fsdp_version"], told["reshard_after_forward"], told.get("cpu_offload", False)) == (
+        2,
+        reshards,
+        offloads,
+    )
+
+
+def test_half_checkpointing_is_written_as_the_trainer_reads_it(tmp_path: Path) -> None:
+    usual = plain_answer("ddp")
+    half = replace(usual, candidate=replace(usual.candidate, checkpoint_every=HALF))
+    emit_plain(half, tmp_path / "best_config.json")
+    words = json.loads(PlainPaths.beside(tmp_path / "best_config.json").trainer.read_text())
+    (options,) = (value for name, value in words.items() if name.endswith("checkpointing_kwargs"))
+    assert options["every_n_layers"] == HALF

@@ -1,0 +1,60 @@
+"""Rungs without DeepSpeed in real ranks: they train as DeepSpeed's do, and save what they have trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import TINY, Bench, tiny_trial
+from safetensors.torch import load_file
+
+from ladder.candidates import PLAIN_RUNGS
+from ladder.events.protocol import FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.tuning.parity import losses_of, parity_trial
+from ladder.workload.lora import Lora
+
+ON_CPU = [rung.name for rung in PLAIN_RUNGS if not rung.devices]
+
+
+def losses(bench: Bench, spec: TrialSpec) -> list[float]:
+    run = bench.run(parity_trial(spec, TINY))
+    assert not failures(run), failures(run)[0].traceback
+    return losses_of(run)
+
+
+def failures(run: TrialRun) -> list[FailedEvent]:
+    return [event for events in run.events for event in events if isinstance(event, FailedEvent)]
+
+
+@pytest.fixture(scope="module")
+def of_zero1(warm_bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return losses(warm_bench, tiny_trial(tmp_path_factory.mktemp("zero1"), 1, rung="zero1"))
+
+
+@pytest.mark.parametrize("rung", ON_CPU)
+def test_a_rung_without_deepspeed_trains_as_stage_1_does(
+    warm_bench: Bench, tmp_path: Path, of_zero1: list[float], rung: str
+) -> None:
+    own = losses(warm_bench, tiny_trial(tmp_path / "0001", 1, rung=rung))
+    assert own[-1] < 0.96 * own[0]
+    assert own == pytest.approx(of_zero1, rel=0.005)
+
+
+def test_adapters_train_without_deepspeed_as_at_stage_1(warm_bench: Bench, tmp_path: Path) -> None:
+    lora = Lora(rank=4).for_peft()
+    plain, zero1 = (
+        losses(warm_bench, tiny_trial(tmp_path / rung, 1, rung=rung, lora=lora)) for rung in ("ddp", "zero1")
+    )
+    assert plain == pytest.approx(zero1, rel=0.005)
+
+
+@pytest.mark.parametrize("rung", ON_CPU)
+def test_a_proof_without_deepspeed_evaluates_and_saves_the_whole_weights(
+    warm_bench: Bench, tmp_path: Path, rung: str
+) -> None:
+    saved = tmp_path / "saved"
+    run = warm_bench.run(tiny_trial(tmp_path / "0001", 1, 2, rung=rung, proof=True, save_folder=str(saved)))
+    assert not failures(run), failures(run)[0].traceback
+    assert all(sum(isinstance(event, MeasuredEvent) for event in events) == 2 for events in run.events)
+    assert sum(tensor.numel() for tensor in load_file(saved / "model.safetensors").values()) >= TINY.num_parameters

@@ -1,0 +1,46 @@
+"""Whole tunes without DeepSpeed on two CPU ranks, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import TINY_CONFIG, ladder
+
+SMALL = ["--gpus", "0", "--gpu-memory", "2GiB", "--seq-len", "32", "--global-batch-size", "4", "--micro-batch", "1"]
+PLAIN = {"best_plain.accelerate.yaml", "best_plain.trainer.json", "best_plain.launch.sh"}
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name.startswith("best_")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    return tmp_path
+
+
+def test_torch_alone_is_tuned_and_proven_and_only_its_own_files_are_written(folder: Path) -> None:
+    done = ladder("tune", "config.json", *SMALL, "--backend", "torch", "--format", "json", folder=folder)
+    assert done.status == 0, done.errors
+    assert files_in(folder) == PLAIN
+    document = json.loads(done.output)
+    assert document["answer"] is None
+    assert document["plain"]["rung"] == "ddp"
+    assert document["plain"]["tokens_per_second"] > 0
+    unsupported = {row["rung"]: row["why"] for row in document["candidates"] if row["status"] == "unsupported"}
+    assert set(unsupported) == {"fsdp2", "fsdp2+no-reshard", "fsdp2+cpu"}
+
+
+def test_deepspeeds_answer_is_found_first_and_names_what_is_faster_without_it(folder: Path) -> None:
+    rungs = ["--rung", "zero1", "--rung", "ddp", "--tolerance", "0"]
+    done = ladder("tune", "config.json", *SMALL, "--backend", "all", *rungs, folder=folder)
+    assert done.status == 0, done.errors
+    section = json.loads((folder / "best_config.json").read_text())["ladder"]
+    assert section["rung"] == "zero1"
+    is_faster = "plain" in section
+    assert (files_in(folder) >= PLAIN) == is_faster == ("Without DeepSpeed: ddp" in done.output)
+    if is_faster:
+        assert section["plain"]["tokens_per_second"] > section["tokens_per_second"]

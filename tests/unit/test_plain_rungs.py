@@ -1,0 +1,124 @@
+"""The rungs without DeepSpeed: what they need, where they work, and which answer is whose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import bundled_workload, make_candidate, make_record, space_on
+
+from ladder.backends.registry import backend_of
+from ladder.candidates import ALL_RUNGS, PLAIN_RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.emit.plain import PlainPaths
+from ladder.errors import UsageError
+from ladder.events.outcome import Record
+from ladder.machine.described import Gpu, Machine
+from ladder.machine.machine import operators_of, unsupported_reason
+from ladder.search.policy import answer, faster_without_deepspeed
+from ladder.techniques.liger import LIGER
+from ladder.techniques.ulysses import ULYSSES
+from ladder.tuning.declaring import checked
+from ladder.tuning.in_turn import of_backend
+from ladder.tuning.option_checks import require_effective_options
+from ladder.tuning.options import TuneOptions
+from ladder.units import GIB
+from ladder.workload.lora import Lora
+from ladder.workload.workload import Workload
+
+LLAMA = bundled_workload("llama-2-7b")
+P = LLAMA.model.num_parameters
+
+
+def peak(rung: str, ranks: int, accumulation: int = 1, workload: Workload = LLAMA) -> float:
+    """Bytes of the fullest moment with checkpointing and micro-batch 1."""
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, accumulation)
+    moments = backend_of(candidate.engine.rung).moments(workload, candidate, ranks, "cuda")
+    return max(
+        each.parameters + each.gradients + each.optimizer + each.activations + each.logits + each.buffers + each.live
+        for each in moments
+    )
+
+
+def proof(rung: str, speed: float) -> Record:
+    return make_record(make_candidate(rung), tokens_per_second=speed, purpose="proof")
+
+
+def machine_with(gpus: int, device: str = "cuda") -> Machine:
+    return Machine(
+        device=device,  # type: ignore[arg-type]
+        world_size=gpus,
+        gpus=tuple(Gpu(f"GPU-{rank}", "NVIDIA H200", 140 * GIB) for rank in range(gpus)) if device == "cuda" else (),
+        memory_limit=140 * GIB,
+        host_memory=500 * GIB,
+        num_cores=32,
+    )
+
+
+def test_ddp_holds_fp32_weights_two_moments_and_gradients_and_with_other_ranks_their_buckets() -> None:
+    assert 16.0 * P < peak("ddp", 1) < 17.0 * P
+    assert peak("ddp", 2) - peak("ddp", 1) == pytest.approx(4.0 * P)
+
+
+def test_sharding_divides_all_but_the_layers_at_work_and_accumulating_keeps_whole_gradients() -> None:
+    assert peak("fsdp2", 8) < peak("fsdp2+no-reshard", 8) < peak("ddp", 8)
+    assert peak("fsdp2", 16) < 0.6 * peak("fsdp2", 8)
+    assert peak("fsdp2", 8, accumulation=4) > peak("fsdp2", 8) + 3.0 * P
+    assert peak("fsdp2+cpu", 8) < 0.5 * peak("fsdp2", 8)
+
+
+def test_adapters_beside_16_bit_weights_need_little_more_than_these() -> None:
+    adapters = replace(LLAMA, lora=Lora(rank=8))
+    assert 2.0 * P < peak("ddp", 1, workload=adapters) < 3.0 * P
+
+
+def test_fsdp2_works_on_several_gpus_and_needs_no_operator_of_deepspeed() -> None:
+    sharded = [rung for rung in PLAIN_RUNGS if rung.stage]
+    for rung in sharded:
+        assert unsupported_reason(rung, machine_with(2), "adamw") is None
+        assert "several GPUs" in str(unsupported_reason(rung, machine_with(1), "adamw"))
+        assert "several GPUs" in str(unsupported_reason(rung, machine_with(2, "cpu"), "adamw"))
+        assert operators_of(rung, "adamw") == ()
+    for lacking in (replace(LLAMA, dtype="fp16"), replace(LLAMA, lora=Lora())):
+        assert all(backend_of(rung).obstacle(lacking, rung) for rung in sharded)
+
+
+def test_liger_goes_with_rungs_without_deepspeed_and_techniques_of_deepspeed_do_not() -> None:
+    space, _ = space_on(LLAMA, machine_with(2), ALL_RUNGS, (1,), techniques=[LIGER, ULYSSES])
+    names = {engine.name for engine in of_backend(space, "plain").engines}
+    assert {"ddp", "ddp+liger", "fsdp2", "fsdp2+liger"} <= names
+    assert not any("ulysses" in name for name in names)
+    assert {engine.rung.backend for engine in of_backend(space, "deepspeed").engines} == {"deepspeed"}
+
+
+def test_the_answer_is_deepspeeds_fastest_and_another_counts_only_if_it_is_faster_by_more_than_the_tolerance() -> None:
+    own = [proof("zero1", 100.0), proof("zero2", 120.0)]
+    assert answer([*own, proof("ddp", 200.0)]) == own[1]
+    assert faster_without_deepspeed([*own, proof("ddp", 121.0)], 0.02) is None
+    assert faster_without_deepspeed([*own, proof("ddp", 130.0)], 0.02) == proof("ddp", 130.0)
+
+
+def test_where_deepspeed_has_no_answer_the_other_is_all_there_is() -> None:
+    assert faster_without_deepspeed([proof("ddp", 10.0)], 0.02) == answer([proof("ddp", 10.0)]) == proof("ddp", 10.0)
+    assert faster_without_deepspeed([], 0.02) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rungs": ("ddp",)}, "use --backend all"),
+        ({"rungs": ("zero1",), "backend": "torch"}, "not among the rungs of --backend torch"),
+        ({"backend": "all", "launcher": "simulated", "machine": "a100-40"}, "knows DeepSpeed only"),
+        ({"backend": "all", "documented": True}, "--documented leaves out"),
+        ({"backend": "torch", "strategy": "walk"}, "follows the documented ladder"),
+    ],
+)
+def test_a_backend_that_cannot_have_an_effect_is_refused_in_one_sentence(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        require_effective_options(checked(TuneOptions(model="tiny-llama", **options)))  # type: ignore[arg-type]
+
+
+def test_its_files_stand_beside_the_answer_under_names_of_their_own(tmp_path: Path) -> None:
+    usual, own = PlainPaths.beside(tmp_path / "best_config.json"), PlainPaths.beside(tmp_path / "llama.json")
+    assert usual.launch == tmp_path / "best_plain.launch.sh"
+    assert own.trainer == tmp_path / "llama.plain.trainer.json"
