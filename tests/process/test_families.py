@@ -40,7 +40,7 @@ def test_a_trial_trains_the_model_on_tokens_alone(name: str) -> None:
         seed=0,
         model_config_json=FAMILIES[name],
         parity=False,
-        deepspeed={"zero_optimization": {"stage": 2}},
+        zero_stage=2,
         device="cpu",
         task=task,
         dtype="bf16",
