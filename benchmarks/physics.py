@@ -12,9 +12,10 @@ before any trial.
 - step: seconds of an accumulating and of a boundary micro-step over those recorded: geometric mean, and scatter as the
   standard deviation of logarithms.
 
-`--adapters` takes the recorded sweeps of LoRA and QLoRA in their place (benchmarks/results/1xh200-adapters). Two of them,
-llama-r16-4bit and qwen3-r16-4bit, were recorded while a quantised model held its tied head twice, which it no longer
-does: 2 bytes for each of the head's weights are taken off their memory here (0.489 and 0.580 GiB), not in the files.
+`--adapters` takes the recorded sweeps of LoRA and QLoRA in their place (benchmarks/results/1xh200-adapters). Two of
+them, llama-r16-4bit and qwen3-r16-4bit, were recorded while a quantised model held its tied head twice, which it no
+longer does. So 2 bytes for each of the head's weights are taken off their memory here, 0.489 and 0.580 GiB; the files
+keep what was recorded.
 
 `--rows NAME` prints each candidate of the sources whose name holds NAME.
 """

@@ -44,8 +44,8 @@ def host_use(assignment: Assignment) -> HostUse:
 def _pinned(assignment: Assignment) -> Iterator[float]:
     share, model = assignment.share, assignment.workload.model
     if assignment.candidate.offload_activations:
-        for layer in range(model.num_layers):
-            if assignment.recomputes(layer):
+        for layer, block in enumerate(assignment.network.blocks):
+            if assignment.recomputes(layer) and block.reached:
                 yield 2.0 * assignment.tokens * model.hidden_size
     if assignment.optimizer_device == "cpu" and assignment.stage < 3:
         yield assignment.effects.master_bytes * share  # single_partition_of_fp32_groups

@@ -76,26 +76,27 @@ class _MicroStep:
 
     def _forward(self, layer: int) -> None:
         block = self._network.blocks[layer]
-        if self._assignment.recomputes(layer) or not block.reached:
-            if not block.reached:
-                pass  # nothing is kept for a backward that does not come
-            elif self._assignment.candidate.offload_activations:
-                self._ledger.touch(self._stream, self._kind)  # while it is copied to the host
-            else:
-                self._ledger.take(f"input {layer}", self._stream, self._kind)
-            for operation in block.operations:
-                if operation.unpacks:
-                    self._ledger.touch(operation.unpacks, "buffers")
-            most = max(each.saves + each.makes for each in block.operations)
-            self._ledger.touch(self._tokens * most, self._kind)
+        if block.reached and not self._assignment.recomputes(layer):
+            self._keep(layer)
             return
-        self._keep(layer)
+        if block.reached and self._assignment.candidate.offload_activations:
+            self._ledger.touch(self._stream, self._kind)  # while it is copied to the host
+        elif block.reached:
+            self._ledger.take(f"input {layer}", self._stream, self._kind)
+        for operation in block.operations:
+            self._unpack(operation)
+        most = max(each.saves + each.makes for each in block.operations)
+        self._ledger.touch(self._tokens * most, self._kind)
+
+    def _unpack(self, operation: Operation) -> None:
+        """A quantised matrix is written in 16 bits for each product."""
+        if operation.unpacks:
+            self._ledger.touch(operation.unpacks, "buffers")
 
     def _keep(self, layer: int) -> None:
         """Forward of a layer, saving what backward needs."""
         for place, operation in enumerate(self._network.blocks[layer].operations):
-            if operation.unpacks:
-                self._ledger.touch(operation.unpacks, "buffers")
+            self._unpack(operation)
             self._ledger.take(f"{layer} {place}", self._tokens * operation.saves + operation.fixed, self._kind)
 
     def _backward(self, layer: int) -> None:
@@ -111,8 +112,7 @@ class _MicroStep:
                 ledger.give(f"{layer} {place}")
             gradients += self._tokens * operation.makes
             ledger.set("gradients of activations", gradients + self._tokens * operation.scratch, self._kind)
-            if operation.unpacks:
-                ledger.touch(operation.unpacks, "buffers")
+            self._unpack(operation)
             for elements in operation.gradients:
                 self._stage.gradient(elements)
             ledger.give(f"{layer} {place}")

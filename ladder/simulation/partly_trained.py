@@ -120,9 +120,7 @@ class PartlyTrained:
         if lora.dropout > 0:
             mask_and_copy, passed = 3.0 * inputs, 2.0 * inputs
             operations.append(
-                Operation(
-                    name="adapter dropout", saves=mask_and_copy, makes=passed, ends=passed, traffic=5.0 * inputs
-                )
+                Operation(name="adapter dropout", saves=mask_and_copy, makes=passed, ends=passed, traffic=5.0 * inputs)
             )
         clone = 4.0 * outputs if self._load_in == "4bit" else 0.0  # peft clones the result of a 4-bit layer
         operations += [
