@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate
@@ -26,10 +27,8 @@ LLAMA = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=32)
 EARLY_HALF = ("model.embed_tokens", "model.layers.[0-7]")
 
 
-def having(workload: Workload = LLAMA, **settings: object) -> Workload:
-    """`workload` with other settings; its counts are made anew."""
-    fields = {name: value for name, value in vars(workload).items() if name != "weights"}
-    return Workload(**fields | settings)
+def having(workload: Workload = LLAMA, **settings: Any) -> Workload:
+    return replace(workload, **settings)
 
 
 def truth(workload: Workload, rung: str = "zero0", ranks: int = 1, *, on: bool = False, size: int = 4) -> Truth:
@@ -129,7 +128,7 @@ def test_stage_3_gathers_packed_weights_and_has_hooks_at_adapters() -> None:
         assignment = Assignment(own, make_candidate("zero3"), 4)
         return sum(fetch.elements for fetch in gathering_of(assignment).fetches)
 
-    own = replace(bundled_workload("llama-2-7b", seq_len=1024), lora=ADAPTERS)
+    own = bundled_workload("llama-2-7b", seq_len=1024, lora=ADAPTERS)
     assert gathered(having(own, load_in="4bit")) < gathered(own) / 3
     plain, adapters = (truth(each, "zero3", 4, size=1).accumulate_seconds for each in (LLAMA, having(lora=ADAPTERS)))
     assert adapters > 1.5 * plain

@@ -28,6 +28,11 @@ _LAUNCH_SECONDS = 0.003
 shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
 
 
+_HOOK_OF_A_GRADIENT = 0.25e-3
+"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
+Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as `_LAUNCH_SECONDS`."""
+
+
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
     """The parts of a step of `candidate`, with P parameters, T of them trained, and N ranks.
 
@@ -89,7 +94,8 @@ def _token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpe
 
 def _launch_seconds(workload: Workload, candidate: Candidate) -> float:
     kernels = (1 + candidate.checkpointed / 3) * (1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted))
-    return _LAUNCH_SECONDS * workload.model.num_layers * kernels
+    gradients = 2 * len(workload.weights.adapted) if candidate.engine.rung.stage == 2 else 0
+    return (_LAUNCH_SECONDS * kernels + _HOOK_OF_A_GRADIENT * gradients) * workload.model.num_layers
 
 
 def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
