@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ladder.simulation.assignment import Assignment
@@ -67,10 +68,10 @@ class Kernels:
         self._network, self._effects = assignment.network, assignment.effects
 
     def block_forward(self, block: Block) -> Stretch:
-        return self._sum([self._forward(each) for each in block.operations])
+        return self._sum(block, self._forward)
 
     def block_backward(self, block: Block) -> Stretch:
-        return self._sum([self._backward(each) for each in block.operations])
+        return self._sum(block, self._backward)
 
     def ends(self) -> Stretch:
         """Final norm, head and loss, forward and backward."""
@@ -95,9 +96,11 @@ class Kernels:
             moved += 4.0 * self._network.trained_table
         return Stretch(moved / self._chip.memory, 4.0)
 
-    def _sum(self, stretches: list[Stretch]) -> Stretch:
-        gpu, kernels = sum(each.gpu for each in stretches), sum(each.kernels for each in stretches)
-        return Stretch(gpu, kernels * self._effects.kernels)
+    def _sum(self, block: Block, pass_of: Callable[[Operation], Stretch]) -> Stretch:
+        stretches = [(pass_of(each), each.beside) for each in block.operations]
+        replaced = sum(each.kernels for each, beside in stretches if not beside)
+        others = sum(each.kernels for each, beside in stretches if beside)
+        return Stretch(sum(each.gpu for each, _ in stretches), replaced * self._effects.kernels + others)
 
     def _forward(self, operation: Operation) -> Stretch:
         inputs, outputs = operation.weight
@@ -105,7 +108,8 @@ class Kernels:
             seconds = self._product(self._tokens, inputs, outputs) + self._unpacking(operation)
             return Stretch(seconds, 1.0 + (_UNPACKING_KERNELS if operation.unpacks else 0.0))
         attention = operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
-        return Stretch(attention + self._element_wise(operation), operation.kernels)
+        seconds = attention + self._element_wise(operation) + self._unpacking(operation)
+        return Stretch(seconds, operation.kernels)
 
     def _backward(self, operation: Operation) -> Stretch:
         inputs, outputs = operation.weight
@@ -118,19 +122,20 @@ class Kernels:
         attention = _ATTENTION_BACKWARD * operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
         seconds = attention + _BACKWARD_TRAFFIC * self._element_wise(operation)
         if operation.returns is not None:
-            returned = operation.returns * self._tokens * self._effects.traffic
+            returned = operation.returns * self._tokens
             seconds = max(returned / self._chip.memory, operation.kernels * self._chip.smallest)
+        seconds += self._unpacking(operation)
         return Stretch(seconds, _BACKWARD_KERNELS * operation.kernels)
 
     def _unpacking(self, operation: Operation) -> float:
-        """Seconds to read a matrix as it is held and to write its copy."""
+        """Seconds to read a matrix as it is held, and to write its copy."""
         if not operation.unpacks:
             return 0.0
         held = operation.held * operation.weight[0] * operation.weight[1]
         return max((held + operation.unpacks) / self._chip.memory, _UNPACKING_KERNELS * self._chip.smallest)
 
     def _element_wise(self, operation: Operation) -> float:
-        moved = operation.traffic * self._tokens * self._effects.traffic
+        moved = operation.traffic * self._tokens * (1.0 if operation.beside else self._effects.traffic)
         return max(moved / self._chip.memory, operation.kernels * self._chip.smallest)
 
     def _product(self, rows: int, inner: int, columns: int) -> float:

@@ -50,6 +50,8 @@ class Operation:
     unpacks: float = 0.0
     """Bytes of a copy of its matrix that each pass writes and frees again."""
     kernels: int = 1
+    beside: bool = False
+    """It belongs to an adapter, whose kernels no technique replaces."""
 
     @property
     def elements(self) -> int:

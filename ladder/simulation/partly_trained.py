@@ -83,7 +83,7 @@ class PartlyTrained:
                 operations.append(self._layer(operation, matrix, keeps_input=operation.reads in needed))
                 if matrix in self._targets and of.get(_next_product(plain, place)) is not matrix:
                     operations[-1] = replace(operations[-1], ends=operations[-1].ends + 2.0 * matrix.inputs)
-                    operations += self._adapter(matrix)
+                    operations += [replace(each, beside=True) for each in self._adapter(matrix)]
             elif operation.name == "biases":
                 operations += self._biases(operation, plain, of, matrices) if trains else [_frozen(operation)]
             else:

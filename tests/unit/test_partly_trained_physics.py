@@ -12,10 +12,12 @@ from helpers import bundled_workload, make_candidate
 from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
+from ladder.simulation.kernel_time import Kernels
 from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
 from ladder.simulation.technique_effects import NEUTRAL
+from ladder.techniques.liger import LIGER
 from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config
@@ -165,3 +167,17 @@ def test_the_experts_of_a_mixture_are_frozen_with_the_other_weights() -> None:
         assert gradients == pytest.approx(own.weights.trained, rel=0.02), settings
     changed = network(having(model=shape, lora=ADAPTERS)).blocks[0].operations
     assert sum(each.fixed for each in changed) == 2 * 8 * 3 * 256 * 512  # the weights of all experts, as changed
+
+
+def test_fused_kernels_replace_those_of_the_model_and_none_of_its_adapters() -> None:
+    chip = Physics(EXACT, LLAMA, 1)._rig.chip
+    saved = []
+    for own in (LLAMA, having(lora=ADAPTERS)):
+        plain = make_candidate("zero0", checkpointing=False)
+        fused = replace(plain, engine=plain.engine.having(LIGER))
+        before, after = (
+            Kernels(known, chip).block_forward(known.network.blocks[0])
+            for known in (Assignment(own, each, 1) for each in (plain, fused))
+        )
+        saved.append(before.kernels - after.kernels)
+    assert saved[0] == pytest.approx(saved[1])
