@@ -28,11 +28,6 @@ _LAUNCH_SECONDS = 0.003
 shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
 
 
-_HOOK_OF_A_GRADIENT = 0.25e-3
-"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
-Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as `_LAUNCH_SECONDS`."""
-
-
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
     """The parts of a step of `candidate`, with P parameters, T of them trained, and N ranks.
 
@@ -74,7 +69,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     return StepTerms(
         compute=known.tokens * workload.usual_share * token_seconds,
         ramp=_RAMP_TOKENS * machine.flops / 1e15 * token_seconds + _dequantise_seconds(workload, candidate, machine),
-        launch=_launch_seconds(workload, candidate),
+        launch=_launch_seconds(workload, candidate) + _hook_seconds(workload, candidate),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
@@ -94,8 +89,7 @@ def _token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpe
 
 def _launch_seconds(workload: Workload, candidate: Candidate) -> float:
     kernels = (1 + candidate.checkpointed / 3) * (1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted))
-    gradients = 2 * len(workload.weights.adapted) if candidate.engine.rung.stage == 2 else 0
-    return (_LAUNCH_SECONDS * kernels + _HOOK_OF_A_GRADIENT * gradients) * workload.model.num_layers
+    return _LAUNCH_SECONDS * workload.model.num_layers * kernels
 
 
 def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
@@ -138,3 +132,15 @@ def _update_seconds(
     if rung.offload_optimizer == "cpu":
         return share * world_size / machine.cpu_adam_parameters + back
     return 30 * share * world_size / machine.nvme_bytes + back
+
+
+_HOOK_OF_A_GRADIENT = 0.25e-3
+"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
+Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as launching kernels is."""
+
+
+def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
+    """Seconds of the host for the gradients of adapters, two for each layer that has one, at stage 2."""
+    if candidate.engine.rung.stage != 2:
+        return 0.0
+    return _HOOK_OF_A_GRADIENT * 2 * len(workload.weights.adapted) * workload.model.num_layers
