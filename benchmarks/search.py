@@ -1,11 +1,14 @@
 """The search against the exhaustive sweep, Optuna's TPE and random search, on simulated machines and recorded sweeps.
 
-    python benchmarks/search.py [--quick] [--machines 240] [--first 0] [--jobs 2] [--surprise 1]
+    python benchmarks/search.py [--quick] [--machines 240] [--first 0] [--jobs 2] [--surprise 1] [--adapters]
 
 Every strategy runs through the same tuner and the same simulated launcher; what a candidate really does there is drawn
 from laws that the search does not see (ladder/simulation/physics.py). The proof of fit, which all strategies owe
 alike, is not counted. TPE and random search are stopped as soon as they are as good as `auto` was or within 2 % of the
 best, whichever comes first; a candidate that they ask for twice costs them nothing.
+
+With `--adapters`, the simulated machines train by LoRA or QLoRA (ranks 8 to 256), and recorded sweeps, which train all
+weights, are left out.
 
 The last line:
 
@@ -219,19 +222,20 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first machine: others than those seen")
     parser.add_argument("--surprise", type=float, default=1.0, help="how far machines stray; 2 is twice as far")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--adapters", action="store_true", help="train by LoRA and QLoRA on the simulated machines")
     options = parser.parse_args()
     began = time.monotonic()
     results: list[Result] = []
     sweeps = [
         sweep
         for sweep in recorded_sweeps(ACCUMULATIONS, every_cap=not options.quick)
-        if sweep.is_whole or not options.quick  # the others are shown only
+        if not options.adapters and (sweep.is_whole or not options.quick)  # the others are shown only
     ]
     with multiprocessing.Pool(options.jobs) as pool:
         # The recorded sweeps come first: they are few, and real.
         recorded = [(pool.apply_async(run_machine, (0, [sweep])), sweep.is_whole) for sweep in sweeps]
-        machines = enumerate(simulated_cases(options.machines, options.surprise, options.first), options.first)
-        pending = [pool.apply_async(run_machine, each) for each in machines]
+        machines = simulated_cases(options.machines, options.surprise, options.first, adapters=options.adapters)
+        pending = [pool.apply_async(run_machine, each) for each in enumerate(machines, options.first)]
         for each, is_whole in recorded:
             print_recorded(each.get())
             results += each.get() if is_whole else []

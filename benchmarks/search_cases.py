@@ -23,11 +23,14 @@ from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, split_supported
 from ladder.tuning.tuner import Tuner
+from ladder.workload.lora import Lora
 from ladder.workload.shapes import default_task
 from ladder.workload.source import resolve_model
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
 ACCUMULATIONS = (1, 4, 16)
+RANKS = (8, 16, 64, 256)
 _MODELS = (
     "opt-125m",
     "llama-3.2-1b",
@@ -80,7 +83,7 @@ class Case:
         """What the search sees: with or without what lies beyond the documented ladder, and Liger's kernels."""
         rungs = [rung for rung in self.rungs if rung.documented or beyond]
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
-        supported, _ = split_supported(rungs, self.machine)
+        supported, _ = split_supported(rungs, self.machine, self.workload)
         problem = problem_of(self.workload, self.machine)
         return make_space(
             problem,
@@ -158,10 +161,18 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
     return history
 
 
-def simulated_cases(number: int, surprise: float = 1.0, first: int = 0) -> Iterator[list[Case]]:
+def drawn_adapters(dice: random.Random) -> tuple[Lora, LoadIn | None]:
+    """Adapters of all linear layers, whose other weights are held in 16 or in 4 bits."""
+    return Lora(rank=dice.choice(RANKS)), dice.choice((None, "4bit"))
+
+
+def simulated_cases(
+    number: int, surprise: float = 1.0, first: int = 0, *, adapters: bool = False
+) -> Iterator[list[Case]]:
     """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive.
 
-    Machines are drawn by their number, from `first` on.
+    Machines are drawn by their number, from `first` on. With `adapters`, the same machines train the same models by
+    LoRA or QLoRA.
     """
     names = list(machine_files())
     for seed in range(first, first + number):
@@ -179,6 +190,8 @@ def simulated_cases(number: int, surprise: float = 1.0, first: int = 0) -> Itera
         longest = model.max_positions or 4096
         seq_len = dice.choice([length for length in (512, 1024, 2048, 4096) if length <= longest])
         sequences = dice.choice((2, 4, 6, 8))
+        lora, load_in = drawn_adapters(dice) if adapters else (None, None)
+        trained = f" {'QLoRA' if load_in else 'LoRA'} r={lora.rank}" if lora else ""
         cases = []
         for accumulation in ACCUMULATIONS:
             workload = Workload(
@@ -187,8 +200,10 @@ def simulated_cases(number: int, surprise: float = 1.0, first: int = 0) -> Itera
                 seq_len=seq_len,
                 global_batch_size=sequences * accumulation * world_size,
                 dtype="fp16" if "V100" in simulated.gpu_name else "bf16",
+                lora=lora,
+                load_in=load_in,
             )
             gpus = f"{world_size} x {simulated.name}, {memory / 2**30:.0f} GiB"
-            name = f"{seed}: {model.name} on {gpus}, A {accumulation}"
+            name = f"{seed}: {model.name}{trained} on {gpus}, A {accumulation}"
             cases.append(Case(name, simulated, machine, workload, rungs))
         yield cases

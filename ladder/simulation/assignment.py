@@ -46,13 +46,24 @@ class Assignment:
         return Network(self.workload, self.effects)
 
     @property
-    def elements(self) -> int:
-        return self.workload.model.num_parameters
+    def trained(self) -> int:
+        """Elements that have a gradient and states of the optimizer."""
+        return self.workload.weights.trained
+
+    @property
+    def held(self) -> float:
+        """Bytes of all parameters as the forward pass uses them."""
+        return self.workload.weights.bytes_held
 
     @property
     def share(self) -> int:
-        """Elements of a rank's partition."""
-        return -(-self.elements // self.ranks)
+        """Elements of a rank's partition of what is trained."""
+        return -(-self.trained // self.ranks)
+
+    @property
+    def held_share(self) -> float:
+        """Bytes of a rank's partition of all parameters."""
+        return 2.0 * self.share if self.workload.weights.is_whole else self.held / self.ranks
 
     @cached_property
     def tokens(self) -> int:

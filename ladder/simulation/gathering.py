@@ -60,13 +60,17 @@ def gathering_of(assignment: Assignment) -> Gathering:
 def _visits(assignment: Assignment) -> list[Visit]:
     """The trace of a micro-step, without parameters that stay on every rank."""
     least, layers = assignment.knobs["stage3_param_persistence_threshold"], assignment.workload.model.num_layers
-    own = [(place, each.elements) for place, each in enumerate(assignment.network.block) if each.elements > least]
+    blocks = assignment.network.blocks
+    own = {
+        block: [(place, each.gathered) for place, each in enumerate(block.operations) if each.elements > least]
+        for block in set(blocks)
+    }
     table, head = Visit(0, (-1, 0), assignment.network.table), Visit(layers + 1, (-2, 0), assignment.network.head)
     if assignment.workload.model.tied:
         head = Visit(layers + 1, (-1, 0), assignment.network.table)
 
     def pass_of(layer: int, segment: int, *, backward: bool) -> list[Visit]:
-        visits = [Visit(segment, (layer, place), elements) for place, elements in own]
+        visits = [Visit(segment, (layer, place), elements) for place, elements in own[blocks[layer]]]
         return visits[::-1] if backward else visits
 
     visits = [table]
@@ -75,9 +79,13 @@ def _visits(assignment: Assignment) -> list[Visit]:
     visits += [head, head]
     for layer in reversed(range(layers)):
         segment = 2 * layers + 1 - layer
+        if not blocks[layer].reached:
+            continue
         if assignment.recomputes(layer):
             visits += pass_of(layer, segment, backward=False)
         visits += pass_of(layer, segment, backward=True)
+    if not assignment.network.trained_table:
+        return visits
     return [*visits, Visit(2 * layers + 2, table.parameter, table.elements)]
 
 

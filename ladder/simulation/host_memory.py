@@ -44,14 +44,14 @@ def host_use(assignment: Assignment) -> HostUse:
 def _pinned(assignment: Assignment) -> Iterator[float]:
     share, model = assignment.share, assignment.workload.model
     if assignment.candidate.offload_activations:
-        for layer in range(model.num_layers):
-            if assignment.recomputes(layer):
+        for layer, block in enumerate(assignment.network.blocks):
+            if assignment.recomputes(layer) and block.reached:
                 yield 2.0 * assignment.tokens * model.hidden_size
     if assignment.optimizer_device == "cpu" and assignment.stage < 3:
         yield assignment.effects.master_bytes * share  # single_partition_of_fp32_groups
         yield max(4.0, assignment.effects.gradient_bytes) * share  # its .grad
         yield 2.0 * share  # param_buffer_of_bit16_for_cpu_offload_groups
-        yield 2.0 * max(assignment.network.table, assignment.network.head)  # temp_grad_buffer_for_cpu_offload
+        yield 2.0 * assignment.network.largest_gradient  # temp_grad_buffer_for_cpu_offload
         if assignment.stage == 2 and assignment.accumulates:
             yield from (2.0 * elements for elements in _own_parameters(assignment))  # accumulated_grads_in_cpu
     elif assignment.optimizer_device == "cpu":
@@ -64,7 +64,7 @@ def _pinned(assignment: Assignment) -> Iterator[float]:
         yield from (
             2.0 * elements / assignment.ranks for elements in _parameters(assignment)
         )  # where zero.Init made them
-        yield 2.0 * share  # param_groups_fp16_flat_cpu_memory
+        yield 2.0 * share  # param_groups_fp16_flat_cpu_memory, of those that the optimizer gets
     elif assignment.parameter_device == "nvme":
         yield from [
             2.0 * max(assignment.network.table, assignment.network.head) / assignment.ranks
@@ -81,20 +81,23 @@ def _pageable(assignment: Assignment) -> Iterator[float]:
 def _on_disk(assignment: Assignment) -> float:
     states = assignment.effects.master_bytes + assignment.moments * assignment.effects.moment_bytes
     optimizer = states * assignment.share if assignment.optimizer_device == "nvme" else 0.0
-    return optimizer + (2.0 * assignment.share if assignment.parameter_device == "nvme" else 0.0)
+    return optimizer + (assignment.held_share if assignment.parameter_device == "nvme" else 0.0)
 
 
 def _own_parameters(assignment: Assignment) -> list[int]:
-    """Elements of the parameters that belong to one rank, with `round_robin_gradients`."""
-    return _parameters(assignment)[:: assignment.ranks]
+    """Elements of the trained matrices that belong to one rank, with `round_robin_gradients`."""
+    network = assignment.network
+    outside = [network.trained_table, 0 if assignment.workload.model.tied else network.trained_head]
+    products = [each for block in network.blocks for each in block.operations if each.weight[0] and each.trained]
+    return [*(size for size in outside if size), *(each.elements for each in products)][:: assignment.ranks]
 
 
 def _parameters(assignment: Assignment) -> list[int]:
-    """Elements of each matrix and table."""
-    model = assignment.workload.model
-    tables = [assignment.network.table] if model.tied else [assignment.network.table, assignment.network.head]
-    blocks = [each.elements for each in assignment.network.block if each.weight[0]] * model.num_layers
-    return [*tables, *blocks]
+    """Elements of each matrix and table, in units of 16 bits."""
+    network = assignment.network
+    tables = [network.table] if assignment.workload.model.tied else [network.table, network.head]
+    products = [each for block in network.blocks for each in block.operations if each.weight[0]]
+    return [*tables, *(each.gathered for each in products)]
 
 
 def _sub_groups(assignment: Assignment) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ladder.simulation.assignment import Assignment
-from ladder.simulation.operations import Operation
+from ladder.simulation.operation import Block, Operation
 from ladder.workload.workload import ModelShape
 
 _TILE = (128, 256)
@@ -18,6 +19,9 @@ _ATTENTION_BACKWARD = 2.5
 """Matrix products of attention's backward relative to its forward: five to two (derived, Dao 2023)."""
 _BACKWARD_TRAFFIC, _BACKWARD_KERNELS = 2.0, 2.0
 """Backward of an element-wise kernel relative to forward. Chosen: it reads the gradient and what was saved."""
+_UNPACKING_KERNELS = 4.0
+"""Kernels that write a quantised matrix in 16 bits, with their share of bitsandbytes' Python code. Measured: fitted to
+QLoRA with small micro-batches on one H200 (benchmarks/results/1xh200-adapters); two kernels do the work."""
 _LOGITS_FORWARD, _LOGITS_BACKWARD, _LOGITS_CHUNKED = 6 + 12 + 4, 4 + 4 + 12 + 6, 10
 """Bytes read and written for a logit: cast, log-softmax in two passes, the pick; zeros and pick, log-softmax's
 backward, cast. In chunks: written once, then read and overwritten by one kernel (the source of such a kernel)."""
@@ -63,21 +67,22 @@ class Kernels:
         self._assignment, self._chip, self._tokens = assignment, chip, assignment.tokens
         self._network, self._effects = assignment.network, assignment.effects
 
-    def block_forward(self) -> Stretch:
-        return self._sum([self._forward(each) for each in self._network.block])
+    def block_forward(self, block: Block) -> Stretch:
+        return self._sum(block, self._forward)
 
-    def block_backward(self) -> Stretch:
-        return self._sum([self._backward(each) for each in self._network.block])
+    def block_backward(self, block: Block) -> Stretch:
+        return self._sum(block, self._backward)
 
     def ends(self) -> Stretch:
         """Final norm, head and loss, forward and backward."""
-        model, tokens, norm = self._assignment.workload.model, self._tokens, self._network.norm
-        products = 3 * self._product(tokens, model.hidden_size, model.vocab_size)
+        model, tokens, norm = self._assignment.workload.model, self._tokens, self._network.last_norm
+        trains = self._network.trained_head > 0
+        products = (3 if trains else 2) * self._product(tokens, model.hidden_size, model.vocab_size)
         logits = _LOGITS_CHUNKED if self._effects.chunked_loss else _LOGITS_FORWARD + _LOGITS_BACKWARD
         pieces = 1
         if self._effects.chunked_loss:
             pieces = -(-tokens // chunk_rows(tokens, model))
-        if pieces > 1:  # each chunk sums its part of the head's gradient into the whole
+        if pieces > 1 and trains:  # each chunk sums its part of the head's gradient into the whole
             products += pieces * 6.0 * model.vocab_size * model.hidden_size / self._chip.memory
         seconds = products + logits * tokens * model.vocab_size / self._chip.memory
         return Stretch(seconds, 12.0 * pieces) + self._forward(norm) + self._backward(norm)
@@ -86,32 +91,51 @@ class Kernels:
         """The embeddings; in backward, a gradient of the whole table."""
         moved = 4.0 * self._tokens * self._assignment.workload.model.hidden_size
         if backward:
-            moved += 4.0 * self._network.table
+            if not self._network.trained_table:
+                return Stretch(0.0, 0.0)
+            moved += 4.0 * self._network.trained_table
         return Stretch(moved / self._chip.memory, 4.0)
 
-    def _sum(self, stretches: list[Stretch]) -> Stretch:
-        gpu, kernels = sum(each.gpu for each in stretches), sum(each.kernels for each in stretches)
-        return Stretch(gpu, kernels * self._effects.kernels)
+    def _sum(self, block: Block, pass_of: Callable[[Operation], Stretch]) -> Stretch:
+        stretches = [(pass_of(each), each.beside) for each in block.operations]
+        replaced = sum(each.kernels for each, beside in stretches if not beside)
+        others = sum(each.kernels for each, beside in stretches if beside)
+        return Stretch(sum(each.gpu for each, _ in stretches), replaced * self._effects.kernels + others)
 
     def _forward(self, operation: Operation) -> Stretch:
         inputs, outputs = operation.weight
         if inputs:
-            return Stretch(self._product(self._tokens, inputs, outputs), 1.0)
+            seconds = self._product(self._tokens, inputs, outputs) + self._unpacking(operation)
+            return Stretch(seconds, 1.0 + (_UNPACKING_KERNELS if operation.unpacks else 0.0))
         attention = operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
-        return Stretch(attention + self._element_wise(operation), operation.kernels)
+        seconds = attention + self._element_wise(operation) + self._unpacking(operation)
+        return Stretch(seconds, operation.kernels)
 
     def _backward(self, operation: Operation) -> Stretch:
         inputs, outputs = operation.weight
         if inputs:
             to_input = self._product(self._tokens, outputs, inputs)
-            to_weight = self._product(inputs, self._tokens, outputs)
-            return Stretch(to_input + to_weight, 3.0)
+            to_weight = self._product(inputs, self._tokens, outputs) if operation.trained else 0.0
+            kernels = 3.0 if operation.trained else 2.0
+            kernels += _UNPACKING_KERNELS if operation.unpacks else 0.0
+            return Stretch(to_input + to_weight + self._unpacking(operation), kernels)
         attention = _ATTENTION_BACKWARD * operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
         seconds = attention + _BACKWARD_TRAFFIC * self._element_wise(operation)
+        if operation.returns is not None:
+            returned = operation.returns * self._tokens
+            seconds = max(returned / self._chip.memory, operation.kernels * self._chip.smallest)
+        seconds += self._unpacking(operation)
         return Stretch(seconds, _BACKWARD_KERNELS * operation.kernels)
 
+    def _unpacking(self, operation: Operation) -> float:
+        """Seconds to read a matrix as it is held, and to write its copy."""
+        if not operation.unpacks:
+            return 0.0
+        held = operation.held * operation.weight[0] * operation.weight[1]
+        return max((held + operation.unpacks) / self._chip.memory, _UNPACKING_KERNELS * self._chip.smallest)
+
     def _element_wise(self, operation: Operation) -> float:
-        moved = operation.traffic * self._tokens * self._effects.traffic
+        moved = operation.traffic * self._tokens * (1.0 if operation.beside else self._effects.traffic)
         return max(moved / self._chip.memory, operation.kernels * self._chip.smallest)
 
     def _product(self, rows: int, inner: int, columns: int) -> float:

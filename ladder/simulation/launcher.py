@@ -28,6 +28,7 @@ from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.simulation.physics import Physics, Truth
 from ladder.units import GIB, MIB
+from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_again, shape_from_config
 from ladder.workload.workload import ModelShape, Workload
 
@@ -47,7 +48,7 @@ class SimulatedLauncher(Launcher):
         """`model` is what trials train, where its shape does not follow from its configuration alone."""
         self._machine, self._model, self._cancelled = machine, model, cancelled
         self._clock = time.monotonic()
-        self._physics: dict[tuple[str, int, int], Physics] = {}
+        self._physics: dict[object, Physics] = {}
 
     def now(self) -> float:
         """Seconds on the simulated clock."""
@@ -64,7 +65,7 @@ class SimulatedLauncher(Launcher):
 
     def _physics_of(self, spec: TrialSpec) -> Physics:
         config = repr(sorted(spec.model_config_json.items(), key=str))
-        key = (config, spec.seq_len, spec.world_size)
+        key = (config, repr(spec.lora), spec.load_in, spec.freeze, spec.seq_len, spec.world_size)
         if key not in self._physics:
             self._physics[key] = Physics(self._machine, _workload(spec, self._model), spec.world_size, spec.device)
         return self._physics[key]
@@ -300,4 +301,7 @@ def _workload(spec: TrialSpec, model: ModelShape | None) -> Workload:
         global_batch_size=first.micro_batch * first.accumulation * (1 if spec.shares_sequences else spec.world_size),
         dtype=spec.dtype,
         optimizer=spec.optimizer,
+        lora=None if spec.lora is None else Lora.from_peft(spec.lora),
+        load_in=spec.load_in,
+        freeze=spec.freeze,
     )

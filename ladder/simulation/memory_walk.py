@@ -13,7 +13,7 @@ from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering
 from ladder.simulation.kernel_time import chunk_rows
-from ladder.simulation.operations import Operation
+from ladder.simulation.operation import Operation
 from ladder.simulation.zero_stages import Stage, stage_of
 from ladder.units import MIB
 
@@ -49,7 +49,7 @@ class _MicroStep:
 
     def __init__(self, assignment: Assignment, gathering: Gathering, ledger: Ledger, stage: Stage) -> None:
         self._assignment, self._gathering, self._ledger, self._stage = assignment, gathering, ledger, stage
-        self._model, self._tokens = assignment.workload.model, assignment.tokens
+        self._model, self._tokens, self._network = assignment.workload.model, assignment.tokens, assignment.network
         self._stream = 2.0 * self._tokens * self._model.hidden_size
         self._kind = "recomputed" if assignment.candidate.checkpoint_every else "activations"
 
@@ -63,8 +63,9 @@ class _MicroStep:
         self._enter(layers + 1, "forward")
         self._head()
         for layer in reversed(range(layers)):
-            self._enter(2 * layers + 1 - layer, "backward")
-            self._backward(layer)
+            if self._network.blocks[layer].reached:
+                self._enter(2 * layers + 1 - layer, "backward")
+                self._backward(layer)
         self._enter(2 * layers + 2, "backward")
         self._embeddings_backward()
 
@@ -74,20 +75,29 @@ class _MicroStep:
         self._ledger.set("gathered", 2.0 * self._gathering.live[segment], "live")
 
     def _forward(self, layer: int) -> None:
-        if self._assignment.recomputes(layer):
-            if self._assignment.candidate.offload_activations:
-                self._ledger.touch(self._stream, self._kind)  # while it is copied to the host
-            else:
-                self._ledger.take(f"input {layer}", self._stream, self._kind)
-            most = max(each.saves + each.makes for each in self._assignment.network.block)
-            self._ledger.touch(self._tokens * most, self._kind)
+        block = self._network.blocks[layer]
+        if block.reached and not self._assignment.recomputes(layer):
+            self._keep(layer)
             return
-        self._keep(layer)
+        if block.reached and self._assignment.candidate.offload_activations:
+            self._ledger.touch(self._stream, self._kind)  # while it is copied to the host
+        elif block.reached:
+            self._ledger.take(f"input {layer}", self._stream, self._kind)
+        for operation in block.operations:
+            self._unpack(operation)
+        most = max(each.saves + each.makes for each in block.operations)
+        self._ledger.touch(self._tokens * most, self._kind)
+
+    def _unpack(self, operation: Operation) -> None:
+        """A quantised matrix is written in 16 bits for each product."""
+        if operation.unpacks:
+            self._ledger.touch(operation.unpacks, "buffers")
 
     def _keep(self, layer: int) -> None:
         """Forward of a layer, saving what backward needs."""
-        for place, operation in enumerate(self._assignment.network.block):
-            self._ledger.take(f"{layer} {place}", self._tokens * operation.saves, self._kind)
+        for place, operation in enumerate(self._network.blocks[layer].operations):
+            self._unpack(operation)
+            self._ledger.take(f"{layer} {place}", self._tokens * operation.saves + operation.fixed, self._kind)
 
     def _backward(self, layer: int) -> None:
         """Backward of a layer; the gradient of the residual stream passes through all layers."""
@@ -97,27 +107,23 @@ class _MicroStep:
                 ledger.take(f"input {layer}", self._stream, self._kind)
             self._keep(layer)
         gradients = 0.0
-        for place, operation in reversed(list(enumerate(self._assignment.network.block))):
+        for place, operation in reversed(list(enumerate(self._network.blocks[layer].operations))):
             if operation.in_place:
                 ledger.give(f"{layer} {place}")
             gradients += self._tokens * operation.makes
             ledger.set("gradients of activations", gradients + self._tokens * operation.scratch, self._kind)
-            self._parameters(operation)
+            self._unpack(operation)
+            for elements in operation.gradients:
+                self._stage.gradient(elements)
             ledger.give(f"{layer} {place}")
             gradients = max(0.0, gradients - self._tokens * operation.ends)
             ledger.set("gradients of activations", gradients, self._kind)
         ledger.give(f"input {layer}")
 
-    def _parameters(self, operation: Operation) -> None:
-        matrix = operation.weight[0] * operation.weight[1]
-        for elements in (matrix, operation.others):
-            if elements:
-                self._stage.gradient(elements)
-
     def _head(self) -> None:
         """The final norm, logits and loss with their backward, after which only the stream's gradient is left."""
-        ledger, norm = self._ledger, self._assignment.network.norm
-        ledger.take("final norm", self._tokens * norm.saves + self._stream, self._kind)
+        ledger, norm, head = self._ledger, self._network.last_norm, self._network.trained_head
+        ledger.take("final norm", self._tokens * norm.saves + (self._stream if head else 0.0), self._kind)
         if self._assignment.effects.chunked_loss:
             self._chunked_loss()
         else:
@@ -126,9 +132,10 @@ class _MicroStep:
         ledger.touch(self._tokens * norm.scratch, self._kind)
         ledger.give("final norm")
         ledger.give("stream")
-        if not self._model.tied:
-            self._stage.gradient(self._assignment.network.head)
-        self._stage.gradient(norm.others)
+        if head and not self._model.tied:
+            self._stage.gradient(head)
+        for elements in norm.gradients:
+            self._stage.gradient(elements)
 
     def _whole_loss(self) -> None:
         """ForCausalLMLoss: 16-bit logits, their copy in fp32, log-softmax; in backward three gradients, one by one."""
@@ -158,21 +165,27 @@ class _MicroStep:
         ledger.take("gradient of the final norm", self._stream, "logits")
         self._head_gradient()
         ledger.take("chunk", 2.0 * rows * model.vocab_size, "logits")
-        ledger.touch(2.0 * model.vocab_size * model.hidden_size, "logits")
+        if self._network.trained_head:
+            ledger.touch(2.0 * model.vocab_size * model.hidden_size, "logits")
         ledger.give("chunk")
         ledger.moment = "backward"
         ledger.give("gradient of the final norm")
 
     def _head_gradient(self) -> None:
         """The head's gradient comes before the layers'; a tied head's waits for that of the embeddings."""
-        self._ledger.take("gradient of the head", 2.0 * self._assignment.network.head, "states")
+        if not self._network.trained_head:
+            return
+        self._ledger.take("gradient of the head", 2.0 * self._network.trained_head, "states")
         if not self._model.tied:
             self._ledger.give("gradient of the head")  # the stage allocates it immediately afterwards
 
     def _embeddings_backward(self) -> None:
         self._ledger.give("gradient of the stream")
-        self._ledger.take("gradient of the table", 2.0 * self._assignment.network.table, "states")
+        table = self._network.trained_table
+        if table:
+            self._ledger.take("gradient of the table", 2.0 * table, "states")
         self._ledger.give("gradient of the head")
         self._ledger.give("gradient of the table")
-        self._stage.gradient(self._assignment.network.table)
+        if table:
+            self._stage.gradient(table)
         self._stage.end_of_backward()

@@ -1,7 +1,6 @@
 """A model as a list of operations, taken from transformers' sources.
 
-Each operation says what it saves for backward, which gradients its backward creates and frees, what it multiplies, what
-it reads and writes, and how many kernels it launches. Memory and time are computed by walking through the list.
+Memory and time are computed by walking through the list.
 """
 
 from __future__ import annotations
@@ -10,44 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Effects
+from ladder.simulation.operation import Block, Operation
+from ladder.simulation.partly_trained import PartlyTrained
 from ladder.workload.workload import ModelShape, Workload
 
 _DEFAULT_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
 _SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
 """Bytes per value besides the output (derived from transformers): ReLU saves only its output; `gelu_new`, which is
 Python code, saves its input, half of it, the tangent and one more sum. Others save their input."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One operation of a module; bytes and operations are per token, of the forward pass unless said otherwise."""
-
-    name: str
-    weight: tuple[int, int] = (0, 0)
-    """Input and output size of its matrix."""
-    others: int = 0
-    """Elements of its other parameters: scales and biases."""
-    tensors: int = 0
-    """The number of its parameters."""
-    saves: float = 0.0
-    """Bytes saved for backward."""
-    makes: float = 0.0
-    """Bytes of gradients that its backward creates."""
-    ends: float = 0.0
-    """Bytes of gradients that are freed after its backward."""
-    scratch: float = 0.0
-    """Temporary bytes in backward."""
-    in_place: bool = False
-    """Its backward overwrites what it saved with gradients."""
-    attends: float = 0.0
-    """Floating-point operations of attention."""
-    traffic: float = 0.0
-    """Bytes read and written by element-wise kernels."""
-    kernels: int = 1
-
-    @property
-    def elements(self) -> int:
-        return self.weight[0] * self.weight[1] + self.others
 
 
 @dataclass(frozen=True)
@@ -62,8 +31,19 @@ class Network:
         return self.workload.model
 
     @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """All transformer blocks, from the input on."""
+        if self._parts is None:
+            return (Block(self.block),) * self.model.num_layers
+        return self._parts.blocks(self.block)
+
+    @cached_property
+    def _parts(self) -> PartlyTrained | None:
+        return None if self.workload.weights.is_whole else PartlyTrained(self.workload)
+
+    @cached_property
     def block(self) -> tuple[Operation, ...]:
-        """The operations of one transformer block, in the order of the forward pass."""
+        """The operations of one transformer block with all its weights trained, in the order of the forward pass."""
         operations = [*self._attention("attention")]
         if self.model.is_encoder_decoder:
             # Only decoder blocks, half of all, have cross-attention; every block is modelled as the mean of both kinds.
@@ -89,8 +69,31 @@ class Network:
         return self._norm("norm", self.model.hidden_size)
 
     @property
+    def trained_table(self) -> int:
+        """Elements of `table` that have a gradient."""
+        return self.table if self._parts is None else max(0, self._parts.trained_of(self.table))
+
+    @property
+    def trained_head(self) -> int:
+        """Elements of the head's gradient; 0 if it has none."""
+        return self.head if self.workload.weights.trains_head else 0
+
+    @cached_property
+    def last_norm(self) -> Operation:
+        """The norm before the head."""
+        return self.norm if self._parts is None else self._parts.last_norm(self.norm)
+
+    @property
+    def largest_gradient(self) -> int:
+        """Elements of the largest gradient."""
+        outside = max(self.trained_table, self.trained_head)
+        return outside or max(sum(each.gradients) for block in self.blocks for each in block.operations)
+
+    @property
     def num_tensors(self) -> int:
-        return self.model.num_layers * sum(each.tensors for each in self.block) + (2 if self.model.tied else 3)
+        """Tensors that are trained."""
+        outside = (2 if self.model.tied else 3) if self._parts is None else self._parts.num_outside
+        return sum(block.num_trained for block in self.blocks) + outside
 
     @property
     def _block_elements(self) -> int:
@@ -109,13 +112,15 @@ class Network:
         if self.model.gated_mlp or self.model.is_encoder_decoder:
             kept = self.effects.norm_keeps
             saves, scratch, traffic, kernels = 6.0 * kept, 12.0 * kept, 36.0, 6
+            for_weight = max(0.0, saves - 4.0)  # the scale is multiplied with the 16-bit value; a kernel recomputes it
         else:
-            saves, scratch, traffic, kernels = 2.0, 2.0, 6.0, 1
+            saves, scratch, traffic, kernels, for_weight = 2.0, 2.0, 6.0, 1, 0.0
         return Operation(
             name=name,
             others=width * (1 if self.model.gated_mlp else 2),
             tensors=1 if self.model.gated_mlp else 2,
             saves=saves * width,
+            for_weight=for_weight * width,
             makes=2.0 * width,
             ends=4.0 * width,
             scratch=scratch * width,
@@ -123,14 +128,18 @@ class Network:
             kernels=kernels,
         )
 
-    def _product(self, name: str, inputs: int, outputs: int, *, saves: float, ends: float) -> Operation:
+    def _product(
+        self, name: str, inputs: int, outputs: int, *, reads: str, saves: float, ends: float, for_weight: float = 0.0
+    ) -> Operation:
         """A linear layer; `saves` its input if no other operation does."""
         traffic = 2.0 * (inputs + outputs)
         return Operation(
             name=name,
             weight=(inputs, outputs),
             tensors=1,
+            reads=reads,
             saves=saves,
+            for_weight=for_weight,
             makes=2.0 * inputs,
             ends=ends,
             traffic=traffic,
@@ -147,12 +156,12 @@ class Network:
             small = [replace(each, others=model.head_dim, ends=each.makes) for each in both]
         return [
             self._norm(f"{name} norm", h),
-            self._product("queries", h, q, saves=2.0 * h, ends=2.0 * q),
-            self._product("keys", h, k, saves=0.0, ends=2.0 * (k + h)),
-            self._product("values", h, k, saves=0.0, ends=2.0 * (k + h)),
+            self._product("queries", h, q, reads="a", saves=2.0 * h, ends=2.0 * q, for_weight=2.0 * h),
+            self._product("keys", h, k, reads="a", saves=0.0, ends=2.0 * (k + h)),
+            self._product("values", h, k, reads="a", saves=0.0, ends=2.0 * (k + h)),
             *small,
             self._scores(q, k, share),
-            self._product("output", q, h, saves=self._dropout * h, ends=0.0),
+            self._product("output", q, h, reads="q", saves=self._dropout * h, ends=0.0),
         ]
 
     def _scores(self, q: int, k: int, share: float) -> Operation:
@@ -188,7 +197,7 @@ class Network:
         kept = 4.0 if self.effects.keeps_gate else 2.0
         return [
             self._norm("net norm", h),
-            self._product("gate", h, f, saves=2.0 * h, ends=2.0 * (f + h)),
+            self._product("gate", h, f, reads="n", saves=2.0 * h, ends=2.0 * (f + h), for_weight=2.0 * h),
             Operation(
                 name="activation",
                 saves=2.0 * f,
@@ -197,7 +206,7 @@ class Network:
                 in_place=not self.effects.keeps_gate,
                 traffic=5.0 * f,
             ),
-            self._product("up", h, f, saves=0.0, ends=2.0 * f),
+            self._product("up", h, f, reads="n", saves=0.0, ends=2.0 * f),
             Operation(
                 name="gating",
                 saves=kept * f,
@@ -206,7 +215,7 @@ class Network:
                 in_place=not self.effects.keeps_gate,
                 traffic=6.0 * f,
             ),
-            self._product("down", f, h, saves=2.0 * f, ends=0.0),
+            self._product("down", f, h, reads="f", saves=2.0 * f, ends=0.0, for_weight=2.0 * f),
         ]
 
     def _plain_net(self) -> list[Operation]:
@@ -215,7 +224,7 @@ class Network:
         saves = _SAVED_BY_ACTIVATION.get(str(activation), 2)
         return [
             self._norm("net norm", h),
-            self._product("widen", h, f, saves=2.0 * h, ends=2.0 * f),
+            self._product("widen", h, f, reads="n", saves=2.0 * h, ends=2.0 * f, for_weight=2.0 * h),
             Operation(
                 name="activation",
                 saves=float(saves * f),
@@ -223,7 +232,15 @@ class Network:
                 ends=2.0 * f,
                 traffic=5.0 * f + 2.0 * saves * f,
             ),
-            self._product("narrow", f, h, saves=(2.0 * f) + self._dropout * h, ends=0.0),
+            self._product(
+                "narrow",
+                f,
+                h,
+                reads="f",
+                saves=(2.0 * f) + self._dropout * h,
+                ends=0.0,
+                for_weight=2.0 * f if saves else 0.0,  # ReLU needs its own output, which is this input
+            ),
         ]
 
     @property

@@ -148,11 +148,11 @@ class Physics:
         """Seconds to build the model and to initialise the engine, from the memory to fill, pin and write."""
         assignment = Assignment(self._workload, candidate, self._world_size)
         use, together = host_use(assignment), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
-        model = 0.1 + 2.0 * assignment.elements / 40e9  # random weights on the GPU, 16 bits each
+        model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
         if assignment.stage == 3:
-            model += assignment.elements / self._world_size * 2.0 / 10e9
+            model += assignment.held / self._world_size / 10e9
         if assignment.parameter_device != "none":
-            model += 2.0 * assignment.share / self._rig.bus + 4.0 * assignment.share / _PAGE_BYTES
+            model += assignment.held_share / self._rig.bus + 2.0 * assignment.held_share / _PAGE_BYTES
         engine = 2.0 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
         engine += use.disk / self._rig.drive
@@ -256,9 +256,13 @@ class _Key:
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
-        model, engine = assignment.workload.model, assignment.candidate.engine
+        workload, engine = assignment.workload, assignment.candidate.engine
+        model, partly = workload.model, (workload.lora, workload.load_in, workload.freeze)
         shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
-        self._facts = (shape, engine.rung, engine.knobs, assignment.candidate.checkpoint_every, assignment.ranks)
+        self._facts = (
+            *(shape, partly, engine.rung, engine.knobs),
+            *(assignment.candidate.checkpoint_every, assignment.ranks),
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and self._facts == other._facts

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering
 from ladder.simulation.kernel_time import Chip, Kernels, Stretch
+from ladder.simulation.operation import Block
 
 # Host work, in seconds. Measured on the hosts of benchmarks/results/sweeps (benchmarks/physics.py), in steps whose
 # kernels are too short to matter.
@@ -22,6 +23,10 @@ _HOOK = {0: 0.0, 1: 0.05e-3, 2: 0.25e-3, 3: 0.15e-3}
 """Per parameter's gradient."""
 _MODULES = {True: 14, False: 11}
 """Modules of a block, with or without a gated MLP: stage 3 has hooks before and after each, in each pass."""
+_MODULES_OF_AN_ADAPTER = 2
+"""A and B. Chosen: the modules around them have no parameters, so their hooks have little to do. Simulated steps of
+QLoRA at stage 3 are then 0.8 to 1.2 of those recorded, but for two that were disturbed
+(benchmarks/results/1xh200-adapters)."""
 _MODULE_HOOK = 0.27e-3
 _CROSSING_HOOK, _CROSSING_FETCH = 0.2e-3, 0.25e-3
 """Per parameter whose gradient is copied to the host, and per gathering of parameters from the host."""
@@ -96,7 +101,7 @@ class StepClock:
     def update(self) -> float:
         """Seconds of the optimizer step besides its micro-step."""
         assignment, rig = self._assignment, self._rig
-        owned = assignment.share if assignment.stage else assignment.elements
+        owned = assignment.share if assignment.stage else assignment.trained
         hooks = self._assignment.network.num_tensors * _PARAMETER_STEP * rig.host
         if assignment.optimizer_device == "none":
             seconds = max(self._update_bytes() * owned / rig.chip.memory, hooks) + hooks / 2
@@ -109,33 +114,38 @@ class StepClock:
         else:
             seconds = hooks + self._swapped(owned) + 2.0 * owned / rig.bus
         if assignment.stage in (1, 2):
-            seconds += self._collective(2.0 * assignment.elements)
+            seconds += self._collective(2.0 * assignment.trained)
         return seconds
 
     def _segments(self) -> list[tuple[Stretch, int, float]]:
         """By segment: its work, the elements of gradients that it creates, and additional seconds of the host."""
-        assignment, forward, backward = self._assignment, self._kernels.block_forward(), self._kernels.block_backward()
-        own, tensors = self._block_elements(), sum(each.tensors for each in assignment.network.block)
+        assignment, network = self._assignment, self._assignment.network
+        forward = {block: self._moved(self._kernels.block_forward(block)) for block in set(network.blocks)}
+        backward = {block: self._moved(self._kernels.block_backward(block)) for block in forward}
         hook = _HOOK[assignment.stage] + (
             _CROSSING_HOOK if assignment.optimizer_device != "none" and assignment.stage > 1 else 0.0
         )
-        pass_hooks = 0.0
-        if assignment.stage == 3:
-            pass_hooks = 2 * _MODULES[assignment.workload.model.gated_mlp] * _MODULE_HOOK
-        moved = self._moved(forward)
         segments = [(self._kernels.lookup(backward=False), 0, 0.0)]
-        segments += [(moved, 0, pass_hooks)] * self._layers
-        head = 0 if assignment.workload.model.tied else assignment.network.head
-        segments.append((self._kernels.ends(), head, pass_hooks / 7))
-        for layer in reversed(range(self._layers)):
-            work, hooks = self._moved(backward), pass_hooks + tensors * hook
+        segments += [(forward[block], 0, self._pass_hooks(block)) for block in network.blocks]
+        head = 0 if assignment.workload.model.tied else network.trained_head
+        segments.append((self._kernels.ends(), head, self._pass_hooks() / 7))
+        for layer, block in reversed(list(enumerate(network.blocks))):
+            if not block.reached:
+                segments.append((Stretch(0.0, 0.0), 0, 0.0))
+                continue
+            work, hooks = backward[block], self._pass_hooks(block) + block.num_trained * hook
             if assignment.recomputes(layer):
-                work, hooks = work + moved, hooks + pass_hooks / 2 + _CHECKPOINT
-            segments.append((work, own, hooks))
-        return [*segments, (self._kernels.lookup(backward=True), assignment.network.table, 0.0)]
+                work, hooks = work + forward[block], hooks + self._pass_hooks(block) / 2 + _CHECKPOINT
+            segments.append((work, block.trained, hooks))
+        return [*segments, (self._kernels.lookup(backward=True), network.trained_table, 0.0)]
 
-    def _block_elements(self) -> int:
-        return sum(each.elements for each in self._assignment.network.block)
+    def _pass_hooks(self, block: Block | None = None) -> float:
+        """Seconds of stage 3's hooks in a pass through a block, or through one without adapters."""
+        if self._assignment.stage < 3:
+            return 0.0
+        adapters = 0 if block is None else sum(each.name == "adapter sum" for each in block.operations)
+        modules = _MODULES[self._assignment.workload.model.gated_mlp] + _MODULES_OF_AN_ADAPTER * adapters
+        return 2 * modules * _MODULE_HOOK
 
     def _moved(self, stretch: Stretch) -> Stretch:
         """The work of a pass with exchanges for sequence parallelism and copies of offloaded activations."""

@@ -47,8 +47,9 @@ class Stage(ABC):
         """Run the optimizer."""
 
     def _largest_matrix(self) -> int:
-        """Elements of the largest matrix of a block."""
-        return max(each.elements for each in self._assignment.network.block)
+        """Elements of the largest matrix of a block that is trained."""
+        blocks = self._assignment.network.blocks
+        return max(sum(each.gradients) for block in set(blocks) for each in block.operations)
 
     def _take_moments(self, elements: int) -> None:
         """Allocate Adam's moments, which it creates in the first step."""
@@ -61,8 +62,8 @@ class _Replicated(Stage):
 
     def start(self) -> None:
         """initialize_optimizer_states runs a whole step with zero gradients in 16 and 32 bits."""
-        ledger, elements = self._ledger, self._assignment.elements
-        ledger.take("parameters", 2.0 * elements)
+        ledger, elements = self._ledger, self._assignment.trained
+        ledger.take("parameters", self._assignment.held)
         ledger.take("master", self._effects.master_bytes * elements)
         ledger.take("zeros", (2.0 + self._effects.gradient_bytes) * elements)
         self._take_moments(elements)
@@ -70,7 +71,7 @@ class _Replicated(Stage):
 
     def settle(self) -> None:
         if self._assignment.accumulates:
-            self._ledger.take("gradients", 2.0 * self._assignment.elements)
+            self._ledger.take("gradients", 2.0 * self._assignment.trained)
 
     def gradient(self, elements: int) -> None:
         if self._assignment.accumulates:
@@ -80,10 +81,10 @@ class _Replicated(Stage):
 
     def end_of_backward(self) -> None:
         if self._assignment.ranks > 1:  # engine.buffered_allreduce_fallback flattens them bucket by bucket
-            self._ledger.touch(2.0 * min(_UNFUSED_BUCKET, self._assignment.elements), "buffers")
+            self._ledger.touch(2.0 * min(_UNFUSED_BUCKET, self._assignment.trained), "buffers")
 
     def update(self) -> None:
-        self._ledger.take("gradients in fp32", self._effects.gradient_bytes * self._assignment.elements)
+        self._ledger.take("gradients in fp32", self._effects.gradient_bytes * self._assignment.trained)
         self._ledger.give("gradients in fp32")
         self._ledger.give("gradients")
 
@@ -100,12 +101,12 @@ class _Partitioned(Stage):
         """Elements whose gradients are reduced, from the end of the model."""
         self._left = 0
         """Elements whose gradients, accumulated at stage 1, are not in a bucket yet."""
-        self._largest = max(assignment.network.table, assignment.network.head)
+        self._largest = assignment.network.largest_gradient
         self._keeps_all = assignment.stage == 1
 
     def start(self) -> None:
         share, ledger = self._assignment.share, self._ledger
-        ledger.take("parameters", 2.0 * self._assignment.elements)
+        ledger.take("parameters", self._assignment.held)
         ledger.touch(2.0 * share)  # the clone of its partition, before it is converted to fp32
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
@@ -118,7 +119,7 @@ class _Partitioned(Stage):
         if not self._assignment.accumulates:
             return
         if self._keeps_all:
-            self._left = self._assignment.elements
+            self._left = self._assignment.trained
             self._ledger.take("accumulated", 2.0 * self._left)
             self._setup_buckets()  # created by the first hook, freed only at the end of the last micro-step
         elif self._on_gpu:
@@ -200,13 +201,15 @@ class _Divided(Stage):
 
     def start(self) -> None:
         share, ledger = self._assignment.share, self._ledger
+        if self._assignment.workload.load_in is not None:
+            ledger.touch(self._assignment.held)  # quantised before they are divided
         if self._assignment.parameter_device == "none":
-            ledger.take("partitions", 2.0 * share)
+            ledger.take("partitions", self._assignment.held_share)
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
             # initialize_optimizer_states: a zero gradient of the size of the largest sub-group of all ranks together.
             ledger.touch(
-                self._effects.master_bytes * min(self._assignment.elements, self._group() * self._assignment.ranks)
+                self._effects.master_bytes * min(self._assignment.trained, self._group() * self._assignment.ranks)
             )
         ledger.take("bucket", 2.0 * self._assignment.bucket, "buffers")
         if self._on_gpu:

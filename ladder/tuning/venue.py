@@ -195,12 +195,7 @@ class OnPaper:
         )
 
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
-        """Only those that were asked for. UsageError where only a part of the model is trained."""
-        if not workload.weights.is_whole:
-            raise UsageError(
-                "--launcher simulated trains all of a model, in 16 bits; leave out --lora, --load-in and --freeze, or "
-                "predict with `ladder plan`."
-            )
+        """Only those that were asked for."""
         return techniques_tried(choices, workload, machine.device, on_paper=True)
 
     @contextmanager

@@ -23,6 +23,7 @@ from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
 from ladder.tuning.tuner import Tuner
 from ladder.units import GIB
+from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
@@ -171,6 +172,16 @@ def test_the_same_seed_gives_the_same_trial_and_another_seed_another():
         for seed in (1, 1, 2)
     ]
     assert speeds[0] == speeds[1] != speeds[2]
+
+
+def test_a_trial_of_adapters_on_quantised_weights_takes_less_memory_than_one_of_all_weights():
+    lora = Lora(rank=16).for_peft()
+    peaks = []
+    for changes in ({}, {"lora": lora}, {"lora": lora, "load_in": "4bit"}):
+        spec, _ = make_trial("zero2", 1, **changes)
+        (measured,) = of_kind(run(spec).events[0], MeasuredEvent)
+        peaks.append(measured.peak_allocated)
+    assert peaks[0] > 1.5 * peaks[1] > 2 * peaks[2]
 
 
 def test_the_time_budget_ends_a_trial_between_candidates():

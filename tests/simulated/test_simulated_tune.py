@@ -200,3 +200,24 @@ def test_an_answer_with_turned_knobs_is_printed_and_reported_with_them(
     report = capsys.readouterr().out
     assert "optimizer step: –" not in report
     assert "accumulation: –" not in report
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--lora", "r=16"], "LoRA with r=16"),
+        (["--lora", "r=16", "--load-in", "4bit"], "QLoRA with r=16"),
+        (["--freeze", "model.embed_tokens", "--freeze", "model.layers.[0-7]"], "trained"),
+    ],
+)
+def test_a_tune_on_paper_that_trains_a_part_needs_less_memory_and_names_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    command = ["llama-3.2-1b", "--gpus", "1", *ON_PAPER, "a100-40", "--rung", "zero0", "--micro-batch", "1"]
+    peaks = []
+    for number, part in enumerate(([], options)):
+        assert main(["tune", *command, *part, "--run-dir", f"run{number}", "--output", f"{number}.json"]) == 0
+        answer = json.loads((folder / f"{number}.json").read_text())["ladder"]
+        peaks.append(answer["memory_per_gpu"]["peak_allocated_gib"])
+    assert peaks[1] < 0.75 * peaks[0]
+    assert said in " ".join(capsys.readouterr().err.split())

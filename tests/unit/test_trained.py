@@ -15,7 +15,7 @@ from helpers.shapes import SMALL
 from ladder.backends.activations import activations_of
 from ladder.backends.registry import backend_of
 from ladder.errors import UsageError
-from ladder.machine.machine_speed import flops_per_token
+from ladder.machine.machine_speed import flops_per_token, machine_speed
 from ladder.workload.lora import Lora, lora_from_file, lora_from_mapping, lora_from_text
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
@@ -176,6 +176,19 @@ def test_frozen_blocks_keep_less_for_backward_but_what_adapters_read() -> None:
     everywhere, attention = workload(lora=ADAPTERS), workload(lora=Lora(rank=16, targets=("q_proj", "v_proj")))
     assert kept(attention) < kept(everywhere) < kept(workload())
     assert kept(workload(lora=Lora(rank=16, dropout=0.1))) > kept(everywhere)
+
+
+def test_the_host_waits_for_each_gradient_of_an_adapter_at_stage_2_alone() -> None:
+    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
+
+    def launch(rung: str, trained: Workload) -> float:
+        candidate = make_candidate(rung, checkpointing=False)
+        return backend_of(candidate.engine.rung).step_terms(trained, candidate, 1, machine).launch
+
+    adapters = workload(lora=ADAPTERS)
+    more = launch("zero2", adapters) - launch("zero1", adapters)
+    assert more == pytest.approx(0.25e-3 * 2 * 7 * LLAMA.num_layers)  # A and B of seven layers in each block
+    assert launch("zero2", workload()) == launch("zero1", workload())
 
 
 def test_the_fingerprint_changes_with_what_is_trained() -> None:

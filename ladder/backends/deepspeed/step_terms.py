@@ -60,7 +60,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, per_token),
-        launch=launch_seconds(workload, candidate),
+        launch=launch_seconds(workload, candidate) + _hook_seconds(workload, candidate),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
@@ -87,3 +87,15 @@ def _update_seconds(
     if rung.offload_optimizer == "cpu":
         return share * world_size / machine.cpu_adam_parameters + back
     return 30 * share * world_size / machine.nvme_bytes + back
+
+
+_HOOK_OF_A_GRADIENT = 0.25e-3
+"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
+Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as launching kernels is."""
+
+
+def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
+    """Seconds of the host for the gradients of adapters, two for each layer that has one, at stage 2."""
+    if candidate.engine.rung.stage != 2:
+        return 0.0
+    return _HOOK_OF_A_GRADIENT * 2 * len(workload.weights.adapted) * workload.model.num_layers

@@ -1,0 +1,88 @@
+"""One operation of a model, and the operations of a block.
+
+An operation says what it saves for backward, which gradients its backward creates and frees, what it multiplies, what
+it reads and writes, and how many kernels it launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of a module; bytes and operations are per token, of the forward pass unless said otherwise."""
+
+    name: str
+    weight: tuple[int, int] = (0, 0)
+    """Input and output size of its matrix."""
+    others: int = 0
+    """Elements of its other parameters: scales and biases."""
+    tensors: int = 0
+    """The number of its parameters."""
+    trained: bool = True
+    """Its parameters have gradients."""
+    held: float = 2.0
+    """Bytes of an element of its matrix."""
+    reads: str = ""
+    """What its matrix reads, as `Matrix.reads` has it."""
+    saves: float = 0.0
+    """Bytes saved for backward."""
+    for_weight: float = 0.0
+    """The part of `saves` that only gradients of weights need."""
+    fixed: float = 0.0
+    """Bytes saved for backward, however many tokens there are."""
+    makes: float = 0.0
+    """Bytes of gradients that its backward creates."""
+    ends: float = 0.0
+    """Bytes of gradients that are freed after its backward."""
+    scratch: float = 0.0
+    """Temporary bytes in backward."""
+    in_place: bool = False
+    """Its backward overwrites what it saved with gradients."""
+    attends: float = 0.0
+    """Floating-point operations of attention."""
+    traffic: float = 0.0
+    """Bytes read and written by element-wise kernels."""
+    returns: float | None = None
+    """The same in backward, if it does not follow from that of forward."""
+    unpacks: float = 0.0
+    """Bytes of a copy of its matrix that each pass writes and frees again."""
+    kernels: int = 1
+    beside: bool = False
+    """It belongs to an adapter, whose kernels no technique replaces."""
+
+    @property
+    def elements(self) -> int:
+        return self.weight[0] * self.weight[1] + self.others
+
+    @property
+    def gradients(self) -> tuple[int, ...]:
+        """Elements of each gradient that its backward creates."""
+        sizes = (self.weight[0] * self.weight[1], self.others)
+        return tuple(size for size in sizes if size) if self.trained else ()
+
+    @property
+    def gathered(self) -> int:
+        """Its parameters in units of 16 bits, in which stage 3 gathers them."""
+        return int(self.weight[0] * self.weight[1] * self.held / 2) + self.others
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The operations of one transformer block; two are the same only if they are one object."""
+
+    operations: tuple[Operation, ...]
+    reached: bool = True
+    """Backward goes through it: itself or an earlier block has something to train."""
+
+    @cached_property
+    def trained(self) -> int:
+        """Elements of its parameters that have gradients."""
+        return sum(sum(each.gradients) for each in self.operations)
+
+    @cached_property
+    def num_trained(self) -> int:
+        """Tensors of these."""
+        return sum(each.tensors for each in self.operations if each.trained)

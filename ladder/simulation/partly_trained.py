@@ -1,0 +1,199 @@
+"""The operations of a model of which only a part is trained: adapters, quantised and frozen weights.
+
+Taken from the sources of peft (`lora.Linear.forward`) and bitsandbytes (`MatMul4Bit`, `MatMul8bitLt`). A frozen weight
+has no gradient, so its layer does not save its input, unless an adapter reads that too. Each adapter is a chain of
+operations behind its layer, whose backward comes before that of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ladder.simulation.operation import Block, Operation
+from ladder.workload.matrices import Matrix, matrices_of
+from ladder.workload.trained import BYTES_OF_A_WEIGHT, adapter_elements, frozen_of, targets_of
+from ladder.workload.workload import Workload
+
+
+class PartlyTrained:
+    """What of a workload's model is trained, and the blocks that follow from it."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._lora, self._load_in = workload.lora, workload.load_in
+        self._num_layers, self._tied = workload.model.num_layers, workload.model.tied
+        self._trains_head = workload.weights.trains_head
+        self._matrices = matrices_of(workload.model)
+        targets = targets_of(workload.lora, self._matrices)
+        if workload.lora is not None and not targets:  # names that are not known: as if all linear layers had one
+            targets = tuple(each for each in self._matrices if each.is_linear)
+        frozen = self._matrices if workload.lora is not None else frozen_of(workload.freeze, self._matrices)
+        self._targets, self._frozen = frozenset(targets), frozenset(frozen)
+
+    def blocks(self, plain: Sequence[Operation]) -> tuple[Block, ...]:
+        """All blocks, from the operations of one that is trained; equal ones are one object."""
+        own: dict[int, list[Matrix]] = {layer: [] for layer in range(self._num_layers)}
+        for matrix in self._matrices:
+            if matrix.layer is not None:
+                own[matrix.layer].append(matrix)
+        first, known = self._first_reached(), dict[object, Block]()
+        blocks = []
+        for layer, matrices in own.items():
+            kinds = [(m.reads, m.inputs, m.outputs, m in self._frozen, m in self._targets) for m in matrices]
+            kind = (layer >= first, *kinds)
+            if kind not in known:
+                known[kind] = Block(tuple(self._operations(plain, matrices)), reached=layer >= first)
+            blocks.append(known[kind])
+        return tuple(blocks)
+
+    def last_norm(self, plain: Operation) -> Operation:
+        """The norm before the head, which `--freeze` leaves trained."""
+        return _frozen(plain) if self._lora is not None else plain
+
+    def trained_of(self, table: int) -> int:
+        """Elements that are trained of the `table` of everything that is neither in a block nor the head."""
+        if self._lora is not None:
+            return 0
+        return table - sum(each.elements for each in self._frozen if each.layer is None and each.kind != "head")
+
+    @property
+    def num_outside(self) -> int:
+        """Tensors outside the blocks that are trained: tables, the last norm, and the head if it has its own."""
+        if self._lora is not None:
+            return 0
+        tables = any(each.kind == "table" for each in self._matrices if each not in self._frozen)
+        return 1 + tables + (self._trains_head and not self._tied)
+
+    def _first_reached(self) -> int:
+        """The first block that backward goes through."""
+        trains = [each for each in self._matrices if each in self._targets or each not in self._frozen]
+        if any(each.kind == "table" for each in trains):
+            return 0
+        return min((each.layer for each in trains if each.layer is not None), default=self._num_layers)
+
+    def _operations(self, plain: Sequence[Operation], matrices: Sequence[Matrix]) -> list[Operation]:
+        """The operations of a block with these matrices."""
+        trains = any(each not in self._frozen for each in matrices)
+        needed = {each.reads for each in matrices if self._needs_input(each)}
+        operations = list[Operation]()
+        of = _matrix_of(plain, matrices)
+        for place, operation in enumerate(plain):
+            matrix = of.get(place)
+            if matrix is not None:
+                operations.append(self._layer(operation, matrix, keeps_input=operation.reads in needed))
+                if matrix in self._targets and of.get(_next_product(plain, place)) is not matrix:
+                    operations[-1] = replace(operations[-1], ends=operations[-1].ends + 2.0 * matrix.inputs)
+                    operations += [replace(each, beside=True) for each in self._adapter(matrix)]
+            elif operation.name == "biases":
+                operations += self._biases(operation, plain, of, matrices) if trains else [_frozen(operation)]
+            else:
+                operations.append(operation if trains else _frozen(operation))
+        return operations
+
+    def _needs_input(self, matrix: Matrix) -> bool:
+        """Whether what the layer reads is saved. In 8 bits it is kept for nothing; dropout makes a copy of its own."""
+        reads = matrix in self._targets and (self._lora is None or not self._lora.dropout)
+        return matrix not in self._frozen or reads or (self._load_in == "8bit" and matrix.is_linear)
+
+    def _layer(self, operation: Operation, matrix: Matrix, *, keeps_input: bool) -> Operation:
+        """A linear layer that may be frozen or quantised."""
+        saves = operation.saves - (0.0 if keeps_input else operation.for_weight)
+        packed = self._load_in is not None and matrix.is_linear
+        size = operation.weight[0] * operation.weight[1]
+        return replace(
+            operation,
+            trained=matrix not in self._frozen,
+            saves=saves,
+            held=BYTES_OF_A_WEIGHT[self._load_in] if packed else 2.0,
+            unpacks=2.0 * size if packed else 0.0,
+        )
+
+    def _adapter(self, matrix: Matrix) -> list[Operation]:
+        """peft's passes beside a layer: result + B(A(dropout(x))) · scaling, each a kernel or two."""
+        lora, inputs, outputs = self._lora, matrix.inputs, matrix.outputs
+        assert lora is not None
+        if matrix.kind == "experts":  # their weights are changed before each pass, and saved as they then are
+            size = 2.0 * matrix.elements
+            both = adapter_elements(lora, matrix)
+            return [Operation(name="changed experts", others=both, tensors=2, fixed=size, unpacks=size, kernels=8)]
+        operations = []
+        if lora.dropout > 0:
+            mask_and_copy, passed = 3.0 * inputs, 2.0 * inputs
+            operations.append(
+                Operation(name="adapter dropout", saves=mask_and_copy, makes=passed, ends=passed, traffic=5.0 * inputs)
+            )
+        clone = 4.0 * outputs if self._load_in == "4bit" else 0.0  # peft clones the result of a 4-bit layer
+        operations += [
+            Operation(
+                name="adapter A", weight=(inputs, lora.rank), tensors=1, makes=2.0 * inputs, ends=2.0 * lora.rank
+            ),
+            Operation(
+                name="adapter B",
+                weight=(lora.rank, outputs),
+                tensors=1,
+                saves=2.0 * lora.rank,
+                makes=2.0 * lora.rank,
+                ends=2.0 * outputs,
+            ),
+            Operation(
+                name="adapter sum",
+                makes=2.0 * outputs,
+                traffic=10.0 * outputs + clone,
+                returns=4.0 * outputs + 6.0 * inputs,  # scaling, and adding to the input's gradient
+                kernels=3 if clone else 2,
+            ),
+        ]
+        if lora.dora:
+            operations.append(_magnitude(matrix))
+        return operations
+
+    def _biases(
+        self, biases: Operation, plain: Sequence[Operation], of: Mapping[int, Matrix], matrices: Iterable[Matrix]
+    ) -> list[Operation]:
+        """What belongs to no other operation, as inactive experts do: the part that is trained, and the other."""
+        free = sum(each.elements for each in plain) - sum(each.elements for each in matrices if each in self._frozen)
+        for place, each in enumerate(plain):
+            if each is not biases and of.get(place) not in self._frozen:
+                free -= each.elements
+        free = min(biases.others, max(0, free))
+        return [
+            replace(biases, others=free),
+            Operation(name="others", others=biases.others - free, trained=False, kernels=0),
+        ]
+
+
+def _matrix_of(plain: Sequence[Operation], matrices: Sequence[Matrix]) -> Mapping[int, Matrix]:
+    """By place of a product: its matrix. A fused matrix stands for several products."""
+    found: dict[int, Matrix] = {}
+    for letter in {each.reads for each in plain if each.reads}:
+        places = [place for place, each in enumerate(plain) if each.reads == letter]
+        own = [matrix for matrix in matrices if matrix.reads == letter]
+        for number, place in enumerate(places if own else []):
+            found[place] = own[number * len(own) // len(places)]
+    return found
+
+
+def _next_product(plain: Sequence[Operation], place: int) -> int:
+    """The place of the next product that reads the same; -1 if there is none."""
+    letter = plain[place].reads
+    return next((later for later in range(place + 1, len(plain)) if plain[later].reads == letter), -1)
+
+
+def _frozen(operation: Operation) -> Operation:
+    """An operation whose parameters, if it has any, have no gradient."""
+    return replace(operation, trained=False, saves=operation.saves - operation.for_weight)
+
+
+def _magnitude(matrix: Matrix) -> Operation:
+    """DoRA's magnitudes: the norm of the changed weight, which is written for it, and two products with the output."""
+    return Operation(
+        name="adapter magnitude",
+        others=matrix.outputs,
+        tensors=1,
+        saves=4.0 * matrix.outputs,
+        makes=2.0 * matrix.outputs,
+        ends=2.0 * matrix.outputs,
+        traffic=14.0 * matrix.outputs,
+        unpacks=2.0 * matrix.elements,
+        kernels=12,
+    )
