@@ -33,8 +33,8 @@ from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
     PROOF_STEPS,
-    SCRIPT_PROOF,
     candidate_spec,
+    proof_steps,
     trial_deadlines,
     trial_spec,
 )
@@ -256,9 +256,7 @@ def _steps(asked: VerifyOptions, workload: Workload) -> StepPolicy:
         return StepPolicy(minimum=asked.steps, maximum=asked.steps, seconds=_LONGEST_SECONDS)
     if asked.minutes is not None:
         return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * asked.minutes, target_spread=0.0)
-    if workload.script is not None:
-        return StepPolicy().model_copy(update=SCRIPT_PROOF)
-    return StepPolicy(minimum=PROOF_STEPS, seconds=PROOF_SECONDS)
+    return StepPolicy().model_copy(update=proof_steps(workload))
 
 
 def _spec(

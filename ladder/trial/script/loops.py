@@ -120,6 +120,7 @@ class LoopSubject:
     """Micro-steps of the script's own loop, on batches of its own samples."""
 
     is_even = False
+    shared_seconds = 0.0
 
     def __init__(self, loop: Loop, samples: Samples, move: Move) -> None:
         self._loop, self._samples, self._move = loop, samples, move

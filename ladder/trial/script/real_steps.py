@@ -30,17 +30,22 @@ from 0.11 to 0.06 s)."""
 
 
 class RealSteps:
-    """Collects what a proof reports; the script's loop calls it."""
+    """Collects what a proof reports; the script's loop calls it.
 
-    def __init__(self, grip: Grip, samples: Samples) -> None:
+    Without `samples`, of a trainer that makes its batches itself: nothing is known of usual ones. Optimizer steps
+    repeat themselves after `cycle` of them, of which one may generate for all.
+    """
+
+    def __init__(self, grip: Grip, samples: Samples | None, cycle: int = 1) -> None:
         self._grip = grip
         (self._candidate,) = grip.spec.candidates
         sequences = self._candidate.accumulation * grip.spec.world_size
-        self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences
+        self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences if samples is not None else None
         self._seen = Seen(self._candidate, samples, grip.spec.world_size)
         self._losses = list[torch.Tensor]()
         self._windows = list[_Window]()
-        self._now, self._window, self._untimed = _Now(), 1, 0
+        self._now, self._untimed = _Now(), 0
+        self._window = self._cycle = cycle
         self._began = self._last = now()
         grip.reporter.candidate = self._candidate.key
         grip.reporter.phase("warmup")
@@ -103,7 +108,7 @@ class RealSteps:
             self._grip.reporter.phase("measure")
             self._began = now()
             if self._untimed < 0:  # all ranks have the seconds of the slowest
-                self._window = max(1, math.ceil(_WINDOW_SECONDS / seconds))
+                self._window = self._cycle * max(1, math.ceil(_WINDOW_SECONDS / seconds))
         return True
 
     def _any_rank(self, says: bool) -> bool:
@@ -129,7 +134,9 @@ class RealSteps:
         ended, accumulation = now(), self._candidate.accumulation
         losses, windows = [float(loss) for loss in self._losses], self._windows
         timings = Timings(losses=losses)
-        usual = on_usual_batches([each.seconds for each in windows], [each.padded for each in windows], self._usual)
+        usual = [each.seconds for each in windows]
+        if self._usual is not None:
+            usual = on_usual_batches(usual, [each.padded for each in windows], self._usual)
         for window, seconds in zip(windows, usual, strict=True):
             # The loop is not stopped between micro-steps: each has its share of the optimizer's.
             micro = seconds / accumulation
