@@ -146,8 +146,8 @@ def introduction(script: Script) -> list[str]:
     if facts.generation is not None:
         number, longest = facts.generation.per_prompt, facts.generation.longest
         said.append(
-            f"It generates {number} completions of up to {longest:,} tokens for a prompt. A sample is a completion with "
-            f"its prompt, and tokens/s counts each completion as {longest:,} tokens."
+            f"It generates {number} completions of up to {longest:,} tokens for a prompt. A sample is a completion "
+            f"with its prompt, and tokens/s counts each completion as {longest:,} tokens."
         )
     return said
 

@@ -220,7 +220,7 @@ def _deliver(prepared: _Prepared, searched: _Searched, venue: Venue, tell: Subsc
         engine = result.space.by_key[result.answer.candidate_key].engine
         versions = package_versions(libraries_of(engine))
         run_dir, machine = prepared.run_dir, prepared.machine
-        found = answer_of(result.answer, prepared.workload, machine, result.space, versions, run_dir)
+        found = answer_of(result.answer, prepared.workload, machine, result.space, versions, run_dir, result.records)
         answer = replace(venue.signed(found, machine), learning_rate=prepared.options.with_optimizer)
     files = emit_all(answer, prepared.options.output) if answer else []
     reported = ReportedRun(

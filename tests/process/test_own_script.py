@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import Finished, ladder
-from helpers.scripts import SCRIPTS, digest_of, files_in, folder_with_inputs
+from helpers.scripts import MISBEHAVING, SCRIPTS, digest_of, files_in, folder_with_inputs
 
 pytest.importorskip("datasets")  # the scripts read their data with it
 
@@ -218,6 +218,16 @@ def test_the_answer_can_be_verified(tuned: Tuned) -> None:
     assert re.search(r"tokens/s \([\d,]+ promised\)", done.output)
     assert files_in(tuned.folder) == before
     assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
+
+
+def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(tuned: Tuned) -> None:
+    if tuned.case is not CASES["trl.scripts.sft"]:
+        pytest.skip("one is enough")
+    words = [str(MISBEHAVING / "holds_more.py"), str(tuned.case.script), *tuned.case.words(tuned.case.command)[2:]]
+    done = ladder("verify", "best_config.json", "--tolerance", "0.9", "--", *words, folder=tuned.folder)
+    assert done.status == 7, done.errors
+    assert re.search(r"'best_config.json' still fits, but takes 1\.\d+ GiB where it promises 0\.\d+ GiB; ", done.errors)
+    assert "Warning: the script has changed since it was tuned." in done.errors
 
 
 @pytest.mark.scripts
