@@ -32,6 +32,8 @@ def answer_of(
     candidate, measurement = space.by_key[record.candidate_key], record.measurement
     assert measurement is not None
     assert record.tokens_per_second is not None
+    if measurement.gradient_clipping is not None:  # which only the script's own loop knew
+        workload = replace(workload, gradient_clipping=measurement.gradient_clipping)
     return Answer(
         workload=workload,
         candidate=candidate,

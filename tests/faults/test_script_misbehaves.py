@@ -70,6 +70,12 @@ def logs_in(home: Path) -> list[str]:
         ),
         ("zero_steps.py", "it is told to train no step: num_train_epochs is 0", ""),
         ("zero_steps.py --empty", "its training data set is empty", ""),
+        (
+            "dummy_optimizer.py",
+            "its optimizer is a DummyOptim, which stands for that of a DeepSpeed file, and trials replace the file; "
+            "make the optimizer in the script",
+            "",
+        ),
         ("asks.py", "the script asks for input, which a trial cannot give; answer it by an option", "How many steps?"),
         ("exits.py", "the script ended with exit status 3 before it trained", "set LICENCE_OF_THE_DATA"),
         ("no_package.py", "ModuleNotFoundError: No module named 'a_package_that_nobody_has'", "Traceback"),

@@ -43,6 +43,7 @@ class Loop:
         self.is_boundary = True
         self.is_finishing = False
         self.loss: torch.Tensor | float = 0.0
+        self.clipping: float | None = None
         _note_losses(self)
 
     def hold(self, loader: Any, move: Move) -> None:
@@ -113,7 +114,7 @@ class Loop:
         with reporter.during("gather"):
             self.engine.save_checkpoint(folder)
             self.engine.load_checkpoint(folder)
-        steps.report(self.engine.module)
+        steps.report(self.engine.module, self.clipping)
 
 
 class LoopSubject:

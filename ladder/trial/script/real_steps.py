@@ -125,8 +125,8 @@ class RealSteps:
         dist.all_reduce(whole)
         return float(longest[0]), float(longest[1]), float(whole[0]), float(whole[1])
 
-    def report(self, model: Any) -> None:
-        """Send what was measured, peaks of evaluation and save included.
+    def report(self, model: Any, clipping: float | None = None) -> None:
+        """Send what was measured, peaks of evaluation and save included, and the loop's own `clipping` of gradients.
 
         TrainsOtherwiseError if the script did not train `model` as it was told.
         """
@@ -147,6 +147,7 @@ class RealSteps:
         padded = sum(each.padded for each in windows)
         more = {
             "loader_share": sum(each.wait for each in windows) / sum(each.seconds for each in windows),
+            "gradient_clipping": clipping,
             "padding": 1 - sum(each.tokens for each in windows) / padded if padded else None,
         }
         self._grip.reporter.send(event.model_copy(update=more))
