@@ -26,7 +26,8 @@ from ladder.tuning.run import TuneOutput, run_tune
 from ladder.tuning.stored import is_running, stored_output
 from ladder.tuning.trackers import tracking
 from ladder.tuning.tune_events import Subscriber, each_of, harmless
-from ladder.tuning.verification import Verification, run_verification
+from ladder.tuning.verification import run_verification
+from ladder.tuning.verified import Verification
 from ladder.tuning.watch import watching
 from ladder.tuning.watch.plain import say
 from ladder.units import counted, format_bytes

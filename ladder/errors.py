@@ -42,3 +42,9 @@ class SlowerThanPromisedError(LadderError):
     """The answer still fits, but is slower than its file promises by more than the tolerance."""
 
     exit_code = 6
+
+
+class MoreMemoryThanPromisedError(LadderError):
+    """The answer still fits, but its tensors take more memory than its file promises."""
+
+    exit_code = 7

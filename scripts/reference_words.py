@@ -104,6 +104,8 @@ EXITS = {
     "EnvironmentFaultError": "Run `ladder doctor`, which names a fix for each problem.",
     "ModelNotAccessibleError": "Give a folder, a `config.json` or a bundled shape. For a gated model, set `HF_TOKEN`.",
     "SlowerThanPromisedError": "Only `verify` ends so. Look for other load on the machine, or tune again.",
+    "MoreMemoryThanPromisedError": "Only `verify` ends so. Look at what changed in the script or its data, or tune "
+    "again.",
 }
 SIGNALS = {
     # what the shell reports for a program that a signal ended
@@ -194,6 +196,15 @@ SCRIPT_KEYS = {
     "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
     "padding": ("number or null", "Padding as a share of all tokens in the proof's batches, from 0 to 1."),
     "loader_share": ("number or null", "The share of the proof's time that the ranks waited for the data loader."),
+    "longest_allocated_gib": (
+        "number or null",
+        "The peak in tensors of the answer's trial, which trained on the longest samples. `ladder verify` compares "
+        "with it, or with `memory_per_gpu.peak_allocated_gib` if that is more.",
+    ),
+    "generation_batch_size": (
+        "integer",
+        "Completions that the trainer generates at once on all ranks; only of a script with GRPO or RLOO.",
+    ),
 }
 ADAPTER_KEYS = {
     # of "workload" in that section, which only the answer for a partly trained model has

@@ -16,7 +16,7 @@ from ladder.tuning.declaring import Option
 from ladder.tuning.options import VerifyOptions
 
 if TYPE_CHECKING:
-    from ladder.tuning.verification import Verification
+    from ladder.tuning.verified import Verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Promised:
 def verify(promised: Promised, options: VerifyOptions, shown: Shown) -> int:
     """Run the proof of fit again, and compare speed and memory with what the file promises.
 
-    Ends with status 0 if it holds, 3 if it no longer fits, 6 if it is slower than the tolerance allows.
+    Ends with status 0 if it holds, 3 if it no longer fits, 6 if it is slower than the tolerance allows, 7 if its
+    tensors take more memory than promised.
 
     Examples:
 
@@ -75,6 +76,10 @@ def _as_json(done: Verification) -> str:
             "promised": gib(done.promised_device_bytes),
             "seen": gib(seen.peak_device) if seen else None,
             "limit": gib(done.memory_limit),
+        },
+        "peak_allocated_gib": {
+            "promised": gib(done.promised_allocated_bytes),
+            "seen": gib(seen.peak_allocated) if seen else None,
         },
         "optimizer_steps": seen.num_steps if seen else 0,
         "tolerance": done.tolerance,

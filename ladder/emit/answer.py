@@ -43,6 +43,8 @@ class Answer:
     warnings: tuple[str, ...] = ()
     learning_rate: float | None = None
     """Of the optimizer in the configuration; None if the script brings its own."""
+    longest_allocated: int | None = None
+    """Bytes in tensors at the peak of the winner's trial, which trained on the longest samples; None without one."""
 
     plain: Answer | None = None
     """The answer without DeepSpeed, where that is faster."""

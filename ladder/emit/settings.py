@@ -53,6 +53,8 @@ class Settings:
     lora: Lora | None = None
     load_in: LoadIn | None = None
     freeze: tuple[str, ...] = ()
+    completions: int | None = None
+    """What the script's trainer generates at once on all ranks; None for a training that generates nothing."""
     warnings: tuple[str, ...]
     """Sentences without a full stop; they may contain any characters."""
 
@@ -94,6 +96,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         lora=workload.lora,
         load_in=workload.load_in,
         freeze=workload.freeze,
+        completions=workload.completions(source.world_size),
     )
 
 
@@ -126,6 +129,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         lora=Lora.from_peft(workload["lora"]) if "lora" in workload else None,
         load_in=workload.get("load_in"),
         freeze=tuple(workload.get("freeze", ())),
+        completions=section.get("script", {}).get("generation_batch_size"),
     )
 
 

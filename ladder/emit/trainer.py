@@ -50,6 +50,9 @@ def trainer_arguments(
         arguments["learning_rate"] = settings.learning_rate  # the Trainer compares it with the configuration's
     if settings.device == "cpu":
         arguments["use_cpu"] = True
+    if settings.completions is not None:  # the same whatever the micro-batch; evaluation needs whole groups of them
+        del arguments["per_device_eval_batch_size"]
+        arguments |= {"generation_batch_size": settings.completions, "steps_per_generation": None}
     return arguments
 
 

@@ -64,6 +64,8 @@ class Measurement:
     """Of an optimizer step, waiting for a script's own data loader; None where nothing was loaded."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    gradient_clipping: float | None = None
+    """What a script's own loop clips gradients to; None where that was not seen."""
 
     def step_seconds(self, accumulation: int) -> float:
         """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if measured without accumulation."""

@@ -220,6 +220,8 @@ class MeasuredEvent(_Frozen):
     """Of an optimizer step: waiting for a script's own data loader."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    gradient_clipping: float | None = None
+    """What a script's own loop clips gradients to, seen in its proof; None where it says so before, or nowhere."""
 
     def steps(self, accumulation: int) -> list[float]:
         """Seconds of each timed optimizer step if it had `accumulation` micro-steps."""

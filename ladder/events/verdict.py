@@ -111,6 +111,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         sm_clock_mhz=use.sm_clock_mhz if use else None,
         loader_share=first.loader_share,
         padding=first.padding,
+        gradient_clipping=first.gradient_clipping,
     )
 
 

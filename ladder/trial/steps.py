@@ -131,7 +131,7 @@ class Stepper:
         start = time.perf_counter()
         loss = self._subject.train_on(batch, is_boundary=is_boundary)
         synchronize(self._spec.device)
-        elapsed = time.perf_counter() - start
+        elapsed = time.perf_counter() - start + self._subject.shared_seconds
         self._reporter.step(elapsed)
         return elapsed, float(loss)
 

@@ -20,6 +20,8 @@ class Subject(Protocol):
 
     is_even: bool
     """All batches of one size take the same time."""
+    shared_seconds: float
+    """What a micro-step takes beside `train_on`: its share of work that is done once for several."""
 
     @property
     def skipped_steps(self) -> int:
@@ -54,6 +56,7 @@ class RandomModel:
     """A model with random weights, trained on random tokens of full length."""
 
     is_even = True
+    shared_seconds = 0.0
 
     def __init__(self, model: PreTrainedModel, training: Training, spec: TrialSpec, reporter: Reporter) -> None:
         self._model, self._training = model, training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
 from ladder.search.remedies import remedies
-from ladder.search.space import Space, warnings_of
+from ladder.search.space import Space, measured, warnings_of
 from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
@@ -24,11 +25,15 @@ def answer_of(
     space: Space,
     versions: dict[str, str],
     run_dir: Path,
+    records: Sequence[Record],
 ) -> Answer:
-    """The answer for the emitted files, from the proof's record."""
+    """The answer for the emitted files, from the proof's record; `records` are those of the tune."""
+    trial = measured(records).get(record.candidate_key)
     candidate, measurement = space.by_key[record.candidate_key], record.measurement
     assert measurement is not None
     assert record.tokens_per_second is not None
+    if measurement.gradient_clipping is not None:  # which only the script's own loop knew
+        workload = replace(workload, gradient_clipping=measurement.gradient_clipping)
     return Answer(
         workload=workload,
         candidate=candidate,
@@ -53,6 +58,7 @@ def answer_of(
             "tokens_per_second": round(record.tokens_per_second, 1),
         },
         warnings=warnings_of(record, space),
+        longest_allocated=trial.measurement.peak_allocated if trial is not None and trial.measurement else None,
     )
 
 

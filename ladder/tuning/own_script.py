@@ -143,6 +143,12 @@ def introduction(script: Script) -> list[str]:
     if facts.num_trainable < facts.num_parameters:
         way = "" if facts.lora is None else " by QLoRA" if facts.load_in == "4bit" else " by LoRA"
         said.append(f"Of these it trains {parameters_in_words(facts.num_trainable)}{way}.")
+    if facts.generation is not None:
+        number, longest = facts.generation.per_prompt, facts.generation.longest
+        said.append(
+            f"It generates {number} completions of up to {longest:,} tokens for a prompt. A sample is a completion "
+            f"with its prompt, and tokens/s counts each completion as {longest:,} tokens."
+        )
     return said
 
 
@@ -228,6 +234,7 @@ def workload_of_script(
     if own is None and options.dtype is None:
         note("The script asks for no 16-bit precision; trials and `ladder run` use it (--dtype chooses which).")
     batch = options.global_batch_size or global_batch_of(script, mapping_of(options.map), world_size)
+    _require_whole_groups(script.facts, batch, world_size)
     return Workload(
         model=shape_of(script, counting(note)),
         task=task_of(script),
@@ -240,6 +247,19 @@ def workload_of_script(
         load_in=script.facts.load_in,
         script=script,
     )
+
+
+def _require_whole_groups(facts: ScriptFacts, batch: int, world_size: int) -> None:
+    """UsageError where a generation of completions cannot be divided over prompts and ranks."""
+    completions = facts.completions(batch, world_size)
+    if completions is None or facts.generation is None:
+        return
+    per_prompt = facts.generation.per_prompt
+    if completions % per_prompt or completions % world_size:
+        raise UsageError(
+            f"The script cannot be tuned: its {completions} completions at a time are no multiple of the {per_prompt} "
+            f"of a prompt and of {world_size} ranks; change its batch, --global-batch-size or --gpus."
+        )
 
 
 def optimizer_in(script: Script) -> OptimizerName:
@@ -294,6 +314,7 @@ def script_arguments(
         environment={},
         transformers=importlib.metadata.version("transformers"),
         host_memory=0,
+        completions=workload.completions(machine.world_size),
         warnings=(),
     )
     arguments = trainer_arguments(settings, folder_less()) | {"deepspeed": dict(deepspeed)}

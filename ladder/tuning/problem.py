@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,8 @@ def what_is_trained(options: WorkloadOptions) -> dict[str, Any]:
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
     """The micro-batches to try: divisors of the sequences that a rank has per step, or the `wanted` ones among them.
 
+    Where a script generates what it trains on, they also divide what a rank generates at once.
+
     UsageError if the number of ranks does not divide the global batch, or a wanted micro-batch does not divide a
     rank's share.
     """
@@ -93,11 +96,12 @@ def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] 
             f"A global batch of {batch} sequences cannot be divided evenly over {world_size} ranks; "
             f"use --global-batch-size {near}, or change --gpus."
         )
-    possible = divisors(batch // world_size)
+    shared = math.gcd(batch // world_size, (workload.completions(world_size) or batch) // world_size)
+    possible = divisors(shared)
     for micro_batch in wanted or ():
         if micro_batch not in possible:
             raise UsageError(
-                f"--micro-batch {micro_batch} does not divide the {batch // world_size} sequences each of {world_size} "
+                f"--micro-batch {micro_batch} does not divide the {shared} sequences each of {world_size} "
                 f"ranks has per step; possible are {', '.join(map(str, possible))}."
             )
     return tuple(sorted(set(wanted))) if wanted else tuple(possible)
@@ -130,8 +134,11 @@ def make_space(
 ) -> Space:
     """The candidates of `rungs`, with and without each of `techniques`. The machine must support all of `rungs`.
 
-    `checkpointing` names the ways of checkpointing to try besides all layers and none.
+    `checkpointing` names the ways of checkpointing to try besides all layers and none. A trainer that generates knows
+    no other ways: TRL switches checkpointing off while it generates, and on again for all layers.
     """
+    if problem.workload.completions(problem.world_size) is not None:
+        checkpointing = ()
     space = Space(
         **{field.name: getattr(problem, field.name) for field in fields(Problem)},
         engines=tuple(engine for rung in rungs for engine in _engines_of(rung, problem, techniques)),

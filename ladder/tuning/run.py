@@ -259,7 +259,8 @@ def _deliver(prepared: _Prepared, searched: _Searched, venue: Venue, tell: Subsc
 def _answer(prepared: _Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:
     versions = package_versions(libraries_of(result.space.by_key[proof.candidate_key].engine))
     machine = prepared.machine
-    found = answer_of(proof, prepared.workload, machine, result.space, versions, prepared.run_dir)
+    run_dir, records = prepared.run_dir, result.records
+    found = answer_of(proof, prepared.workload, machine, result.space, versions, run_dir, records)
     return venue.signed(found, machine)
 
 

@@ -112,6 +112,7 @@ def _with(plan: Plan, candidate: Candidate, space: Space) -> Plan:
         world_size=plan.settings.world_size,
         nvme_path=Path(space.nvme_path) if space.nvme_path else None,
     )
+    config |= {name: plan.config[name] for name in ("gradient_clipping",) if name in plan.config}  # seen in the proof
     if "train_batch_size" not in plan.config or plan.settings.device == "cpu":
         config.pop("train_batch_size", None)  # as in best_config.json of stage 3 on the CPU
     settings = replace(

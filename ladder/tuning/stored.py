@@ -64,7 +64,8 @@ def is_running(folder: Path) -> bool:
 def _answer(found: Record, stored: StoredRun, folder: Path) -> Answer:
     space, facts = stored.space, stored.facts
     versions = {str(name): str(version) for name, version in facts["versions"].items()}
-    made = answer_of(found, space.workload, _machine(space, facts.get("allocator", {})), space, versions, folder)
+    machine = _machine(space, facts.get("allocator", {}))
+    made = answer_of(found, space.workload, machine, space, versions, folder, stored.records)
     if not is_simulated(facts):
         return made
     return said_to_be_simulated(made, str(facts["simulated machine"]["name"]), space.num_nodes)

@@ -20,8 +20,17 @@ PROOF_STEPS, PROOF_SECONDS = 3, 30.0
 Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
 
 
-SCRIPT_PROOF = {"minimum": 8, "maximum": 1000, "seconds": 10.0, "target_spread": 0.0}
+_SCRIPT_PROOF = {"minimum": 8, "maximum": 1000, "seconds": 10.0, "target_spread": 0.0}
 """How the proof of a user's script is timed. Chosen: its batches differ, and only many of them show the average."""
+_GENERATING_PROOF = {**_SCRIPT_PROOF, "minimum": 3}
+"""The same where each step generates what it trains on. Chosen: a generation takes long, and is an average already."""
+
+
+def proof_steps(workload: Workload) -> dict[str, Any]:
+    """How the proof of `workload` is timed, as fields of StepPolicy."""
+    if workload.script is None:
+        return {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
+    return _SCRIPT_PROOF if workload.script.facts.generation is None else _GENERATING_PROOF
 
 
 def engine_config(

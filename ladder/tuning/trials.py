@@ -24,9 +24,9 @@ from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
     PROOF_STEPS,
-    SCRIPT_PROOF,
     candidate_spec,
     engine_config,
+    proof_steps,
     trial_deadlines,
     trial_spec,
 )
@@ -155,7 +155,7 @@ class Trials:
         machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
         swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
         config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
-        precise = SCRIPT_PROOF if proving and workload.script is not None else _PRECISE_STEPS
+        precise = proof_steps(workload) if proving else _PRECISE_STEPS
         beat = None if proving or wanted.probe else self._seconds_to_beat()
         return trial_spec(
             name,

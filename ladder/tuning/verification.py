@@ -7,13 +7,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.candidates import Candidate
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
-from ladder.errors import EnvironmentFaultError, NothingFitsError, SlowerThanPromisedError, UsageError
+from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.verdict import false_start, judge, trial_seconds
@@ -33,14 +33,15 @@ from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
     PROOF_STEPS,
-    SCRIPT_PROOF,
     candidate_spec,
+    proof_steps,
     trial_deadlines,
     trial_spec,
 )
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import ThisHost
-from ladder.units import GIB, format_bytes
+from ladder.tuning.verified import Verification
+from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
@@ -48,57 +49,6 @@ from ladder.workload.workload import Workload
 _LONGEST_SECONDS = 7 * 24 * 3600.0
 """The time limit if a number of steps is given. Chosen: a week, which no verification takes."""
 _TRIAL = "0001"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """What the file promises and what was measured. Bytes are of the fullest GPU, tokens/s of all GPUs."""
-
-    path: Path
-    candidate_key: str
-    record: Record
-    promised_tokens_per_second: float
-    promised_device_bytes: int
-    memory_limit: int
-    tolerance: float
-    seconds: float
-
-    @property
-    def fits(self) -> bool:
-        return self.record.outcome.kind == "fits"
-
-    @property
-    def slower(self) -> float | None:
-        """How much slower it is, as a fraction of the promise; negative if it is faster, None if it does not fit."""
-        speed = self.record.tokens_per_second
-        return None if speed is None else 1 - speed / self.promised_tokens_per_second
-
-    @property
-    def holds(self) -> bool:
-        return self.slower is not None and self.slower <= self.tolerance
-
-    def sentence(self) -> str:
-        """Measured and promised speed and memory; or how the proof failed."""
-        seen, speed = self.record.measurement, self.record.tokens_per_second
-        if seen is None or speed is None:
-            return self.record.outcome.sentence
-        return (
-            f"{speed:,.0f} tokens/s ({self.promised_tokens_per_second:,.0f} promised), "
-            f"{format_bytes(seen.peak_device)} of {format_bytes(self.memory_limit)} per GPU "
-            f"({format_bytes(self.promised_device_bytes)} promised), {seen.num_steps} optimizer steps"
-        )
-
-    def require(self) -> None:
-        """NothingFitsError if it no longer fits, SlowerThanPromisedError if it is slower than the tolerance allows."""
-        if not self.fits:
-            raise NothingFitsError(
-                f"{str(self.path)!r} no longer fits here: {self.record.outcome.sentence}; run `ladder tune` again."
-            )
-        if not self.holds:
-            raise SlowerThanPromisedError(
-                f"{str(self.path)!r} still fits, but is {self.slower:.1%} slower than it promises (tolerance "
-                f"{self.tolerance:.0%}); see what else uses the machine, or run `ladder tune` again."
-            )
 
 
 def run_verification(
@@ -137,14 +87,35 @@ def run_verification(
                 document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked, workload)
             )
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
+    done = _verification(path, promise, candidate, machine, asked.tolerance, record, seconds)
+    if done.caches_more:
+        tell(Note(f"Warning: {done.caches_more}."))
+    return done
+
+
+def _verification(
+    path: Path,
+    promise: Mapping[str, Any],
+    candidate: Candidate,
+    machine: Machine,
+    tolerance: float,
+    record: Record,
+    seconds: float,
+) -> Verification:
+    """What was seen, beside what the file promises."""
+    memory = {name: int(gib * GIB) for name, gib in promise["memory_per_gpu"].items() if name.endswith("_gib")}
+    longest = int((promise.get("script", {}).get("longest_allocated_gib") or 0.0) * GIB)
     return Verification(
         path=path,
         candidate_key=candidate.key,
         record=record,
         promised_tokens_per_second=promise["tokens_per_second"],
-        promised_device_bytes=int(promise["memory_per_gpu"]["peak_device_gib"] * GIB),
+        promised_device_bytes=memory["peak_device_gib"],
+        promised_allocated_bytes=max(memory["peak_allocated_gib"], longest),
+        promised_reserved_bytes=memory["peak_reserved_gib"],
         memory_limit=machine.memory_limit,
-        tolerance=asked.tolerance,
+        device=machine.device,
+        tolerance=tolerance,
         seconds=seconds,
     )
 
@@ -256,9 +227,7 @@ def _steps(asked: VerifyOptions, workload: Workload) -> StepPolicy:
         return StepPolicy(minimum=asked.steps, maximum=asked.steps, seconds=_LONGEST_SECONDS)
     if asked.minutes is not None:
         return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * asked.minutes, target_spread=0.0)
-    if workload.script is not None:
-        return StepPolicy().model_copy(update=SCRIPT_PROOF)
-    return StepPolicy(minimum=PROOF_STEPS, seconds=PROOF_SECONDS)
+    return StepPolicy().model_copy(update=proof_steps(workload))
 
 
 def _spec(

@@ -11,6 +11,22 @@ ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How a trainer writes what it trains on, as the script sets it."""
+
+    batch: int | None
+    """Completions of one generation, of all ranks; None where the script does not say."""
+    micro_steps: int | None
+    """Micro-steps that train on one generation; None where the script does not say."""
+    per_prompt: int
+    """Completions of a prompt, which are compared with each other."""
+    longest: int
+    """Tokens of a completion at most."""
+    iterations: int = 1
+    """How often each completion is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """What a look at a script found, right before it would have begun to train."""
 
@@ -48,12 +64,26 @@ class ScriptFacts:
     """The arguments of peft's LoraConfig, where it trains such adapters."""
     load_in: Literal["4bit", "8bit"] | None = None
     """How its linear layers are held if they are quantised."""
+    generation: Generation | None = None
+    """Of a trainer that writes what it trains on, as TRL's GRPO."""
     modules: tuple[str, ...] = ()
     """Installed modules that it imports."""
     operators: tuple[str, ...] = ()
     """Of DeepSpeed, which its own optimizer needs."""
     preparation_seconds: float = 0.0
     """From its start to the beginning of training: imports, data set, weights."""
+
+    def completions(self, global_batch: int, world_size: int) -> int | None:
+        """Of one generation on all ranks; None for a training that generates nothing.
+
+        Where the script sets none, one generation is trained on in one optimizer step, as in TRL.
+        """
+        generation = self.generation
+        if generation is None or generation.batch is not None:
+            return generation.batch if generation is not None else None
+        if generation.micro_steps is not None:
+            return generation.micro_steps * self.micro_batch * world_size
+        return global_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +98,9 @@ class Script:
     def identity(self) -> Mapping[str, Any]:
         """What changes whenever it trains something else. Times, which differ from look to look, are no part of it."""
         facts = self.facts
+        generation = {} if facts.generation is None else {"generation": asdict(facts.generation)}
         return {
+            **generation,
             "command": list(self.command),
             "kind": facts.kind,
             "sha256": facts.digest,
@@ -89,7 +121,8 @@ class Script:
         """The script that `as_dict` was called on, but for what that leaves out."""
         told = dict(values["facts"])
         tuples = {name: tuple(told[name]) for name in ("overrides", "operators")}
-        facts = ScriptFacts(**told | tuples, model_config_json={})
+        generation = Generation(**told["generation"]) if told.get("generation") else None
+        facts = ScriptFacts(**told | tuples | {"generation": generation}, model_config_json={})
         return cls(command=tuple(values["command"]), facts=facts)
 
 

@@ -106,6 +106,10 @@ class Workload:
         """Tokens of an optimizer step, as throughput counts them: without padding where a script has its own data."""
         return self.global_batch_size * (self.script.facts.mean_tokens if self.script else self.seq_len)
 
+    def completions(self, world_size: int) -> int | None:
+        """What the script's trainer generates at once on all ranks; None for a training that generates nothing."""
+        return self.script.facts.completions(self.global_batch_size, world_size) if self.script else None
+
     def fingerprint(self) -> str:
         """Twelve hex digits that change whenever anything about the training changes."""
         facts: list[Any] = [

@@ -112,6 +112,7 @@ class OverflowingSubject:
 
     NUM_SKIPPED, SECONDS = 3, 0.02
     is_even = True
+    shared_seconds = 0.0
 
     def __init__(self) -> None:
         self.skipped_steps = 0

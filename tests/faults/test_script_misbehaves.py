@@ -70,6 +70,12 @@ def logs_in(home: Path) -> list[str]:
         ),
         ("zero_steps.py", "it is told to train no step: num_train_epochs is 0", ""),
         ("zero_steps.py --empty", "its training data set is empty", ""),
+        (
+            "dummy_optimizer.py",
+            "its optimizer is a DummyOptim, which stands for that of a DeepSpeed file, and trials replace the file; "
+            "make the optimizer in the script",
+            "",
+        ),
         ("asks.py", "the script asks for input, which a trial cannot give; answer it by an option", "How many steps?"),
         ("exits.py", "the script ended with exit status 3 before it trained", "set LICENCE_OF_THE_DATA"),
         ("no_package.py", "ModuleNotFoundError: No module named 'a_package_that_nobody_has'", "Traceback"),
@@ -88,14 +94,23 @@ def test_a_script_that_does_not_train_is_refused_with_the_reason_and_its_output(
     assert not (home / "ladder-runs").exists()
 
 
-def test_a_script_that_trains_on_what_its_model_writes_is_refused_before_any_trial(home: Path, tuned: Here) -> None:
+def test_a_script_whose_model_writes_with_vllm_is_refused_before_vllm_starts(home: Path, tuned: Here) -> None:
     pytest.importorskip("trl")
-    done = tuned(f"{MISBEHAVING}/generates.py")
+    done = tuned(f"{SCRIPTS}/grpo_trainer.py --output_dir out --use_cpu --use_vllm")
     assert done.status == 2
-    said = (
-        "The script cannot be tuned: its GRPOTrainer generates what it trains on while it trains, which trials cannot"
-    )
+    said = "The script cannot be tuned: it generates with vLLM, which trials cannot do yet; tune it with use_vllm=False"
     assert the_sentence(done).startswith(said)
+    assert not (home / "ladder-runs").exists()
+
+
+def test_completions_that_no_two_ranks_can_share_are_refused_after_the_look(home: Path, tuned: Here) -> None:
+    pytest.importorskip("trl")
+    done = tuned(f"{SCRIPTS}/grpo_trainer.py --output_dir out --use_cpu --num_generations 3 --generation_batch_size 9")
+    assert done.status == 2
+    assert the_sentence(done) == (
+        "The script cannot be tuned: its 9 completions at a time are no multiple of the 3 of a prompt and of 2 ranks; "
+        "change its batch, --global-batch-size or --gpus."
+    )
     assert not (home / "ladder-runs").exists()
 
 

@@ -279,11 +279,22 @@ def test_the_launch_script_trains_a_plain_accelerate_script_at_stage_3_from_an_a
     check_accelerate(reports, answer, argv=["--data", "a folder's $name"])
 
 
-def check_accelerate(reports: Path, answer: Answer, argv: list[str]) -> None:
+@pytest.mark.parametrize("rung", ["zero2", "zero3"])
+def test_an_accelerate_script_with_a_dummy_optimizer_takes_the_one_in_the_answer(
+    rung: str, tmp_path: Path, reports: Path
+) -> None:
+    answer = dataclasses.replace(answer_on(rung), learning_rate=2e-3)
+    emit_all(answer, tmp_path / "best_config.json")
+    launch = OutputPaths.beside(tmp_path / "best_config.json").launch
+    run(["bash", str(launch), str(PROGRAMS / "train_accelerate.py")], reports)
+    check_accelerate(reports, answer, argv=[], learning_rate=2e-3)
+
+
+def check_accelerate(reports: Path, answer: Answer, argv: list[str], learning_rate: float = 3e-3) -> None:
     ranks = facts(reports, "accelerate", answer)
     for rank in ranks:
         assert rank["argv"] == argv
-        assert rank["learning_rate"] == 3e-3
+        assert rank["learning_rate"] == learning_rate
         assert rank["world_size"] == WORLD_SIZE
         # 16 sequences: four micro-batches of two a rank, so two optimizer steps.
         assert (len(rank["losses"]), rank["optimizer_steps"]) == (4, 2)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import Finished, ladder
-from helpers.scripts import SCRIPTS, digest_of, files_in, folder_with_inputs
+from helpers.scripts import MISBEHAVING, SCRIPTS, digest_of, files_in, folder_with_inputs
 
 pytest.importorskip("datasets")  # the scripts read their data with it
 
@@ -69,6 +69,15 @@ def check_sft(case: Case, folder: Path, done: Finished) -> None:
     assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (400 / 2 / case.micro_batch))
 
 
+def check_grpo(case: Case, folder: Path, done: Finished) -> None:
+    state = trainer_state(folder / "grpo-out")
+    assert state["train_batch_size"] == case.micro_batch
+    completions = state["global_step"] * case.accumulation * case.micro_batch * 2
+    assert state["epoch"] == pytest.approx(completions / 4 / 400)  # four for each prompt
+    written = done.output.count("wrote completions of")
+    assert written == 2 * state["global_step"], "both ranks write once for each optimizer step"
+
+
 def check_causal_loop(case: Case, folder: Path, done: Finished) -> None:
     micro_steps = -(-190 // (2 * case.micro_batch))  # of an epoch; the script takes them for optimizer steps
     shown = [int(step) for step, of in re.findall(r"(\d+)/(\d+) \[", done.errors) if int(of) == micro_steps]
@@ -89,6 +98,8 @@ _DEEPSPEED = "deepspeed {scripts}/deepspeed_loop.py --model-path model --data te
 _DEEPSPEED += "--deepspeed_config ds_config.json --epochs "
 _SFT = "-m trl.scripts.sft --model_name_or_path model --dataset_name ./text --output_dir sft-out --use_cpu "
 _SFT += "--per_device_train_batch_size 4 --max_steps 2"
+_GRPO = "{scripts}/grpo_trainer.py --output_dir grpo-out --use_cpu --num_generations 4 --max_completion_length 32 "
+_GRPO += "--per_device_train_batch_size 4 --max_steps 3"
 
 CASES = {
     "causal_trainer": Case(f"{_TRAINER} --max_steps 3", "trainer", 4, 2, 64.0, False, check_causal_trainer),
@@ -106,6 +117,7 @@ CASES = {
     "deepspeed_loop": Case(
         f"{_DEEPSPEED} 40", "deepspeed", 2, 4, 32.0, True, check_deepspeed_loop, run=f"{_DEEPSPEED} 1 --save saved"
     ),
+    "grpo_trainer": Case(_GRPO, "trainer", 2, 2, 54.2, True, check_grpo),
     "trl.scripts.sft": Case(_SFT, "trainer", 2, 2, 33.9, True, check_sft, module="trl.scripts.sft"),
 }
 
@@ -136,7 +148,7 @@ AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.scripts) if name == "caus
 @pytest.fixture(scope="module", params=AT_EACH_CHANGE)
 def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, script_inputs: Path) -> Tuned:
     case = CASES[request.param]
-    if case.module:
+    if case.module or "grpo" in case.command:
         pytest.importorskip("trl")
     folder = folder_with_inputs(tmp_path_factory.mktemp("own script"), script_inputs)
     (folder / "ds_config.json").write_bytes((SCRIPTS / "ds_config.json").read_bytes())
@@ -187,15 +199,35 @@ def test_the_script_trains_with_the_answer_and_not_with_its_own_settings(tuned: 
     tuned.case.check(tuned.case, tuned.folder, done)
 
 
+def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they_can_get(tuned: Tuned) -> None:
+    if tuned.case is not CASES["grpo_trainer"]:
+        pytest.skip("of GRPO alone")
+    for log in tuned.folder.glob("ladder-runs/own/trials/0001/rank*.log"):
+        written = re.findall(r"wrote completions of \[(.*)\] tokens", log.read_text())
+        assert written[0] == "32, 32, 32, 32", "the longest batch has 32 tokens of each, whatever the model ends early"
+        assert any(each != written[0] for each in written[1:]), "the usual ones are as long as the model makes them"
+    assert tuned.config["ladder"]["script"]["generation_batch_size"] == 8
+
+
 def test_the_answer_can_be_verified(tuned: Tuned) -> None:
-    if tuned.case not in (CASES["causal_trainer"], CASES["deepspeed_loop"]):
-        pytest.skip("one Trainer, with -m scripts, and one loop are enough")
+    if tuned.case not in (CASES["causal_trainer"], CASES["grpo_trainer"], CASES["deepspeed_loop"]):
+        pytest.skip("one Trainer, with -m scripts, one that generates, and one loop are enough")
     before = files_in(tuned.folder)
     done = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tuned.folder)
     assert done.status == 0, done.errors
     assert re.search(r"tokens/s \([\d,]+ promised\)", done.output)
     assert files_in(tuned.folder) == before
     assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
+
+
+def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(tuned: Tuned) -> None:
+    if tuned.case is not CASES["trl.scripts.sft"]:
+        pytest.skip("one is enough")
+    words = [str(MISBEHAVING / "holds_more.py"), str(tuned.case.script), *tuned.case.words(tuned.case.command)[2:]]
+    done = ladder("verify", "best_config.json", "--tolerance", "0.9", "--", *words, folder=tuned.folder)
+    assert done.status == 7, done.errors
+    assert re.search(r"'best_config.json' still fits, but takes 1\.\d+ GiB where it promises 0\.\d+ GiB; ", done.errors)
+    assert "Warning: the script has changed since it was tuned." in done.errors
 
 
 @pytest.mark.scripts

@@ -209,6 +209,11 @@ def test_the_mean_is_of_tokens_without_padding(samples: Samples) -> None:
     assert samples.mean_tokens() == pytest.approx(sum(LENGTHS) / len(LENGTHS))
 
 
+def test_samples_are_alike_where_all_are_padded_to_one_length(samples: Samples) -> None:
+    assert not samples.are_alike
+    assert Samples(DataLoader(Texts([7] * 8), batch_size=2, collate_fn=padded)).are_alike
+
+
 def test_a_stream_has_no_number_of_samples() -> None:
     assert Samples(DataLoader(Stream(LENGTHS), batch_size=2, collate_fn=padded)).total is None
     assert Samples(DataLoader(Texts(LENGTHS), batch_size=2, collate_fn=padded)).total == len(LENGTHS)

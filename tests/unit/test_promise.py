@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from helpers import make_candidate, make_measurement, make_record
@@ -12,12 +12,13 @@ from helpers import make_candidate, make_measurement, make_record
 import ladder
 from ladder.cli.main import main
 from ladder.emit.config import _digest
-from ladder.errors import NothingFitsError, SlowerThanPromisedError, UsageError
+from ladder.errors import MoreMemoryThanPromisedError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
 from ladder.machine.described import Machine
 from ladder.tuning.preparation import rank_environment
-from ladder.tuning.verification import Verification, _model, as_it_was_measured
-from ladder.units import GIB
+from ladder.tuning.verification import _model, as_it_was_measured
+from ladder.tuning.verified import Verification
+from ladder.units import GIB, MIB
 
 
 @pytest.mark.parametrize(
@@ -87,14 +88,17 @@ def test_a_length_or_tolerance_that_cannot_be_is_refused_before_the_file_is_read
         ladder.verify("none.json", **asked)
 
 
-def verification(record: Record, tolerance: float = 0.05) -> Verification:
+def verification(record: Record, tolerance: float = 0.05, device: Literal["cuda", "cpu"] = "cuda") -> Verification:
     return Verification(
         path=Path("best_config.json"),
         candidate_key=record.candidate_key,
         record=record,
         promised_tokens_per_second=1000.0,
         promised_device_bytes=4 * GIB,
-        memory_limit=8 * GIB,
+        promised_allocated_bytes=20 * GIB,
+        promised_reserved_bytes=30 * GIB,
+        memory_limit=80 * GIB,
+        device=device,
         tolerance=tolerance,
         seconds=1.0,
     )
@@ -116,6 +120,42 @@ def test_what_runs_out_of_memory_no_longer_fits_however_fast_it_was() -> None:
     assert (seen.fits, seen.holds) == (False, False)
     with pytest.raises(NothingFitsError, match="no longer fits here: ended in gpu_oom"):
         seen.require()
+
+
+def taking(allocated: int, reserved: int, device: Literal["cuda", "cpu"] = "cuda") -> Verification:
+    """A verification that saw so many bytes at the promised speed."""
+    seen = make_measurement(peak_allocated=allocated, peak_reserved=reserved)
+    return verification(make_record(make_candidate(), tokens_per_second=1000.0, measurement=seen), device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "allocated", "holds"),
+    [
+        ("cuda", 19 * GIB, True),
+        ("cuda", 20 * GIB + 200 * MIB, True),
+        ("cuda", 20 * GIB + 210 * MIB, False),
+        ("cpu", 25 * GIB, True),
+        ("cpu", 25 * GIB + MIB, False),
+    ],
+)
+def test_tensors_may_take_a_hundredth_more_than_promised_and_a_quarter_on_the_cpu(
+    device: Literal["cuda", "cpu"], allocated: int, holds: bool
+) -> None:
+    seen = taking(allocated, allocated, device)
+    assert seen.holds is holds
+    if holds:
+        seen.require()
+    else:
+        with pytest.raises(MoreMemoryThanPromisedError, match=r"takes 2.\.\d\d GiB where it promises 20\.00 GiB"):
+            seen.require()
+
+
+def test_a_cache_that_grew_is_told_and_fails_nothing() -> None:
+    assert taking(20 * GIB, 30 * GIB + 300 * MIB).caches_more == ""
+    grown = taking(20 * GIB, 31 * GIB)
+    assert grown.caches_more.startswith("torch's allocator reserved 31.00 GiB (30.00 GiB promised); the tensors")
+    assert grown.holds
+    assert taking(22 * GIB, 32 * GIB).caches_more == "", "one sentence is enough"
 
 
 def test_it_runs_with_the_threads_and_the_allocator_that_it_was_measured_with() -> None:

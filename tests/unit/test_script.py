@@ -35,6 +35,7 @@ from ladder.tuning.own_script import (
     with_preparation,
     workload_of_script,
 )
+from ladder.units import GIB
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
@@ -374,6 +375,7 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
     script = make_script("train.py", "--name", "a 'b' c")
     seen = make_measurement(padding=0.25, loader_share=0.01)
     found = answer("zero2", workload={"script": script}, measurement=seen, tokens_per_second=12_800.0)
+    found = replace(found, longest_allocated=3 * GIB)
     assert best_config(found)["ladder"]["script"] == {
         "command": ["train.py", "--name", "a 'b' c"],
         "kind": "trainer",
@@ -383,6 +385,7 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
         "samples_per_second": 100.0,
         "padding": 0.25,
         "loader_share": 0.01,
+        "longest_allocated_gib": 3.0,
     }
 
 

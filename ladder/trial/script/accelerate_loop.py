@@ -8,11 +8,11 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import DummyOptim, send_to_device
 from torch.utils.data import DataLoader
 
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, wrap
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, wrap
 from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
 from ladder.trial.script.samples import rebatched
 from ladder.workload.script import ScriptFacts
@@ -53,8 +53,10 @@ def hold_accelerate(grip: Grip) -> None:
         return own(accelerator, *arguments, **options)
 
     def clipped(own: Any, accelerator: Any, parameters: Any, max_norm: float, *given: Any, **options: Any) -> Any:
-        if loop.engine is not None:  # accelerate leaves it to DeepSpeed's configuration, which the script has not
-            loop.engine.optimizer.clip_grad = float(max_norm)
+        if loop.engine is not None:
+            # accelerate leaves it to DeepSpeed's configuration. That of a trial has none yet: from the second step on.
+            loop.clipping = float(max_norm)
+            loop.engine.optimizer.clip_grad = loop.clipping
         return own(accelerator, parameters, max_norm, *given, **options)
 
     wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
@@ -89,6 +91,11 @@ def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
 
 def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
     own = accelerator._ladder_own
+    if any(isinstance(each, DummyOptim) for each in things):
+        raise NotTakenHoldOfError(
+            "its optimizer is a DummyOptim, which stands for that of a DeepSpeed file, and trials replace the file; "
+            "make the optimizer in the script"
+        )
     optimizer = next((each for each in things if isinstance(each, torch.optim.Optimizer)), None)
     precision = str(own.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION") or "no")
     return facts_of_loop(

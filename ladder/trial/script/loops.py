@@ -43,6 +43,7 @@ class Loop:
         self.is_boundary = True
         self.is_finishing = False
         self.loss: torch.Tensor | float = 0.0
+        self.clipping: float | None = None
         _note_losses(self)
 
     def hold(self, loader: Any, move: Move) -> None:
@@ -113,16 +114,17 @@ class Loop:
         with reporter.during("gather"):
             self.engine.save_checkpoint(folder)
             self.engine.load_checkpoint(folder)
-        steps.report(self.engine.module)
+        steps.report(self.engine.module, self.clipping)
 
 
 class LoopSubject:
     """Micro-steps of the script's own loop, on batches of its own samples."""
 
-    is_even = False
+    shared_seconds = 0.0
 
     def __init__(self, loop: Loop, samples: Samples, move: Move) -> None:
         self._loop, self._samples, self._move = loop, samples, move
+        self.is_even = samples.are_alike
         self._to_loop: SimpleQueue[Any] = SimpleQueue()
         self._from_loop: SimpleQueue[None] = SimpleQueue()
         self._num_begun = 0

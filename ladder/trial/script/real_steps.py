@@ -30,17 +30,22 @@ from 0.11 to 0.06 s)."""
 
 
 class RealSteps:
-    """Collects what a proof reports; the script's loop calls it."""
+    """Collects what a proof reports; the script's loop calls it.
 
-    def __init__(self, grip: Grip, samples: Samples) -> None:
+    Without `samples`, of a trainer that makes its batches itself: nothing is known of usual ones. Optimizer steps
+    repeat themselves after `cycle` of them, of which one may generate for all.
+    """
+
+    def __init__(self, grip: Grip, samples: Samples | None, cycle: int = 1) -> None:
         self._grip = grip
         (self._candidate,) = grip.spec.candidates
         sequences = self._candidate.accumulation * grip.spec.world_size
-        self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences
+        self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences if samples is not None else None
         self._seen = Seen(self._candidate, samples, grip.spec.world_size)
         self._losses = list[torch.Tensor]()
         self._windows = list[_Window]()
-        self._now, self._window, self._untimed = _Now(), 1, 0
+        self._now, self._untimed = _Now(), 0
+        self._window = self._cycle = cycle
         self._began = self._last = now()
         grip.reporter.candidate = self._candidate.key
         grip.reporter.phase("warmup")
@@ -103,7 +108,7 @@ class RealSteps:
             self._grip.reporter.phase("measure")
             self._began = now()
             if self._untimed < 0:  # all ranks have the seconds of the slowest
-                self._window = max(1, math.ceil(_WINDOW_SECONDS / seconds))
+                self._window = self._cycle * max(1, math.ceil(_WINDOW_SECONDS / seconds))
         return True
 
     def _any_rank(self, says: bool) -> bool:
@@ -120,8 +125,8 @@ class RealSteps:
         dist.all_reduce(whole)
         return float(longest[0]), float(longest[1]), float(whole[0]), float(whole[1])
 
-    def report(self, model: Any) -> None:
-        """Send what was measured, peaks of evaluation and save included.
+    def report(self, model: Any, clipping: float | None = None) -> None:
+        """Send what was measured, peaks of evaluation and save included, and the loop's own `clipping` of gradients.
 
         TrainsOtherwiseError if the script did not train `model` as it was told.
         """
@@ -129,7 +134,9 @@ class RealSteps:
         ended, accumulation = now(), self._candidate.accumulation
         losses, windows = [float(loss) for loss in self._losses], self._windows
         timings = Timings(losses=losses)
-        usual = on_usual_batches([each.seconds for each in windows], [each.padded for each in windows], self._usual)
+        usual = [each.seconds for each in windows]
+        if self._usual is not None:
+            usual = on_usual_batches(usual, [each.padded for each in windows], self._usual)
         for window, seconds in zip(windows, usual, strict=True):
             # The loop is not stopped between micro-steps: each has its share of the optimizer's.
             micro = seconds / accumulation
@@ -140,6 +147,7 @@ class RealSteps:
         padded = sum(each.padded for each in windows)
         more = {
             "loader_share": sum(each.wait for each in windows) / sum(each.seconds for each in windows),
+            "gradient_clipping": clipping,
             "padding": 1 - sum(each.tokens for each in windows) / padded if padded else None,
         }
         self._grip.reporter.send(event.model_copy(update=more))

@@ -6,7 +6,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import chain, islice
 from typing import Any
 
@@ -30,9 +30,12 @@ class WholeBatchesError(RuntimeError):
 
 
 class Samples:
-    """Up to 20,000 samples of a loader, in the order in which it would give them."""
+    """Up to 20,000 samples of a loader, in the order in which it would give them.
 
-    def __init__(self, loader: Any) -> None:
+    `size` says how long a sample is, where that is more than what is in it.
+    """
+
+    def __init__(self, loader: Any, size: Callable[[Any], int] | None = None) -> None:
         dataset = loader.dataset
         sampler = getattr(loader, "batch_sampler", None)
         self._collate = loader.collate_fn
@@ -47,11 +50,16 @@ class Samples:
                 raise WholeBatchesError("its data loader gives whole batches")
             self.total, self._source = len(dataset), dataset
             order = chain.from_iterable(sampler)
-        self.sizes: dict[int, int] = _sizes(self._source)
+        self.sizes: dict[int, int] = _sizes(self._source, size)
         self._order = [index for index in islice(order, _MOST) if index in self.sizes]
         if not self._order:
             raise WholeBatchesError("its data set is empty")
         self.longest_first = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+
+    @property
+    def are_alike(self) -> bool:
+        """All are of one size, as where each is padded to the same length."""
+        return len(set(self.sizes.values())) == 1
 
     def longest(self, count: int) -> Any:
         """The batch of the `count` longest samples."""
@@ -157,16 +165,16 @@ def _read(dataset: Iterable[Any]) -> list[Any]:
     return items
 
 
-def _sizes(source: Any) -> dict[int, int]:
+def _sizes(source: Any, size: Callable[[Any], int] | None) -> dict[int, int]:
     """By index: how much there is of a sample, in numbers or letters; it orders samples by length."""
-    lengths = _arrow_lengths(source)
+    lengths = _arrow_lengths(source) if size is None else None
     if lengths is not None:
         return dict(enumerate(lengths))
     number = min(len(source), _MOST)
     indices = range(number) if number == len(source) else sorted(random.Random(0).sample(range(len(source)), number))
     began, sizes = time.monotonic(), {}
     for index in indices:
-        sizes[index] = _size(source[index])
+        sizes[index] = (size or _size)(source[index])
         if time.monotonic() - began > _SECONDS:
             break
     return sizes

@@ -15,17 +15,21 @@ class TrainsOtherwiseError(RuntimeError):
 
 
 class Seen:
-    """What the loop of one rank trained on."""
+    """What the loop of one rank trained on. Without `samples`, of a trainer that makes its batches itself."""
 
-    def __init__(self, candidate: CandidateSpec, samples: Samples, world_size: int) -> None:
+    def __init__(self, candidate: CandidateSpec, samples: Samples | None, world_size: int) -> None:
         self._candidate = candidate
-        # Two for a pair that is compared, and one for all where sequences are packed.
-        self._rows = shape_of(samples.longest(candidate.micro_batch))[0]
-        self._is_even = shape_of(samples.usual(candidate.micro_batch))[0] == self._rows
+        self._rows = candidate.micro_batch
+        """Two for each sample where a pair is compared, and one for all where sequences are packed."""
+        self._is_even = True
         """A micro-step has as many sequences whatever its samples; not if they are packed into as many as they need."""
-        total = len(samples.sizes) if samples.total is None else samples.total  # of a stream, what was read
-        self._is_short = total < candidate.micro_batch * candidate.accumulation * world_size
+        self._is_short = False
         """The data does not fill an optimizer step."""
+        if samples is not None:
+            self._rows = shape_of(samples.longest(candidate.micro_batch))[0]
+            self._is_even = shape_of(samples.usual(candidate.micro_batch))[0] == self._rows
+            total = len(samples.sizes) if samples.total is None else samples.total  # of a stream, what was read
+            self._is_short = total < candidate.micro_batch * candidate.accumulation * world_size
         self._micro_steps, self.most_rows, self.accumulation = 0, 0, 0
 
     def note(self, batch: Any) -> None:

@@ -7,23 +7,24 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ladder.events.protocol import CandidateSpec, CheckpointEvent
+from ladder.events.protocol import CheckpointEvent
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
 from ladder.trial.reporter import now
-from ladder.trial.script.evaluation import evaluate
+from ladder.trial.script import generating
+from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
 from ladder.trial.script.hold import (
     Grip,
     NotTakenHoldOfError,
     model_facts,
     wrap,
 )
-from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, shape_of
+from ladder.trial.script.trainer_proof import RealStepsOfTrainer
+from ladder.trial.script.trainer_steps import TrainerSubject
 from ladder.workload.script import ScriptFacts
 
 # What a trial must not do: it would write into the user's folders, tell the user's trackers, or train otherwise than
@@ -53,10 +54,12 @@ def hold_trainer(grip: Grip) -> None:
     def replaced(own: Any, arguments: Any) -> None:
         grip.holders.add("trainer")
         said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
+        if grip.is_look:
+            generating.refuse_servers(arguments, grip)
         changes = {**_OTHER_WAYS}
         if not grip.is_run:
             changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
-        changes |= _LOOKING if grip.is_look else grip.script.arguments
+        changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
         if grip.script.mode == "trial":
             changes["max_steps"] = _MANY  # a proof ends when its steps are timed, however few the script would make
         for name, value in changes.items():
@@ -68,15 +71,18 @@ def hold_trainer(grip: Grip) -> None:
     def held(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
-        trainer.add_callback(_Checkpointing(trainer, grip))
         if grip.is_run:
             more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return own(trainer, *(() if more else arguments), **options | more)
         trainer.add_callback(_Held(trainer, grip))
         return own(trainer)  # without a checkpoint to go on from
 
-    def prepared(own: Any, *arguments: Any, **options: Any) -> Any:
-        return grip.engine(lambda: own(*arguments, **options))
+    def prepared(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
+        candidate = grip.spec.candidates[0]
+        if not candidate.checkpoint_every:
+            # The Trainer only switches on; a script may have done so itself, as prepare_model_for_kbit_training does.
+            set_checkpointing(trainer.model, candidate)
+        return grip.engine(lambda: own(trainer, *arguments, **options))
 
     def saved(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         own(trainer, *arguments, **options)
@@ -107,15 +113,13 @@ _OWN = (
     "max_grad_norm",
     "auto_find_batch_size",
     "use_liger_kernel",
+    *generating.SETTINGS,
 )
 
 
 def _facts(trainer: Trainer) -> ScriptFacts:
-    args: Any = trainer.args
-    own = args._ladder_own
+    own = trainer.args._ladder_own
     _require_training(trainer)
-    samples = Samples(trainer.get_train_dataloader())
-    rows, longest = shape_of(samples.longest(1))
     return ScriptFacts(
         kind="trainer",
         path="",
@@ -126,24 +130,28 @@ def _facts(trainer: Trainer) -> ScriptFacts:
         dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
         optimizer=str(getattr(own["optim"], "value", own["optim"])),
         gradient_clipping=float(own["max_grad_norm"]),
-        longest=longest,
-        rows=rows,
-        mean_tokens=samples.mean_tokens(),
-        num_samples=samples.total,
-        num_looked_at=len(samples.sizes),
+        **(generating.facts_of(trainer, own) if generating.generates(trainer) else _facts_of_samples(trainer)),
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
     )
 
 
+def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
+    samples = Samples(trainer.get_train_dataloader())
+    rows, longest = shape_of(samples.longest(1))
+    return {
+        "longest": longest,
+        "rows": rows,
+        "mean_tokens": samples.mean_tokens(),
+        "num_samples": samples.total,
+        "num_looked_at": len(samples.sizes),
+    }
+
+
 def _require_training(trainer: Trainer) -> None:
     args: Any = trainer.args
-    if hasattr(args, "generation_batch_size"):  # TRL's GRPO and its like
-        raise NotTakenHoldOfError(
-            f"its {type(trainer).__name__} generates what it trains on while it trains, which trials cannot do yet; "
-            "tune an SFT of the same model and lengths in its place"
-        )
+    generating.require_known_way(trainer)
     if args.max_steps <= 0 and args.num_train_epochs == 0:
         raise NotTakenHoldOfError("it is told to train no step: num_train_epochs is 0")
     if isinstance(trainer.train_dataset, Sized) and len(trainer.train_dataset) == 0:
@@ -166,18 +174,6 @@ def _overrides(own: dict[str, Any]) -> list[str]:
     return said
 
 
-class _Checkpointing(TrainerCallback):  # type: ignore[misc]
-    """Undoes what a script switched on by itself, as `peft.prepare_model_for_kbit_training` does; the Trainer only
-    switches on."""
-
-    def __init__(self, trainer: Trainer, grip: Grip) -> None:
-        self._trainer, self._candidate = trainer, grip.spec.candidates[0]
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        if not self._candidate.checkpoint_every:
-            set_checkpointing(self._trainer.model, self._candidate)
-
-
 class _Held(TrainerCallback):  # type: ignore[misc]
     """Takes the training over once its engine stands."""
 
@@ -185,122 +181,13 @@ class _Held(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._grip = trainer, grip
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        if self._grip.spec.proof:
-            self._trainer.add_callback(RealStepsOfTrainer(self._trainer, self._grip))
-            return
-        subject = TrainerSubject(self._trainer, self._grip)
-        grip = self._grip
-        grip.held("trainer", lambda: measure_all(grip.spec, subject, grip.reporter, grip.gauge))
-
-
-class TrainerSubject:
-    """Micro-steps through the `training_step` of the script's own Trainer, on batches of its own samples."""
-
-    is_even = False
-
-    def __init__(self, trainer: Trainer, grip: Grip) -> None:
-        self._trainer, self._grip = trainer, grip
-        self._loader = trainer.callback_handler.train_dataloader
-        self._samples = Samples(self._loader)
-        self._batches: dict[tuple[int, bool], Any] = {}
-        accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
-        trainer.current_gradient_accumulation_steps = accumulation
-        self._accumulation = accumulation
-
-    @property
-    def skipped_steps(self) -> int:
-        return int(getattr(self._trainer.model_wrapped, "skipped_steps", 0))
-
-    def use(self, candidate: CandidateSpec) -> None:
-        self._batches.clear()
-        if not self._grip.script.arguments.get("activation_checkpointing") or len(self._grip.spec.candidates) > 1:
-            set_checkpointing(self._trainer.model, candidate)
-
-    def begin_step(self) -> None:
-        """The Trainer's own steps begin with nothing."""
-
-    def draw(self, candidate: CandidateSpec, *, longest: bool) -> tuple[Any, Any]:
-        key = (candidate.micro_batch, longest)
-        if key not in self._batches:
-            make = self._samples.longest if longest else self._samples.usual
-            self._batches[key] = make(candidate.micro_batch)
-        batch = copy.copy(self._batches[key])  # a script may take things out of it
-        trainer = self._trainer
-        (batch,), items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
-        return batch, None if items is None else items * self._accumulation
-
-    def train_on(self, batch: tuple[Any, Any], *, is_boundary: bool) -> torch.Tensor:
-        trainer = self._trainer
-        inputs, items = batch
-        trainer.accelerator.gradient_state._set_sync_gradients(is_boundary)
-        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, inputs, items)
-        if is_boundary:
-            if trainer.args.max_grad_norm > 0:
-                trainer._get_grad_norm(trainer.model_wrapped, grad_norm=trainer._clip_grad_norm(trainer.model_wrapped))
-            trainer.optimizer.step()
-            trainer.model_wrapped.zero_grad()
-        return loss
-
-    def evaluate(self, candidate: CandidateSpec) -> None:
-        """A proof trains through the Trainer's own loop (`RealStepsOfTrainer`)."""
-
-    def gather(self, save_folder: str | None) -> None:
-        """As `evaluate`."""
-
-
-class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
-    """The proof: the Trainer's own loop on the script's own data; then its evaluation, a save, and a resume."""
-
-    def __init__(self, trainer: Trainer, grip: Grip) -> None:
-        self._trainer, self._grip = trainer, grip
-        self._steps = RealSteps(grip, Samples(trainer.callback_handler.train_dataloader))
-        self._get_batches = trainer.get_batch_samples
-        trainer.get_batch_samples = self._timed
-        step = trainer.training_step
-
-        def noted(*arguments: Any, **options: Any) -> Any:
-            try:
-                loss = step(*arguments, **options)
-            except BaseException as error:
-                grip.leave(error)
-            self._steps.note_loss(loss)
-            return loss
-
-        trainer.training_step = noted
-
-    def _timed(self, *arguments: Any, **options: Any) -> Any:
-        with self._steps.loading():
-            batches, items = self._get_batches(*arguments, **options)
-        for batch in batches:
-            self._steps.note_batch(batch)
-        return batches, items
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self._steps.end_step():
-            self._grip.held("trainer", self._finish)
-
-    def _finish(self) -> None:
         trainer, grip = self._trainer, self._grip
-        facts = grip.script.facts
-        if facts is not None and facts.evaluates:
-            grip.reporter.phase("evaluation")
-            with grip.reporter.during("evaluation"):
-                evaluate(trainer)
-        grip.reporter.phase("gather")
-        with grip.reporter.during("gather"):
-            if facts is not None and facts.checkpoints:
-                trainer._save_checkpoint(trainer.model_wrapped, trial=None)
-                self._resume()
-            else:
-                trainer.save_model(str(Path(grip.script.scratch) / "saved"))
-        self._steps.report(trainer.model)
-
-    def _resume(self) -> None:
-        from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-
-        trainer = self._trainer
-        torch.distributed.barrier()
-        folder = get_last_checkpoint(trainer.args.output_dir)
-        if folder is not None and not trainer.args.save_only_model:
-            strict = not hasattr(trainer.model, "peft_config")  # an adapter's checkpoint has the adapter alone
-            deepspeed_load_checkpoint(trainer.model_wrapped, folder, load_module_strict=strict)
+        generates = generating.generates(trainer)
+        if generates:
+            generating.show_progress(trainer, grip)
+        if grip.spec.proof:
+            steps = RealStepsOfGenerating if generates else RealStepsOfTrainer
+            trainer.add_callback(steps(trainer, grip))
+            return
+        subject = GeneratingSubject(trainer, grip) if generates else TrainerSubject(trainer, grip)
+        grip.held("trainer", lambda: measure_all(grip.spec, subject, grip.reporter, grip.gauge))

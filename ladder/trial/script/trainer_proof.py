@@ -1,0 +1,82 @@
+"""The proof of a script with the Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from ladder.trial.script.evaluation import evaluate
+from ladder.trial.script.hold import Grip
+from ladder.trial.script.real_steps import RealSteps
+from ladder.trial.script.samples import Samples
+
+
+class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
+    """The proof: the Trainer's own loop on the script's own data; then its evaluation, a save, and a resume."""
+
+    def __init__(self, trainer: Trainer, grip: Grip) -> None:
+        self._trainer, self._grip = trainer, grip
+        self._steps = self._make_steps()
+        self._get_batches = trainer.get_batch_samples
+        trainer.get_batch_samples = self._timed
+        step = trainer.training_step
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            try:
+                loss = step(*arguments, **options)
+            except BaseException as error:
+                grip.leave(error)
+            self._steps.note_loss(loss)
+            return loss
+
+        trainer.training_step = noted
+
+    def _make_steps(self) -> RealSteps:
+        return RealSteps(self._grip, Samples(self._trainer.callback_handler.train_dataloader))
+
+    def _timed(self, *arguments: Any, **options: Any) -> Any:
+        with self._steps.loading():
+            batches, items = self._get_batches(*arguments, **options)
+        for batch in batches:
+            self._note(batch)
+        return batches, items
+
+    def _note(self, batch: Any) -> None:
+        self._steps.note_batch(batch)
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self._steps.end_step():
+            self._grip.held("trainer", self._finish)
+
+    def _finish(self) -> None:
+        trainer, grip = self._trainer, self._grip
+        facts = grip.script.facts
+        if facts is not None and facts.evaluates:
+            grip.reporter.phase("evaluation")
+            with grip.reporter.during("evaluation"):
+                self._evaluate()
+        grip.reporter.phase("gather")
+        with grip.reporter.during("gather"):
+            if facts is not None and facts.checkpoints:
+                trainer._save_checkpoint(trainer.model_wrapped, trial=None)
+                self._resume()
+            else:
+                trainer.save_model(str(Path(grip.script.scratch) / "saved"))
+        self._steps.report(trainer.model)
+
+    def _evaluate(self) -> None:
+        evaluate(self._trainer)
+
+    def _resume(self) -> None:
+        from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+
+        trainer = self._trainer
+        torch.distributed.barrier()
+        folder = get_last_checkpoint(trainer.args.output_dir)
+        if folder is not None and not trainer.args.save_only_model:
+            strict = not hasattr(trainer.model, "peft_config")  # an adapter's checkpoint has the adapter alone
+            deepspeed_load_checkpoint(trainer.model_wrapped, folder, load_module_strict=strict)

@@ -1,0 +1,70 @@
+"""Timing micro-steps of the Trainer of a script."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from ladder.events.protocol import CandidateSpec
+from ladder.trial.model import set_checkpointing
+from ladder.trial.script.hold import Grip
+from ladder.trial.script.samples import Samples
+
+
+class TrainerSubject:
+    """Micro-steps through the `training_step` of the script's own Trainer, on batches of its own samples."""
+
+    shared_seconds = 0.0
+
+    def __init__(self, trainer: Trainer, grip: Grip) -> None:
+        self._trainer, self._grip = trainer, grip
+        self._loader = trainer.callback_handler.train_dataloader
+        self._samples = Samples(self._loader)
+        self.is_even = self._samples.are_alike
+        self._batches: dict[tuple[int, bool], Any] = {}
+        accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
+        trainer.current_gradient_accumulation_steps = accumulation
+        self._accumulation = accumulation
+
+    @property
+    def skipped_steps(self) -> int:
+        return int(getattr(self._trainer.model_wrapped, "skipped_steps", 0))
+
+    def use(self, candidate: CandidateSpec) -> None:
+        self._batches.clear()
+        if len(self._grip.spec.candidates) > 1:  # a single one has what the Trainer's own arguments say
+            set_checkpointing(self._trainer.model, candidate)
+
+    def begin_step(self) -> None:
+        """The Trainer's own steps begin with nothing."""
+
+    def draw(self, candidate: CandidateSpec, *, longest: bool) -> tuple[Any, Any]:
+        key = (candidate.micro_batch, longest)
+        if key not in self._batches:
+            make = self._samples.longest if longest else self._samples.usual
+            self._batches[key] = make(candidate.micro_batch)
+        batch = copy.copy(self._batches[key])  # a script may take things out of it
+        trainer = self._trainer
+        (batch,), items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+        return batch, None if items is None else items * self._accumulation
+
+    def train_on(self, batch: tuple[Any, Any], *, is_boundary: bool) -> torch.Tensor:
+        trainer = self._trainer
+        inputs, items = batch
+        trainer.accelerator.gradient_state._set_sync_gradients(is_boundary)
+        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, inputs, items)
+        if is_boundary:
+            if trainer.args.max_grad_norm > 0:
+                trainer._get_grad_norm(trainer.model_wrapped, grad_norm=trainer._clip_grad_norm(trainer.model_wrapped))
+            trainer.optimizer.step()
+            trainer.model_wrapped.zero_grad()
+        return loss
+
+    def evaluate(self, candidate: CandidateSpec) -> None:
+        """A proof trains through the Trainer's own loop (`RealStepsOfTrainer`)."""
+
+    def gather(self, save_folder: str | None) -> None:
+        """As `evaluate`."""
