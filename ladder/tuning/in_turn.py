@@ -8,7 +8,6 @@ from dataclasses import replace
 from ladder.search.decisions import Strategy
 from ladder.search.policy import answer
 from ladder.search.space import Space
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.tuner import Tuner, TuneResult
 
 MakeTuner = Callable[[Space, float | None, int], Tuner]
@@ -42,8 +41,3 @@ def tune_in_turn(
 def of_backend(space: Space, backend: str) -> Space:
     """`space` with the engines of one backend."""
     return replace(space, engines=tuple(each for each in space.engines if each.rung.backend == backend))
-
-
-def backends_in(options: TuneOptions) -> frozenset[str]:
-    """The backends whose rungs are tried, by the names of `ladder.backends`."""
-    return frozenset({"deepspeed": {"deepspeed"}, "torch": {"plain"}, "all": {"deepspeed", "plain"}}[options.backend])

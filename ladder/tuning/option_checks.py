@@ -6,7 +6,6 @@ from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import UsageError
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
-from ladder.tuning.in_turn import backends_in
 from ladder.tuning.options import TuneOptions, WorkloadOptions, choices_in
 from ladder.tuning.technique_choices import require_known
 
@@ -105,3 +104,8 @@ def _require_backend(options: TuneOptions) -> None:
         raise UsageError("--launcher simulated knows DeepSpeed only; leave out --backend.")
     if options.script:
         raise UsageError("A script of your own is tuned with DeepSpeed only; leave out --backend.")
+
+
+def backends_in(options: TuneOptions) -> frozenset[str]:
+    """The backends whose rungs are tried, by the names of `ladder.backends`."""
+    return frozenset({"deepspeed": {"deepspeed"}, "torch": {"plain"}, "all": {"deepspeed", "plain"}}[options.backend])

@@ -31,8 +31,8 @@ from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.answering import answer_of
 from ladder.tuning.declaring import checked
-from ladder.tuning.in_turn import backends_in, tune_in_turn
-from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
+from ladder.tuning.in_turn import tune_in_turn
+from ladder.tuning.option_checks import backends_in, require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suits_script, workload_of_script
