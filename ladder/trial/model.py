@@ -133,7 +133,7 @@ def _times_for_adapters(lora: dict[str, Any], model: Any) -> float:
     rate and of the matrices' own numbers, and A's by alpha / r · h · √r, with h hidden values.
     """
     hidden, rank = model.config.get_text_config().hidden_size, lora["r"]
-    reach = lora["lora_alpha"] * (hidden**0.5 + hidden / rank**0.5)
+    reach: float = lora["lora_alpha"] * (hidden**0.5 + hidden / rank**0.5)
     return min(_MOST_TIMES, _REACH_OF_A_STEP / reach)
 
 
