@@ -134,6 +134,11 @@ KEYS = {
         "number or null",
         "Model FLOPs utilisation, from 0 to 1; null if the GPU's peak is not known.",
     ),
+    "bound_tokens_per_second": (
+        "number or null",
+        "Tokens/s if a step were only the matrix products that training needs, at the rate measured in the proof; "
+        "null where that was not measured. `ladder explain --bound` shows what takes the rest.",
+    ),
     "joules_per_token": ("number or null", "The energy of all GPUs per token; null if no power was measured."),
     "memory_per_gpu": ("object", "Memory of the fullest rank."),
     "memory_per_gpu.peak_allocated_gib": ("number", "The largest memory in torch's tensors, in GiB."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +36,10 @@ def explain(
     rung: Annotated[
         str | None, typer.Option(metavar="RUNG", help="Only this rung, with and without techniques.")
     ] = None,
+    bound: Annotated[
+        bool,
+        typer.Option("--bound", help="How close is the answer to what the GPUs could do, and what takes the rest?"),
+    ] = False,
     output_format: Annotated[
         ExplainFormat, typer.Option("--format", help="json: one document, with the columns of trials.csv.")
     ] = ExplainFormat.text,
@@ -51,8 +55,12 @@ def explain(
       ladder explain --rung zero3 --format json
 
       ladder explain ladder-runs/tiny-llama-0123456789ab --why zero2
+
+      ladder explain --bound
     """
     try:
+        if bound:
+            return _explain_bound(run, [why, top, rung], as_json=output_format is ExplainFormat.json)
         return _explain(run, why, top, rung, as_json=output_format is ExplainFormat.json)
     except LadderError as error:
         if output_format is ExplainFormat.json:
@@ -87,6 +95,33 @@ def _explain(run: Path | None, why: str | None, top: int | None, rung: str | Non
         _print(entries, _asked_for(entries, rung, top), stored)
     if on_paper:
         typer.echo(SIMULATED)
+    return EXIT_FOUND
+
+
+def _explain_bound(run: Path | None, others: list[Any], *, as_json: bool) -> int:
+    from ladder.cli.bound_view import as_document, lines
+    from ladder.runs.stored_run import read_run
+    from ladder.search.bound import bound
+    from ladder.search.policy import answer
+
+    if any(other is not None for other in others):
+        raise UsageError("--bound is about the answer alone; leave out --why, --top and --rung.")
+    folder = run if run is not None else newest_run()
+    stored = read_run(folder)
+    best = answer(stored.records)
+    if best is None:
+        raise UsageError("This tune has no answer yet; --bound is about the answer.")
+    limit = bound(stored.space, stored.records, best)
+    if limit is None:
+        raise UsageError(
+            "The proof of this answer did not time the model's matrix products: it was simulated, or of a script, or "
+            "no memory was left for them."
+        )
+    if as_json:
+        document = {"run_dir": str(folder.resolve()), **as_document(best, limit)}
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(lines(best, limit, stored.space.device)))
     return EXIT_FOUND
 
 

@@ -45,7 +45,8 @@ class Answer:
     """Of the optimizer in the configuration; None if the script brings its own."""
     longest_allocated: int | None = None
     """Bytes in tensors at the peak of the winner's trial, which trained on the longest samples; None without one."""
-
+    bound: float | None = None
+    """Tokens/s if a step were only matrix products, at their measured rate; None where that was not measured."""
     plain: Answer | None = None
     """The answer without DeepSpeed, where that is faster."""
 

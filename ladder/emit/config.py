@@ -153,6 +153,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "tokens_per_second": round(answer.tokens_per_second, 2),
         "step_seconds": round(answer.step_seconds, 6),
         "mfu": None if answer.mfu is None else round(answer.mfu, 4),
+        "bound_tokens_per_second": None if answer.bound is None else round(answer.bound, 1),
         "joules_per_token": None if seen.watts is None else round(seen.watts / answer.tokens_per_second, 6),
         "memory_per_gpu": {
             "peak_allocated_gib": gib(seen.peak_allocated),

@@ -66,6 +66,8 @@ class Measurement:
     """Share of the tokens that were padding, of a script's own batches."""
     gradient_clipping: float | None = None
     """What a script's own loop clips gradients to; None where that was not seen."""
+    matrix_flops: float | None = None
+    """Operations per second of the slowest rank in the model's matrix products alone; None where not timed."""
 
     def step_seconds(self, accumulation: int) -> float:
         """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if measured without accumulation."""

@@ -109,6 +109,15 @@ class CandidateSpec(_Frozen):
         return self.first_within is not None and first_seconds > self.first_within
 
 
+class ProductSpec(_Frozen):
+    """A size of matrix products, as `workload.matrices.Product`."""
+
+    inputs: int
+    outputs: int
+    count: int
+    tokens: float
+
+
 class ScriptSpec(_Frozen):
     """A user's script as the trial."""
 
@@ -169,6 +178,8 @@ class TrialSpec(_Frozen):
     parity: bool = False
     """Losses are compared with another engine's: weights depend on their names, there is no dropout, and the batch is
     always the same."""
+    products: tuple[ProductSpec, ...] = ()
+    """The model's matrix products, which the proof times alone; empty for none."""
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""
     stop_at: float | None = None
@@ -222,6 +233,8 @@ class MeasuredEvent(_Frozen):
     """Share of the tokens that were padding, of a script's own batches."""
     gradient_clipping: float | None = None
     """What a script's own loop clips gradients to, seen in its proof; None where it says so before, or nowhere."""
+    matrix_flops: float | None = None
+    """Operations per second in the model's matrix products alone, timed after a proof; None without memory for them."""
 
     def steps(self, accumulation: int) -> list[float]:
         """Seconds of each timed optimizer step if it had `accumulation` micro-steps."""

@@ -112,6 +112,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         loader_share=first.loader_share,
         padding=first.padding,
         gradient_clipping=first.gradient_clipping,
+        matrix_flops=min((event.matrix_flops for event in events if event.matrix_flops), default=None),
     )
 
 

@@ -14,6 +14,7 @@ from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.machine.machine_speed import mfu
 from ladder.report.first_fit import compared
 from ladder.report.run_data import ReportedRun
+from ladder.search.bound import Bound, bound
 from ladder.search.knobs import turned
 from ladder.search.remedies import remedies
 from ladder.search.space import REFUSED, Space, measured
@@ -102,9 +103,18 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     ]
     if used is not None:
         figures.append(("model FLOP/s utilisation", f"{used:.0%}"))
+    if (limit := bound(space, run.records, record)) is not None:
+        figures.append(("share of the physical limit", f"{limit.share:.0%} of {limit.tokens_per_second:,.0f} tokens/s"))
+        figures.append(("where a step goes", where_a_step_goes(limit)))
     if seen.watts:
         figures.append(("energy", f"{1000 * seen.watts / speed:.2g} J for 1,000 tokens"))
     return figures
+
+
+def where_a_step_goes(limit: Bound) -> str:
+    """Shares of a step, the largest first, in words short enough for a table."""
+    parts = sorted(limit.parts, key=lambda part: -part.seconds)
+    return ", ".join(f"{part.seconds / limit.step_seconds:.0%} {part.short}" for part in parts)
 
 
 def usage(config: Mapping[str, Any], path: Path) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from ladder.backends.registry import backend_of
@@ -135,6 +136,12 @@ class _Steps:
             self._whole,
         )
 
+    def without(self, terms: Sequence[str]) -> _Steps:
+        """The same steps if these terms took no time."""
+        shorter = copy(self)
+        shorter._terms = replace(self._terms, **dict.fromkeys(terms, 0.0))  # type: ignore[arg-type]  # names of numbers
+        return shorter
+
     def seconds(self, unknowns: Unknowns) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
         terms, whole = self._terms, scale(self._whole, unknowns)
@@ -202,6 +209,20 @@ def predict_speed(
         estimate=estimate,
         fit=known,
     )
+
+
+def micro_step_seconds(
+    workload: Workload,
+    candidate: Candidate,
+    *,
+    world_size: int,
+    machine: MachineSpeed,
+    calibration: SpeedCalibration,
+    without: Sequence[str] = (),
+) -> float:
+    """Seconds of a micro-step without the optimizer, if the `StepTerms` named in `without` took no time."""
+    steps = _Steps(workload, candidate, world_size, machine)
+    return steps.without(without).seconds(calibration.fit.values)[0]
 
 
 def calibrate_speed(

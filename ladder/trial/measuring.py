@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ladder.events.protocol import CandidateSpec, MeasuredEvent, TrialSpec
 from ladder.trial.gauge import Gauge, Reading
+from ladder.trial.matrix_speed import matrix_flops
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.steps import Stepper, Timings
 from ladder.trial.subject import Subject
@@ -56,7 +57,9 @@ def _measure(
         subject.evaluate(candidate)
         reporter.phase("gather")
         subject.gather(spec.save_folder)
-    return measured(candidate, gauge.read(), timings, began=began, ended=ended, losses=losses + timings.losses)
+    reading = gauge.read()
+    event = measured(candidate, reading, timings, began=began, ended=ended, losses=losses + timings.losses)
+    return event.model_copy(update={"matrix_flops": matrix_flops(spec, candidate)}) if spec.products else event
 
 
 def measured(

@@ -11,6 +11,7 @@ from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError
 from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
+from ladder.search.bound import bound
 from ladder.search.remedies import remedies
 from ladder.search.space import Space, measured, warnings_of
 from ladder.tuning.tuner import TuneResult
@@ -32,6 +33,7 @@ def answer_of(
     candidate, measurement = space.by_key[record.candidate_key], record.measurement
     assert measurement is not None
     assert record.tokens_per_second is not None
+    limit = bound(space, records, record)
     if measurement.gradient_clipping is not None:  # which only the script's own loop knew
         workload = replace(workload, gradient_clipping=measurement.gradient_clipping)
     return Answer(
@@ -41,6 +43,7 @@ def answer_of(
         tokens_per_second=record.tokens_per_second,
         step_seconds=measurement.step_seconds(candidate.accumulation),
         mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
+        bound=limit.tokens_per_second if limit is not None else None,
         world_size=machine.world_size,
         device=machine.device,
         gpu_name=machine.gpu_name,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
-from ladder.events.protocol import CandidateSpec, ScriptSpec, StepPolicy, TrialSpec
+from ladder.events.protocol import CandidateSpec, ProductSpec, ScriptSpec, StepPolicy, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience
+from ladder.workload.matrices import products_of
 from ladder.workload.workload import Workload
 
 PROOF_STEPS, PROOF_SECONDS = 3, 30.0
@@ -116,10 +117,15 @@ def trial_spec(
         steps=steps,
         proof=proof,
         probe=probe,
+        products=_products(workload) if proof and script is None else (),
         stop_at=stop_at,
         save_folder=save_folder,
         script=script,
     )
+
+
+def _products(workload: Workload) -> tuple[ProductSpec, ...]:
+    return tuple(ProductSpec(**asdict(product)) for product in products_of(workload.model))
 
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:

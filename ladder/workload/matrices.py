@@ -6,6 +6,7 @@ gets the names of llama, as most decoders have them. Norms and biases are left o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -161,6 +162,30 @@ def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
     ]
     head = [] if model.tied else [Matrix(names.head, sizes["h"], sizes["v"], "head")]
     return (*tables, *blocks, *outside, *head)
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` products of the hidden values of `tokens` of a micro-batch's tokens with a matrix of this size."""
+
+    inputs: int
+    outputs: int
+    count: int
+    tokens: float = 1.0
+    """The share of the tokens that each matrix sees: an expert gets few of them."""
+
+
+def products_of(model: ModelShape) -> tuple[Product, ...]:
+    """The matrix products of one forward pass, those of the same size together."""
+    matrices = [matrix for matrix in matrices_of(model) if matrix.kind != "table"]
+    if model.tied:
+        matrices.append(Matrix("", _sizes(model)["w"], model.vocab_size, "head"))
+    used = model.config.get("num_experts_per_tok") or 1
+    shares = {matrix.count: used / matrix.count if matrix.kind == "experts" else 1.0 for matrix in matrices}
+    counted = Counter((matrix.inputs, matrix.outputs, shares[matrix.count], matrix.count) for matrix in matrices)
+    return tuple(
+        Product(inputs, outputs, number * each, share) for (inputs, outputs, share, each), number in counted.items()
+    )
 
 
 def _sizes(model: ModelShape) -> dict[str, int]:

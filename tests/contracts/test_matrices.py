@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from ladder.errors import UsageError
 from ladder.trial.model_class import auto_class, model_config
 from ladder.workload.lora import Lora
-from ladder.workload.matrices import matrices_of
+from ladder.workload.matrices import matrices_of, products_of
 from ladder.workload.shapes import default_task, shape_from_config
 from ladder.workload.trained import adapter_elements, check_trained, targets_of
 from ladder.workload.workload import ModelShape
@@ -67,3 +67,8 @@ def test_adapters_have_as_many_parameters_as_peft_gives_them(shape: ModelShape, 
         adapted = get_peft_model(model, LoraConfig(**lora.for_peft()))
     trained, _ = adapted.get_nb_trainable_parameters()
     assert sum(adapter_elements(lora, matrix) for matrix in matrices) == trained
+
+
+def test_the_products_of_a_forward_pass_have_the_elements_that_operations_are_counted_with(shape: ModelShape) -> None:
+    elements = sum(each.count * each.tokens * each.inputs * each.outputs for each in products_of(shape))
+    assert elements == pytest.approx(shape.num_matmul_parameters, rel=0.02)  # without routers

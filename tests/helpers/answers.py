@@ -59,6 +59,7 @@ def answer(rung: str = "zero3", *, shape: Any = None, workload: Any = None, **ch
         "tokens_per_second": 32_768.0,
         "step_seconds": 2.0,
         "mfu": 0.41,
+        "bound": 80_000.0,
         "world_size": 4,
         "device": "cuda",
         "gpu_name": "NVIDIA H200",

@@ -173,3 +173,14 @@ def test_gpus_that_are_not_there_cannot_be_asked_for(tmp_path: Path) -> None:
     done = ladder("tune", "tiny-llama", "--gpus", "3", folder=tmp_path)
     assert done.status == 2
     assert "--gpus 0 (CPU)" in done.errors
+
+
+def test_the_proof_times_the_products_of_the_model_alone(small_tune_done: tuple[Path, Finished]) -> None:
+    folder, _ = small_tune_done
+    section = load_best_config(folder / "best_config.json")["ladder"]
+    assert section["bound_tokens_per_second"] > section["tokens_per_second"] > 0
+    said = ladder("explain", RUN, "--bound", "--format", "json", folder=folder)
+    assert said.status == 0, said.errors
+    document = json.loads(said.output)
+    assert document["bound_tokens_per_second"] == section["bound_tokens_per_second"]
+    assert sum(document["parts"].values()) == pytest.approx(document["step_seconds"], rel=0.03)

@@ -101,6 +101,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "tokens_per_second": 32_768.0,
         "step_seconds": 2.0,
         "mfu": 0.41,
+        "bound_tokens_per_second": 80_000.0,
         "joules_per_token": 0.061035,
         "memory_per_gpu": {
             "peak_allocated_gib": 30.0,

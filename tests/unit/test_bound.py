@@ -1,0 +1,88 @@
+"""How close an answer is to the limit of matrix products: the parts of its step are measured, derived, or predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import make_candidate
+from helpers.searches import fitting, make_space
+
+from ladder.candidates import Candidate
+from ladder.cli.bound_view import as_document, lines
+from ladder.events.outcome import Record
+from ladder.machine.machine_speed import flops_per_token, forward_flops
+from ladder.search.bound import Bound, bound
+from ladder.search.space import Space
+
+RATE = 600e12
+"""Operations per second: what an H200 reaches in large products."""
+SPACE = make_space("zero0", "zero3")
+CHECKPOINTED = make_candidate("zero3", micro_batch=4)
+
+
+def proof(candidate: Candidate, space: Space = SPACE, rate: float | None = RATE) -> Record:
+    """A proof of `candidate` that takes four times as long as its products."""
+    record = fitting(space, candidate)
+    assert record.measurement is not None
+    work = space.workload.tokens_per_step * flops_per_token(space.workload)
+    step = 4 * work / space.world_size / RATE
+    micro = step / (candidate.accumulation + 1)  # the optimizer takes as long as a micro-step
+    seen = replace(record.measurement, accumulate_seconds=micro, boundary_seconds=2 * micro, matrix_flops=rate)
+    speed = space.workload.tokens_per_step / step
+    return replace(record, purpose="proof", tokens_per_second=speed, measurement=seen)
+
+
+def bound_of(candidate: Candidate) -> Bound:
+    record = proof(candidate)
+    found = bound(SPACE, [replace(record, purpose="measure"), record], record)
+    assert found is not None
+    return found
+
+
+def test_the_limit_is_the_rate_of_products_over_the_operations_of_a_token() -> None:
+    found = bound_of(CHECKPOINTED)
+    assert found.tokens_per_second == pytest.approx(SPACE.world_size * RATE / flops_per_token(SPACE.workload))
+    assert found.share == pytest.approx(0.25)
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    found = bound_of(CHECKPOINTED)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(found.step_seconds, rel=0.02)
+    assert all(part.seconds > 0 for part in found.parts)
+
+
+def test_checkpointing_runs_the_forward_pass_again() -> None:
+    parts = {part.short: part.seconds for part in bound_of(CHECKPOINTED).parts}
+    again = forward_flops(SPACE.workload) / flops_per_token(SPACE.workload)
+    assert parts["recomputing"] == pytest.approx(parts["products"] * again)
+    without = bound_of(make_candidate("zero3", checkpointing=False, micro_batch=4))
+    assert "recomputing" not in {part.short for part in without.parts}
+
+
+def test_the_optimizer_takes_what_the_last_micro_step_takes_more() -> None:
+    found = bound_of(CHECKPOINTED)
+    parts = {part.short: part.seconds for part in found.parts}
+    assert parts["optimizer"] == pytest.approx(found.step_seconds / (CHECKPOINTED.accumulation + 1))
+
+
+def test_only_what_gathers_parameters_waits_for_data_of_others() -> None:
+    of_stage_0 = bound_of(make_candidate("zero0", micro_batch=4))
+    assert "data" in {part.short for part in bound_of(CHECKPOINTED).parts}
+    assert "data" not in {part.short for part in of_stage_0.parts}
+
+
+def test_there_is_no_limit_where_the_proof_did_not_time_products() -> None:
+    record = proof(CHECKPOINTED, rate=None)
+    assert bound(SPACE, [record], record) is None
+
+
+def test_the_command_says_the_share_and_the_parts_from_the_largest_to_the_least() -> None:
+    record, found = proof(CHECKPOINTED), bound_of(CHECKPOINTED)
+    said = lines(record, found, "cuda")
+    assert said[0].startswith(f"{CHECKPOINTED.key} trains ")
+    assert ": 25% of the " in said[0]
+    assert "600 TFLOP/s in products of the model's sizes on each GPU" in said[1]
+    shares = [int(line.split("%")[0]) for line in said[3:]]
+    assert shares == sorted(shares, reverse=True)
+    assert as_document(record, found)["share"] == 0.25
