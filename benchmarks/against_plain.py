@@ -1,0 +1,188 @@
+"""Is the answer as fast as what one writes by hand? A tune over all backends beside loops of torch and DeepSpeed.
+
+    python benchmarks/against_plain.py FILE.json MODEL [--gpus 1] [--caps 0 24 40] [--seq-len 2048] [--batch 64]
+        [--methods ddp fsdp2 fsdp2-kept zero2 zero3 trainer] [--micro-batches 1 2 4 8 16 32] [--checkpointing off on]
+        [--lora r=16,alpha=32] [--load-in 4bit] [--backend all]
+
+For each limit of GPU memory (GiB; 0 is none): `ladder tune`, then `by_hand.py` by each method, without checkpointing
+and with it, in processes of its own. `fsdp2-kept` keeps gathered weights from forward to backward; `trainer` is the
+Trainer without DeepSpeed. FILE.json gets a row for each limit; a row that it already holds is not run again. The last
+line is `rows=…` and `worst`, the least of the answers' tokens/s over those of the fastest by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from by_hand import OUT_OF_MEMORY
+
+from ladder.machine.gpus import visible_gpus
+from ladder.report.first_fit import first_fit
+from ladder.runs.stored_run import read_run
+from ladder.techniques.liger import FAMILIES
+from ladder.workload.lora import lora_from_text
+from ladder.workload.source import resolve_model
+
+_BY_HAND = Path(__file__).parent / "by_hand.py"
+_METHODS = ["ddp", "fsdp2", "fsdp2-kept", "zero2", "zero3"]
+_LONGEST = 300
+"""Seconds of one method. Chosen: far more than any took."""
+
+
+def main() -> None:
+    options = _options()
+    rows: list[dict[str, Any]] = json.loads(options.file.read_text()) if options.file.exists() else []
+    for cap in options.caps:
+        case = {"model": options.model, "gpus": options.gpus, "cap_gib": cap or None}
+        case |= {"lora": options.lora, "load_in": options.load_in}
+        if any(case.items() <= row.items() for row in rows):
+            continue
+        row = case | {"seq_len": options.seq_len, "batch": options.batch}
+        row |= {"answer": _tuned(options, cap), "by_hand": _all_by_hand(options, cap)}
+        rows.append(row | _compared(row))
+        options.file.write_text(json.dumps(rows, indent=1) + "\n")
+        print(json.dumps(rows[-1]), flush=True)
+    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
+    print(f"rows={len(rows)} worst={min(ratios, default=0.0):.3f}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--caps", type=int, nargs="+", default=[0])
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--methods", nargs="*", default=_METHODS)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--checkpointing", nargs="+", choices=["off", "on"], default=["off", "on"])
+    parser.add_argument("--lora")
+    parser.add_argument("--load-in", choices=["4bit"])
+    parser.add_argument("--backend", default="all")
+    return parser.parse_args()
+
+
+def _tuned(options: argparse.Namespace, cap: int) -> dict[str, Any]:
+    """What the tune found, with and without DeepSpeed, and the documented recipe's first fit."""
+    folder = options.file.absolute().with_suffix("") / "-".join(
+        str(word).replace("/", "-")
+        for word in (options.model, options.gpus, cap, options.lora or "all", options.load_in)
+    )
+    run, output = folder / "run", folder / "best_config.json"
+    run.mkdir(parents=True, exist_ok=True)
+    words = ["tune", options.model, "--seq-len", options.seq_len, "--global-batch-size", options.batch]
+    words += ["--backend", options.backend, "--knobs", 0, "--run-dir", run, "--output", output]
+    words += ["--gpus", options.gpus if visible_gpus() else 0]
+    for name, value in (("--gpu-memory", f"{cap}GiB" if cap else None), ("--lora", options.lora)):
+        words += [name, value] if value else []
+    words += ["--load-in", options.load_in] if options.load_in else []
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=_environment(),
+    )
+    told: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "last_lines": done.stdout.splitlines()[-14:]}
+    if done.returncode:
+        return told | {"exit_code": done.returncode, "error": done.stderr[-800:]}
+    section = json.loads(output.read_text())["ladder"]
+    stored = read_run(run)
+    found = first_fit(stored.space, stored.records)
+    return told | {
+        "deepspeed": {key: section[key] for key in ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")},
+        "peak_device_gib": section["memory_per_gpu"]["peak_device_gib"],
+        "plain": section.get("plain"),
+        "first_fit": found.plain() if found else None,
+        "trials": len(stored.trial_seconds),
+        "tokens_per_second": max(section["tokens_per_second"], section.get("plain", {}).get("tokens_per_second", 0.0)),
+    }
+
+
+def _all_by_hand(options: argparse.Namespace, cap: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for method in options.methods:
+        for checkpointing in options.checkpointing:
+            rows += _by_hand(options, cap, method, checkpointing == "on")
+    return rows
+
+
+def _by_hand(options: argparse.Namespace, cap: int, method: str, checkpointing: bool) -> list[dict[str, Any]]:
+    """The rows of one method; the last one says how it ended, if that was not by itself."""
+    config = dict(resolve_model(options.model).config)
+    divisor = options.batch // options.gpus
+    with tempfile.TemporaryDirectory() as folder:
+        rows, spec = Path(folder) / "rows.jsonl", Path(folder) / "spec.json"
+        wanted = {
+            "method": method,
+            "checkpointing": checkpointing,
+            "config": config,
+            "seq_len": options.seq_len,
+            "batch": options.batch,
+            "micro_batches": [each for each in options.micro_batches if divisor % each == 0],
+            "cap_gib": cap or None,
+            "liger": bool(visible_gpus()) and config["model_type"] in FAMILIES and _installed("liger_kernel"),
+            "lora": lora_from_text(options.lora).for_peft() if options.lora else None,
+            "load_in": options.load_in,
+            "folder": folder,
+            "rows": str(rows),
+        }
+        spec.write_text(json.dumps(wanted))
+        said = Path(folder) / "output.txt"
+        ended = _run(options.gpus, spec, said)
+        lines = rows.read_text().splitlines() if rows.exists() else []
+        found = [{"method": method, "checkpointing": checkpointing, **json.loads(line)} for line in lines]
+        text = said.read_text()
+    if ended == 0:
+        return found
+    out_of_memory = ended == OUT_OF_MEMORY or f"exitcode  : {OUT_OF_MEMORY} " in text
+    why = "out of memory" if out_of_memory else text[-600:]
+    return [*found, {"method": method, "checkpointing": checkpointing, "ended": why}]
+
+
+def _run(ranks: int, spec: Path, said: Path) -> int:
+    """The exit code of the one rank, or of torchrun, which ends all ranks with the first one."""
+    launch = [sys.executable]
+    if ranks > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [*launch, str(_BY_HAND), str(spec)], stdout=output, stderr=subprocess.STDOUT, env=_environment()
+        )
+        try:
+            return process.wait(_LONGEST)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks
+            return process.wait() or 1
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _environment() -> dict[str, str]:
+    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return {**growing, **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _compared(row: dict[str, Any]) -> dict[str, Any]:
+    fits = [each for each in row["by_hand"] if "tokens_per_second" in each]
+    fastest = max(fits, key=lambda each: float(each["tokens_per_second"]), default=None)
+    answer = row["answer"].get("tokens_per_second")
+    ratio = round(answer / fastest["tokens_per_second"], 4) if fastest and answer else None
+    return {"fastest_by_hand": fastest, "ratio": ratio}
+
+
+if __name__ == "__main__":
+    main()
