@@ -18,6 +18,8 @@ from ladder.launch.oom_kills import OomKills
 from ladder.launch.trial_server import TrialServer
 from ladder.launch.watch import Watch, now
 
+PRELOAD_IF_THERE = "preload_if_there"
+"""The key of modules in a job that a server may leave out."""
 _TICK_SECONDS = 0.02
 """Between two checks of the ranks. Chosen: short compared with an optimizer step, and hardly any work."""
 _RELEASE_SECONDS = 30.0
@@ -29,10 +31,7 @@ _KILL_SECONDS = 20.0
 
 
 class LocalLauncher(Launcher):
-    """Runs trials one after another. With `cold`, every trial starts a new server, which repeats all imports.
-
-    If `job` has no "operators", the server starts importing while they are built; then call `load`.
-    """
+    """Runs trials one after another. With `cold`, every trial starts a new server, which repeats all imports."""
 
     def __init__(
         self,
@@ -46,19 +45,19 @@ class LocalLauncher(Launcher):
         cold: bool = False,
         kill_seconds: float = _KILL_SECONDS,
     ) -> None:
-        self._job = dict(job)
+        self._job = {"operators": [], **job}
         self._make_server = partial(TrialServer, marker=marker, job=self._job, environment=environment, log=log)
-        self._server: TrialServer | None = None if cold else self._make_server()
+        self._loaded: set[str] = set()
+        """The operators that the server has loaded, or loads as it starts."""
+        self._server: TrialServer | None = None if cold else self._started()
         self._ready = False
         self._cold, self._kill_seconds = cold, kill_seconds
         self._cancelled = cancelled
         self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
 
     def load(self, operators: Sequence[str]) -> None:
-        """Name the operators that trials need. Call it once, before the first trial."""
-        self._job["operators"] = list(operators)  # for servers started later
-        if self._server is not None:
-            self._server.load(operators)
+        """Name operators that trials need from now on, and that are built."""
+        self._job["operators"] = list(dict.fromkeys((*self._job["operators"], *operators)))
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         folder = Path(spec.folder)
@@ -107,12 +106,29 @@ class LocalLauncher(Launcher):
     def _ready_server(self) -> TrialServer | None:
         """The server once it can start trials; None if the tune is cancelled before that."""
         if self._server is None:
-            self._server, self._ready = self._make_server(), False
+            self._server, self._ready = self._started(), False
         if not self._ready:
-            self._ready = self._server.wait_ready(self._cancelled)
-            if not self._ready:
-                self._server = None
+            self._ready = self._waited_for(self._server)
+        if self._ready and (new := [name for name in self._job["operators"] if name not in self._loaded]):
+            self._ready = self._server.load(new, self._cancelled)
+            self._loaded.update(new)
+        if not self._ready:
+            self._server = None
         return self._server
+
+    def _waited_for(self, server: TrialServer) -> bool:
+        """Whether `server` is ready, or another one that leaves out what need not be imported."""
+        try:
+            return server.wait_ready(self._cancelled)
+        except EnvironmentFaultError:
+            if not self._job.pop(PRELOAD_IF_THERE, ()):
+                raise
+            self._server = self._started()
+            return self._server.wait_ready(self._cancelled)
+
+    def _started(self) -> TrialServer:
+        self._loaded = set(self._job["operators"])
+        return self._make_server()
 
     def _drop_server(self) -> list[int]:
         """End the server, if there is one. Returns the pids of processes that could not be killed."""

@@ -1,4 +1,4 @@
-"""Builds DeepSpeed's operators before the first trial, each in its own process."""
+"""Builds DeepSpeed's operators, each in its own process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import IO
 
 import psutil
@@ -22,25 +22,55 @@ _TICK_SECONDS = 0.1
 """Between two checks of the builds. Chosen: a quick reaction to Ctrl-C, and negligible in a build of minutes."""
 
 
-def build_operators(
-    names: Iterable[str], environment: Mapping[str, str], cancelled: Callable[[], bool] = lambda: False
-) -> dict[str, str | None]:
-    """Compile the operators in parallel. Returns None by name, or the reason if one cannot be built.
+class OperatorBuilds:
+    """Builds of operators, side by side with each other and with trials."""
 
-    Stops the builds as soon as `cancelled` is true.
-    """
-    builds: dict[str, _Build] = {}
-    deadline = time.monotonic() + _BUILD_SECONDS
-    try:
-        for name in names:
-            builds[name] = _Build(name, environment)
-        while any(build.is_running() for build in builds.values()):
-            if cancelled() or time.monotonic() > deadline:
-                break
-            time.sleep(_TICK_SECONDS)
-    finally:
-        results = {name: build.end() for name, build in builds.items()}
-    return results
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._running: dict[str, _Build] = {}
+        self._ended: dict[str, str | None] = {}
+        """None by name, or the reason why it is not built."""
+
+    def begin(self, names: Iterable[str]) -> list[str]:
+        """Start the builds that were not started yet. Returns their names."""
+        new = [name for name in names if name not in self._running and name not in self._ended]
+        for name in new:
+            self._running[name] = _Build(name, self._environment)
+        return new
+
+    def wait(self, names: Sequence[str], cancelled: Callable[[], bool] = lambda: False) -> dict[str, str | None]:
+        """Wait until these builds have ended. Returns None by name, or the reason if one cannot be built.
+
+        Stops them as soon as `cancelled` is true.
+        """
+        builds = {name: self._running[name] for name in names if name in self._running}
+        deadline = time.monotonic() + _BUILD_SECONDS
+        try:
+            while any(build.is_running() for build in builds.values()):
+                if cancelled() or time.monotonic() > deadline:
+                    break
+                time.sleep(_TICK_SECONDS)
+        finally:
+            self._end(builds)
+        return {name: self._ended[name] for name in names}
+
+    def close(self) -> None:
+        """Stop the builds that still run."""
+        self._end(dict(self._running))
+
+    def _end(self, builds: Mapping[str, _Build]) -> None:
+        for name, build in builds.items():
+            self._ended[name] = build.end()
+            del self._running[name]
+
+
+def build_operators(
+    names: Sequence[str], environment: Mapping[str, str], cancelled: Callable[[], bool] = lambda: False
+) -> dict[str, str | None]:
+    """Build the operators in parallel; as `OperatorBuilds.wait`."""
+    with closing(OperatorBuilds(environment)) as builds:
+        builds.begin(names)
+        return builds.wait(names, cancelled)
 
 
 class _Build:

@@ -67,10 +67,18 @@ class TrialServer:
         Raises ModelNotAccessibleError if transformers does not know the model, and EnvironmentFaultError if the server
         cannot start for another reason.
         """
+        return self._await("ready", cancelled)
+
+    def load(self, operators: Sequence[str], cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Load operators that are built, for all trials from now on; as `wait_ready`."""
+        self._send({"op": "load", "operators": list(operators)})
+        return self._await("loaded", cancelled)
+
+    def _await(self, expected: str, cancelled: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and not cancelled() and (events := self.poll(_TICK_SECONDS)) is not None:
             for event in events:
-                if event["event"] == "ready":
+                if event["event"] == expected:
                     self._ready = True
                     return True
                 self.close()
@@ -86,10 +94,6 @@ class TrialServer:
         if cancelled():
             return False
         raise EnvironmentFaultError(f"The trial server did not start; see the end of {self._log}.")
-
-    def load(self, operators: Sequence[str]) -> None:
-        """Name the operators to load, if the job did not."""
-        self._send({"operators": list(operators)})
 
     def start(self, trial: str, spec: Path) -> None:
         self._send({"op": "start", "trial": trial, "spec": str(spec)})

@@ -116,6 +116,14 @@ def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
     return _bound(belief, _left(space, records, belief), best.tokens_per_second)
 
 
+def hopeful_engines(space: Space, records: Sequence[Record]) -> list[Engine]:
+    """The engines of candidates that were not tried and may be faster than the best, in the space's order."""
+    belief, best = believe(space, records), fastest(records)
+    to_beat = (best.tokens_per_second or 0.0) if best is not None else 0.0
+    hopeful = {each.candidate.engine for each in _left(space, records, belief) if each.optimistic > to_beat}
+    return [engine for engine in space.engines if engine in hopeful]
+
+
 def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlook]:
     """The candidates that may fit and were neither tried nor ruled out, by engine."""
     tried = measured(records)

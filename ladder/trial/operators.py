@@ -32,6 +32,8 @@ _LOOK_SECONDS = 1.0
 _CLOSING_SECONDS = 0.2
 """How long a lock file must stay closed to count as abandoned: torch closes it a moment before it removes it. Chosen:
 many times that moment. Also the time between two checks of whether the parent still exists."""
+_NICE = 10
+"""How far a build and its compilers stand back behind trials. Chosen: a tenth of the share of others."""
 _END_SECONDS = 10.0
 """How long killed compilers may take to end. Chosen: a process that the kernel cannot end must not block us longer."""
 
@@ -131,6 +133,7 @@ def main() -> int:
     if len(sys.argv) == 2:
         return _build(sys.argv[1])
     parent = int(sys.argv[2])
+    os.nice(_NICE)  # trials may be running
     adopt_orphans()
     supervisor = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     supervisor.start()

@@ -1,14 +1,13 @@
 """The trial server: imports torch, deepspeed and transformers without initialising CUDA, and forks the ranks.
 
-It reads requests from stdin and writes events to stdout, one JSON object per line. The first lines say what to import:
+It reads requests from stdin and writes events to stdout, one JSON object per line. The first line says what to import:
 
-    {"model_config": {…}, "task": "causal-lm"}
-    {"operators": […]}
+    {"model_config": {…}, "task": "causal-lm", "operators": […]}
 
-The first may also have `preload`, the names of more modules, `preload_if_there`, of modules that may be missing, and
-`operators` if they are built already. Otherwise they are built while the server imports, and the second line follows.
-Then come requests:
+It may also have `preload`, the names of more modules, and `preload_if_there`, of modules that may be missing. Then come
+requests:
 
+    {"op": "load", "operators": […]}                            →  {"event": "loaded"}
     {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
                                                                 →  {"event": "exit", "rank": 0, "status": -9}
@@ -29,7 +28,9 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,6 +85,9 @@ class Server:
                 self._start(request)
             elif request["op"] == "kill":
                 kill_descendants()
+            elif request["op"] == "load":
+                _or_unable(self._events, partial(load_operators, request["operators"]))
+                self._send(event="loaded")
         return True
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -175,6 +179,22 @@ def _drain(fd: int) -> None:
         return
 
 
+def _import(job: Mapping[str, Any]) -> None:
+    preload(job["model_config"], job["task"], job.get("preload", ()), job.get("preload_if_there", ()))
+    load_operators(job["operators"])
+
+
+def _or_unable(events: int, prepare: Callable[[], None]) -> None:
+    """Run `prepare`; tell the controller why it fails, if it does, and let the error end the server."""
+    try:
+        prepare()
+    except Exception as error:
+        of_model = isinstance(error, UnknownModelError)
+        reason = str(error) if of_model else f"{type(error).__name__}: {error}"
+        os.write(events, json.dumps({"event": "unable", "of_model": of_model, "reason": reason}).encode() + b"\n")
+        raise
+
+
 def main() -> int:
     """Run the server: requests come on stdin, events go to stdout."""
     # While the server imports it does not read its stdin, so the kernel kills it when the controller ends.
@@ -191,18 +211,7 @@ def main() -> int:
     if _is_hung_up(requests):  # the controller ended before PR_SET_PDEATHSIG took effect
         return 1
     job = json.loads(line)
-    try:
-        preload(job["model_config"], job["task"], job.get("preload", ()))
-        if "operators" not in job:
-            if not (line := lines.readline()):
-                os._exit(0)  # the controller has ended
-            job |= json.loads(line)
-        load_operators(job["operators"])
-    except Exception as error:
-        of_model = isinstance(error, UnknownModelError)
-        reason = str(error) if of_model else f"{type(error).__name__}: {error}"
-        os.write(events, json.dumps({"event": "unable", "of_model": of_model, "reason": reason}).encode() + b"\n")
-        raise
+    _or_unable(events, partial(_import, job))
     _LIBC.prctl(_PR_SET_PDEATHSIG, 0)  # from here on the end of stdin ends the server, after its ranks
     Server(requests, events).serve()
     sys.stderr.flush()

@@ -1,56 +1,41 @@
-"""Before the first trial: builds operators, finds the rungs that cannot work, and sets the ranks' environment."""
+"""Before the first trial: finds the rungs that cannot work, and sets the ranks' environment."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder.candidates import Rung
-from ladder.doctor.builds import fix_of_build
 from ladder.doctor.software import about_torch
-from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.launch.operator_builds import build_operators
+from ladder.errors import UsageError
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
 from ladder.machine.host import environment_of_a_cpu_rank
 from ladder.machine.machine import operators_of, unsupported_reason
 from ladder.machine.nvme import nvme_shortage
-from ladder.tuning.tune_events import Note, Subscriber
+from ladder.tuning.operators import OperatorMissingError
 from ladder.workload.workload import Workload
 
 
-def with_operators(
-    machine: Machine,
-    rungs: Sequence[Rung],
-    workload: Workload,
-    environment: dict[str, str],
-    tell: Subscriber,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> tuple[Machine, list[str]]:
-    """The machine with the reasons for rungs that it does not support, and the operators that are built and load."""
-    unsupported = obstacles(rungs, machine, workload)
-    needed = {rung: operators_of(rung, workload.optimizer) for rung in rungs if rung.name not in unsupported}
-    names = sorted({name for operators in needed.values() for name in operators})
-    # DeepSpeed's CPU backend loads this one in every rank as it starts.
-    always = ["shm_comm"] if machine.device == "cpu" else []
-    always += workload.script.facts.operators if workload.script is not None else ()
-    if names or always:
-        tell(Note(f"Building DeepSpeed operators unless they are built already: {', '.join(always + names)}."))
-    built = build_operators(always + names, environment, cancelled)
-    for name in always:
-        if (reason := built[name]) is not None and not cancelled():
-            raise EnvironmentFaultError(
-                f"DeepSpeed's {name} operator cannot be built ({reason}); {fix_of_build(name, reason)}, and try again."
-            )
-    for rung, operators in needed.items():
-        for name in operators:
-            if (
-                reason := built[name]
-            ) is not None and not cancelled():  # a cancelled build says nothing about the operator
-                unsupported[rung.name] = f"DeepSpeed's {name} operator cannot be built: {reason}"
-    return replace(machine, unsupported=unsupported), [name for name in always + names if built[name] is None]
+def with_obstacles(machine: Machine, rungs: Sequence[Rung], workload: Workload) -> Machine:
+    """The machine with the reasons for rungs that it does not support."""
+    return replace(machine, unsupported=obstacles(rungs, machine, workload))
+
+
+def operators_of_every_trial(machine: Machine, workload: Workload) -> tuple[str, ...]:
+    """Those that DeepSpeed's CPU backend loads in every rank as it starts, and those that a script loads itself."""
+    of_device = ("shm_comm",) if machine.device == "cpu" else ()
+    return (*of_device, *(workload.script.facts.operators if workload.script is not None else ()))
+
+
+def without_operator(
+    machine: Machine, rungs: Sequence[Rung], workload: Workload, missing: OperatorMissingError
+) -> Machine:
+    """The machine once it is known that an operator cannot be built there."""
+    lost = {rung.name: str(missing) for rung in rungs if missing.name in operators_of(rung, workload.optimizer)}
+    return replace(machine, unsupported={**lost, **machine.unsupported})
 
 
 def require_precision(machine: Machine, workload: Workload) -> None:

@@ -17,7 +17,6 @@ from ladder.candidates import ALL_RUNGS, Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
 from ladder.emit.plain import emit_plain
 from ladder.events.outcome import Record
-from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
@@ -28,33 +27,28 @@ from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import STRATEGIES, faster_without_deepspeed
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
-from ladder.text import shown
 from ladder.tuning.answering import answer_of
 from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import tune_in_turn
+from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import backends_in, require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
-from ladder.tuning.own_script import suits_script, workload_of_script
-from ladder.tuning.precision import dtype_of, major_capability
-from ladder.tuning.preparation import obstacles, require_precision
+from ladder.tuning.own_script import suits_script
+from ladder.tuning.preparation import obstacles, require_precision, without_operator
 from ladder.tuning.problem import (
     make_space,
     micro_batches_of,
     problem_of,
     run_fingerprint,
     split_supported,
-    what_is_trained,
-    workload_of,
 )
 from ladder.tuning.reach import require_within_reach
 from ladder.tuning.technique_choices import libraries_of, require_effective_techniques, ways_of_checkpointing
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
 from ladder.tuning.tuner import Tuner, TuneResult
-from ladder.tuning.venue import Venue, venue_of
-from ladder.units import format_bytes, parameters_in_words, parse_bytes
-from ladder.workload.source import resolve_model, smoke_defaults
-from ladder.workload.trained import said_of_training
+from ladder.tuning.venue import OpenVenue, Venue, venue_of
+from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.workload.workload import Workload
 
 # Errors of the disk; any other OSError in a tune is a bug.
@@ -162,7 +156,7 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
 
 def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
     """Run trials until the search has ended and its winner is proven."""
-    options, workload, run_dir = prepared.options, prepared.workload, prepared.run_dir
+    workload, run_dir = prepared.workload, prepared.run_dir
     on_paper = venue.paper_name is not None
     if not on_paper:  # a simulated trial costs nothing, so the prediction need not decide
         require_precision(prepared.machine, workload)
@@ -170,33 +164,53 @@ def _search(prepared: _Prepared, venue: Venue, tell: Subscriber, cancelled: Call
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
         _disk_faults(history),
-        venue.opened(prepared.machine, workload, prepared.rungs, run_dir) as place,
+        venue.opened(prepared.machine, workload, prepared.rungs, run_dir) as opened,
     ):
-        space, unsupported = _space(prepared, place.machine)
-        history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
-        tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
+        place = opened
+        while True:
+            try:
+                result = _search_at(place, prepared, history, on_paper, tell, cancelled)
+                return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
+            except OperatorMissingError as missing:
+                machine = without_operator(place.machine, prepared.rungs, workload, missing)
+                place = replace(place, machine=machine)
 
-        def tuner(part: Space, time_budget: float | None, knob_trials: int) -> Tuner:
-            return Tuner(
-                workload=workload,
-                machine=place.machine,
-                space=part,
-                unsupported=unsupported,
-                history=history,
-                launcher=place.launcher,
-                tell=tell,
-                cancelled=cancelled,
-                time_budget=time_budget,
-                swap_prefix=place.swap_prefix,
-                save_folder=options.save_weights,
-                clock=place.clock,
-                knob_trials=knob_trials,
-                parity=not on_paper,  # simulated trials have no losses
-            )
 
-        strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
-        result = tune_in_turn(tuner, space, strategy, time_budget=options.time_budget, knob_trials=num_knobs)
-        return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
+def _search_at(
+    place: OpenVenue,
+    prepared: _Prepared,
+    history: History,
+    on_paper: bool,
+    tell: Subscriber,
+    cancelled: Callable[[], bool],
+) -> TuneResult:
+    """Search among what `place` supports; OperatorMissingError if it turns out to support less."""
+    options, workload = prepared.options, prepared.workload
+    space, unsupported = _space(prepared, place.machine)
+    history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
+    tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
+
+    def tuner(part: Space, time_budget: float | None, knob_trials: int) -> Tuner:
+        return Tuner(
+            workload=workload,
+            machine=place.machine,
+            space=part,
+            unsupported=unsupported,
+            history=history,
+            launcher=place.launcher,
+            operators=place.operators,
+            tell=tell,
+            cancelled=cancelled,
+            time_budget=time_budget,
+            swap_prefix=place.swap_prefix,
+            save_folder=options.save_weights,
+            clock=place.clock,
+            knob_trials=knob_trials,
+            parity=not on_paper,  # simulated trials have no losses
+        )
+
+    strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
+    return tune_in_turn(tuner, space, strategy, time_budget=options.time_budget, knob_trials=num_knobs)
 
 
 def _require_within_reach(prepared: _Prepared) -> None:
@@ -281,56 +295,6 @@ def _disk_faults(history: History) -> Iterator[None]:
         if error.errno not in _DISK_ERRORS and history.folder.is_dir():  # a removed run folder counts too
             raise
         raise history.unwritable(error) from error
-
-
-def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
-    """What is trained, and on which machine; its GPUs are leased from here on."""
-    if options.script:
-        return _script_and_machine(options, venue, tell)
-    model = resolve_model(options.model, task=options.task, count=counting(noting(tell)))
-    if model.note:
-        tell(Note(model.note))
-    machine = venue.machine()
-    smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
-    if options.gpu_memory is None and "gpu_memory" in smoke:
-        machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
-        held = f"each CPU rank is limited to {smoke['gpu_memory']} (--gpu-memory)"
-        tell(Note(f"{shown(model.name)} is a tiny model for a smoke test: {held}."))
-    workload = workload_of(
-        model,
-        machine.world_size,
-        noting(tell),
-        task=options.task,
-        seq_len=options.seq_len or smoke.get("seq_len"),
-        global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
-        dtype=dtype_of(options.dtype, machine.gpu_name, noting(tell), major_capability(machine)),
-        optimizer=options.optimizer,
-        **what_is_trained(options),
-        gradient_clipping=options.gradient_clipping,
-    )
-    tell(Note(_introduction(workload, machine)))
-    venue.introduce()
-    return workload, machine
-
-
-def _script_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
-    """As `workload_and_machine`, of the user's own script, after a look at it."""
-    machine = venue.machine()
-    script = venue.look(options.script, machine)
-    capability = major_capability(machine)
-    workload = workload_of_script(script, options, machine.world_size, noting(tell), machine.gpu_name, capability)
-    tell(Note(_introduction(workload, machine)))
-    return workload, machine
-
-
-def _introduction(workload: Workload, machine: Machine) -> str:
-    ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
-    size = parameters_in_words(workload.model.num_parameters) + said_of_training(workload)
-    return (
-        f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
-        f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
-        f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
-    )
 
 
 def package_versions(others: Iterable[str] = ()) -> dict[str, str]:

@@ -19,6 +19,7 @@ from ladder.runs.history import History
 from ladder.search.policy import Measure
 from ladder.search.relevance import relevant
 from ladder.search.space import Space, fastest, measured
+from ladder.tuning.operators import Operators
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
@@ -48,6 +49,8 @@ class Trials:
     space: Space
     history: History
     launcher: Launcher
+    operators: Operators | None
+    """None where trials need none, as on a simulated machine."""
     tell: Subscriber
     cancelled: Callable[[], bool]
     steps: StepPolicy
@@ -113,6 +116,8 @@ class Trials:
         return run, false_start(run, judge(run, self.workload, wanted.candidates))
 
     def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
+        if self.operators is not None:
+            self.operators.need(wanted.engine.rung)
         self.tell(TrialBegins(spec, wanted.reason))
         deadlines = trial_deadlines(self.workload, wanted.engine)
         try:

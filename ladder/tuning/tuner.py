@@ -13,13 +13,14 @@ from ladder.events.protocol import StepPolicy
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
-from ladder.search.auto import remaining
+from ladder.search.auto import hopeful_engines, remaining
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import PARITY, Space, disproved, fastest, ranking, same_steps
 from ladder.tuning.knob_study import next_knobs
+from ladder.tuning.operators import Operators
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare
 from ladder.tuning.refusal import less_disproved, refusals
 from ladder.tuning.trials import Trials
@@ -57,6 +58,7 @@ class Tuner:
     """Rungs that cannot work here, and why."""
     history: History
     launcher: Launcher
+    operators: Operators | None = None
     tell: Subscriber = ignore
     cancelled: Callable[[], bool] = lambda: False
     """Whether the user has asked the tune to end."""
@@ -85,6 +87,7 @@ class Tuner:
             space=self.space,
             history=self.history,
             launcher=self.launcher,
+            operators=self.operators,
             tell=self.tell,
             cancelled=self.cancelled,
             steps=self.steps,
@@ -125,6 +128,8 @@ class Tuner:
                 return decision.reason
             if not records:
                 self._warn_of_small_budget(decision)
+            elif self.operators is not None and self.machine.device == "cuda":  # a CPU rank needs all cores itself
+                self.operators.foresee([engine.rung for engine in hopeful_engines(self.space, records)])
             self._measure(decision)
         return "the tune was interrupted"
 

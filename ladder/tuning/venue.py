@@ -14,7 +14,7 @@ from ladder.emit import Answer
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.base import Launcher
-from ladder.launch.local import LocalLauncher
+from ladder.launch.local import PRELOAD_IF_THERE, LocalLauncher
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.machine.machine import detect_machine
@@ -22,8 +22,9 @@ from ladder.machine.nvme import check_nvme_path
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
+from ladder.tuning.operators import Operators
 from ladder.tuning.own_script import look_at
-from ladder.tuning.preparation import rank_environment, with_operators
+from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.technique_choices import TechniqueChoices, advice, require_adapters, techniques_tried
 from ladder.tuning.tune_events import Note, Subscriber, noting
@@ -41,6 +42,8 @@ class OpenVenue:
     machine: Machine
     """With the reasons for rungs that it does not support."""
     launcher: Launcher
+    operators: Operators | None = None
+    """Of DeepSpeed, for trials that are real."""
     clock: Callable[[], float] = time.monotonic
     """Seconds, as the launcher counts them."""
     swap_prefix: str = "ladder-swap"
@@ -148,9 +151,17 @@ class ThisHost:
         )
         try:
             with closing(launcher):
-                machine, operators = with_operators(machine, rungs, workload, environment, self._tell, self._cancelled)
-                launcher.load(operators)
-                yield OpenVenue(machine=machine, launcher=launcher, swap_prefix=marker)
+                operators = Operators(
+                    operators_of_every_trial(machine, workload),
+                    workload.optimizer,
+                    environment,
+                    launcher.load,
+                    self._tell,
+                    self._cancelled,
+                )
+                with closing(operators):
+                    machine = with_obstacles(machine, rungs, workload)
+                    yield OpenVenue(machine=machine, launcher=launcher, operators=operators, swap_prefix=marker)
         finally:
             sweep()
 
@@ -215,8 +226,9 @@ def _job(workload: Workload) -> dict[str, Any]:
     if workload.script is None:
         # peft asks once whether bitsandbytes is there, which a rank with quantised weights has to answer anew.
         adapters = ["peft"] if workload.lora is not None and workload.load_in is None else []
-        return {"model_config": dict(workload.model.config), "task": workload.task, "preload": adapters}
-    more = {"preload": ["ladder.trial.script.running"], "preload_if_there": list(workload.script.facts.modules)}
+        known = {"model_config": dict(workload.model.config), "task": workload.task}
+        return {**known, "preload": adapters}
+    more = {"preload": ["ladder.trial.script.running"], PRELOAD_IF_THERE: list(workload.script.facts.modules)}
     return {"model_config": None, "task": workload.task, **more}
 
 

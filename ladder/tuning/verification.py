@@ -28,7 +28,6 @@ from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.options import TuneOptions, VerifyOptions
 from ladder.tuning.own_script import script_spec, with_preparation
-from ladder.tuning.run import workload_and_machine
 from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     PROOF_SECONDS,
@@ -41,6 +40,7 @@ from ladder.tuning.trial_request import (
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import ThisHost
 from ladder.tuning.verified import Verification
+from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts

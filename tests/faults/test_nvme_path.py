@@ -21,9 +21,8 @@ from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
 from ladder.machine.described import Machine
 from ladder.machine.nvme import check_nvme_path, needed_bytes, nvme_shortage
-from ladder.tuning.preparation import with_operators
+from ladder.tuning.preparation import with_obstacles
 from ladder.tuning.sweep import Sweep
-from ladder.tuning.tune_events import ignore
 from ladder.units import GIB, MIB
 
 OPTIMIZER, BOTH = RUNGS_BY_NAME["zero3+opt-nvme"], RUNGS_BY_NAME["zero3+param-nvme+opt-nvme"]
@@ -85,7 +84,7 @@ def test_a_drive_with_too_little_room_makes_the_rungs_unsupported_with_the_figur
         usage = os.statvfs(drive)
         assert usage.f_bavail * usage.f_frsize < needed_bytes(OPTIMIZER, WORKLOAD)
         machine = replace(a_machine(), nvme_path=drive, nvme_write_speed=speed)
-        found, _ = with_operators(machine, [OPTIMIZER, BOTH], WORKLOAD, {}, ignore)
+        found = with_obstacles(machine, [OPTIMIZER, BOTH], WORKLOAD)
         # 12 and 14 bytes for each of 20.5 million parameters.
         for rung, figure in ((OPTIMIZER, "0.23 GiB"), (BOTH, "0.27 GiB")):
             assert re.fullmatch(

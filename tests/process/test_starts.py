@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import Bench, bundled_workload, tiny_trial
+from helpers import Bench, tiny_trial
 
+from ladder.candidates import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import detect_machine
-from ladder.tuning.preparation import with_operators
+from ladder.tuning.operators import Operators
 from ladder.tuning.tune_events import ignore
 
 COMMAND = [sys.executable, "-m", "ladder.cli.main"]
@@ -101,9 +101,9 @@ def test_where_no_operator_can_be_kept_no_compiler_is_asked_for(
     trial_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/none")
-    machine = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+    operators = Operators(["shm_comm"], "adamw", trial_environment, lambda _: None, ignore, lambda: False)
     with pytest.raises(EnvironmentFaultError, match="set TORCH_EXTENSIONS_DIR to a folder that you can write to"):
-        with_operators(machine, [], bundled_workload(), trial_environment, ignore)
+        operators.need(RUNGS_BY_NAME["zero0"])
 
 
 def test_where_no_temporary_file_can_be_made_the_sentence_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:

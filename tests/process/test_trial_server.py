@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wai
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
 from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy, TrialSpec
+from ladder.launch.base import Deadlines
+from ladder.launch.local import LocalLauncher
 from ladder.launch.trial_server import TrialServer, kill_marked
 
 ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
@@ -111,19 +114,43 @@ def test_a_model_whose_configuration_is_longer_than_an_argument_may_be_is_preloa
         server.close()
 
 
-def test_a_server_imports_while_operators_are_built_and_is_ready_once_it_has_those(
+def test_a_server_that_is_ready_loads_more_operators_on_request(
     tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
 ) -> None:
-    job = {key: value for key, value in trial_job.items() if key != "operators"}
     marker, log = f"ladder-test-{secrets.token_hex(8)}", tmp_path / "server.log"
-    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=log)
+    server = TrialServer(marker=marker, job=trial_job | {"operators": []}, environment=trial_environment, log=log)
     try:
-        imported = psutil.Process(server.pid).memory_maps
-        wait_until(lambda: any("libtorch" in module.path for module in imported()))
-        server.load(trial_job["operators"])
         assert server.wait_ready()
+
+        def is_loaded() -> bool:
+            return any("shm_comm" in module.path for module in psutil.Process(server.pid).memory_maps())
+
+        assert not is_loaded()
+        assert server.load(["shm_comm"])
+        assert is_loaded()
+        with pytest.raises(EnvironmentFaultError, match="no-such-operator"):
+            server.load(["no-such-operator"])
     finally:
         server.close()
+    assert processes_with(RUN_MARKER, marker) == []
+
+
+def test_what_a_server_may_leave_out_does_not_keep_trials_from_starting(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    (tmp_path / "ends.py").write_text("import os\nopen(__file__ + '.imported', 'w')\nos._exit(1)\n")
+    found_first = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
+    launcher = LocalLauncher(
+        marker=f"ladder-test-{secrets.token_hex(8)}",
+        job=trial_job | {"preload_if_there": ["ends"]},
+        environment=trial_environment | {"PYTHONPATH": found_first},
+        log=tmp_path / "server.log",
+    )
+    with closing(launcher):
+        run = launcher.run(tiny_trial(tmp_path / "trial", 1), Deadlines(), lambda *_: None)
+    assert (tmp_path / "ends.py.imported").exists()
+    assert run.stop is None
+    assert run.exits == {0: 0, 1: 0}
 
 
 def test_an_operator_that_does_not_load_is_named(
@@ -136,12 +163,11 @@ def test_an_operator_that_does_not_load_is_named(
     assert processes_with(RUN_MARKER, marker) == []
 
 
-def test_a_server_of_a_tune_that_ends_before_its_operators_are_built_ends_with_it(
+def test_a_server_of_a_tune_that_ends_before_it_is_ready_ends_with_it(
     tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
 ) -> None:
-    job = {key: value for key, value in trial_job.items() if key != "operators"}
     marker = f"ladder-test-{secrets.token_hex(8)}"
-    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
+    server = TrialServer(marker=marker, job=trial_job, environment=trial_environment, log=tmp_path / "server.log")
     assert server._process.stdin is not None
     server._process.stdin.close()
     assert server._process.wait(timeout=60) in (0, 1)

@@ -11,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers import bundled_workload
 
 from ladder.candidates import RUNGS, RUNGS_BY_NAME
 from ladder.errors import UsageError
@@ -20,8 +19,6 @@ from ladder.machine import host, machine
 from ladder.machine.described import Gpu, Machine
 from ladder.machine.gpus import allocator_settings, may_register
 from ladder.machine.machine import CPU_RANKS, detect_machine, operators_of, unsupported_reason
-from ladder.tuning import preparation
-from ladder.tuning.tune_events import ignore
 from ladder.units import GIB
 
 GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
@@ -321,15 +318,3 @@ def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() 
     ):
         assert operators_of(RUNGS_BY_NAME[name], "adamw") == adam
         assert operators_of(RUNGS_BY_NAME[name], "sgd") == sgd
-
-
-@pytest.mark.usefixtures("well_equipped")
-@pytest.mark.parametrize("cancelled", [True, False])
-def test_a_build_that_the_user_ended_says_nothing_of_its_operator(
-    cancelled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preparation, "build_operators", lambda names, *_: dict.fromkeys(names, "its build was stopped"))
-    rungs, workload = [RUNGS_BY_NAME["zero2+opt-cpu"]], bundled_workload("tiny-llama")
-    machine, built = preparation.with_operators(a_machine(), rungs, workload, {}, ignore, lambda: cancelled)
-    assert ("zero2+opt-cpu" in machine.unsupported) is not cancelled
-    assert built == []

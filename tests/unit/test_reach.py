@@ -64,7 +64,7 @@ def test_a_tune_without_gpus_ends_before_anything_is_built_and_says_what_to_do(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(venue, "with_operators", never)
+    monkeypatch.setattr(venue, "Operators", never)
     monkeypatch.setattr(run, "History", never)
     memory = ["--gpu-memory", "8GiB", "--host-memory", "64GiB"]
     assert main(["tune", "llama-2-7b", *arguments, *memory]) == NothingFitsError.exit_code
