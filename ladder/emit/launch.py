@@ -117,7 +117,7 @@ run the exports below, then
 def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths) -> str:
     """The explanation for an answer that only Trainer scripts can use."""
     on_cpu = ("On a CPU, first call deepspeed.init_distributed().",) if answer.device == "cpu" else ()
-    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu)) + _adapters(answer.workload)
+    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu)) + words_of_adapters(answer.workload)
     return f"""\
 {alone.sentence}
 --trainer adds the Trainer's arguments after its script's own. They are also in
@@ -149,7 +149,7 @@ def _warnings(answer: Answer) -> str:
 
 def _first_calls(answer: Answer) -> str:
     """Calls that a script without the Trainer's arguments must make itself; adapters are the script's in any case."""
-    return _adapters(answer.workload) + "".join(
+    return words_of_adapters(answer.workload) + "".join(
         f"\nIt was measured with {technique.title}: before its model goes to DeepSpeed or accelerate, the script must"
         f"\ncall {call}."
         for technique in answer.candidate.engine.techniques
@@ -157,7 +157,7 @@ def _first_calls(answer: Answer) -> str:
     )
 
 
-def _adapters(workload: Workload) -> str:
+def words_of_adapters(workload: Workload) -> str:
     """What the script does to its model, so that no more of it is trained than was measured."""
     if workload.freeze:
         return f"\nIt was measured without training {', '.join(workload.freeze)}: the script must freeze them."

@@ -11,6 +11,7 @@ from ladder.emit.accelerate import to_yaml
 from ladder.emit.answer import Answer
 from ladder.emit.config import launch_environment, to_json
 from ladder.emit.files import OutputPaths, write_atomically
+from ladder.emit.launch import words_of_adapters
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
 
@@ -87,7 +88,8 @@ def _sharding(answer: Answer, offload: str) -> dict[str, Any]:
         "reshard_after_forward": rung.stage == 3,
         offload: rung.offload_param == "cpu",
         "state_dict_type": "FULL_STATE_DICT",
-        "cpu_ram_efficient_loading": True,
+        # With it only rank 0 loads the weights; accelerate does not send packed ones to the others.
+        "cpu_ram_efficient_loading": answer.workload.load_in is None,
     }
 
 
@@ -134,7 +136,9 @@ def _start(answer: Answer, paths: PlainPaths) -> str:
 
 def _explanation(answer: Answer, paths: PlainPaths) -> str:
     candidate, workload = answer.candidate, answer.workload
-    held = "16 bits beside adapters" if workload.lora is not None else "fp32 (from_pretrained(…, dtype=torch.float32))"
+    held = "fp32 (from_pretrained(…, dtype=torch.float32))"
+    if workload.lora is not None:
+        held = "16 bits beside adapters" if workload.load_in is None else f"{workload.load_in[0]} bits beside adapters"
     calls = "".join(
         f"\nWithout the Trainer, the script must call {call} before its model goes to accelerate."
         for technique in candidate.engine.techniques
@@ -151,4 +155,11 @@ The weights were in {held}; the script must load its model so.
 A Trainer script:                 bash {paths.launch.name} --trainer train.py --its-own arguments
 A script that uses accelerate:    bash {paths.launch.name} train.py --its-own arguments
 with micro-batches of {candidate.micro_batch} in a DataLoader of its own, {workload.optimizer}, and each micro-step in \
-`with accelerator.accumulate(model):`.{calls}"""
+`with accelerator.accumulate(model):`.{words_of_adapters(workload)}{_packed(answer)}{calls}"""
+
+
+def _packed(answer: Answer) -> str:
+    """What FSDP2 needs of 4-bit weights: it divides only floating-point parameters."""
+    if answer.workload.load_in is None or answer.candidate.engine.rung.stage == 0:
+        return ""
+    return "\nIts BitsAndBytesConfig needs bnb_4bit_quant_storage=torch.bfloat16: otherwise FSDP2 divides no weight."

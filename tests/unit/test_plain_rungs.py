@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import bundled_workload, make_candidate, make_record, space_on
 
+from ladder.backends.base import Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import ALL_RUNGS, PLAIN_RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit.plain import PlainPaths
@@ -24,6 +25,7 @@ from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
 from ladder.units import GIB
 from ladder.workload.lora import Lora
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
 LLAMA = bundled_workload("llama-2-7b")
@@ -79,8 +81,33 @@ def test_fsdp2_works_on_several_gpus_and_needs_no_operator_of_deepspeed() -> Non
         assert "several GPUs" in str(unsupported_reason(rung, machine_with(1), "adamw"))
         assert "several GPUs" in str(unsupported_reason(rung, machine_with(2, "cpu"), "adamw"))
         assert operators_of(rung, "adamw") == ()
-    for lacking in (replace(LLAMA, dtype="fp16"), replace(LLAMA, lora=Lora())):
-        assert all(backend_of(rung).obstacle(lacking, rung) for rung in sharded)
+    assert all(backend_of(rung).obstacle(replace(LLAMA, dtype="fp16"), rung) for rung in sharded)
+
+
+@pytest.mark.parametrize(("load_in", "is_divided"), [(None, True), ("4bit", True), ("8bit", False)])
+def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
+    load_in: LoadIn | None, is_divided: bool
+) -> None:
+    adapters = replace(LLAMA, lora=Lora(rank=8), load_in=load_in)
+    refused = [backend_of(rung).obstacle(adapters, rung) for rung in PLAIN_RUNGS if rung.stage]
+    assert [not why for why in refused] == [is_divided] * len(refused)
+    assert all("4bit" in why for why in refused if why)
+    if is_divided:  # at first, every rank has all packed weights
+        share = 0.5 if load_in is None else 1.0
+        assert peak("fsdp2", 8, workload=adapters) < share * peak("ddp", 8, workload=adapters)
+
+
+def test_what_is_gathered_and_scattered_beside_adapters_is_what_they_and_packed_weights_have() -> None:
+    def first_backward(workload: Workload) -> Moment:
+        candidate = Candidate(Engine(RUNGS_BY_NAME["fsdp2"]), 1, 1, 1)
+        moments = backend_of(candidate.engine.rung).moments(workload, candidate, 8, "cuda")
+        return next(moment for moment in moments if moment.name == "backward")
+
+    whole, adapters = first_backward(LLAMA), first_backward(replace(LLAMA, lora=Lora(rank=8)))
+    packed = first_backward(replace(LLAMA, lora=Lora(rank=8), load_in="4bit"))
+    assert adapters.live == pytest.approx(whole.live, rel=0.01)
+    assert packed.live < 0.6 * adapters.live
+    assert adapters.buffers < 0.5 * whole.buffers
 
 
 def test_liger_goes_with_rungs_without_deepspeed_and_techniques_of_deepspeed_do_not() -> None:

@@ -20,13 +20,17 @@ class Plain(Backend):
     rank_module = "ladder.trial.backends.plain"
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
-        """What accelerate, FSDP2 or this version cannot train: units of FSDP2 have parameters of one type."""
+        """What accelerate, FSDP2 or this version cannot train.
+
+        FSDP2 (torch 2.11 and 2.13) and accelerate 1.15 take adapters beside frozen 16-bit weights, and beside 4-bit
+        weights that are stored as bf16. A shard of bitsandbytes' 8-bit weights is a plain parameter without its scales.
+        """
         if workload.script is not None:
             return "a script of your own is tuned with DeepSpeed only"
         if workload.dtype != "bf16":
             return "without DeepSpeed, ladder trains in bf16 only"
-        if rung.stage > 0 and (workload.lora is not None or workload.load_in is not None):
-            return "FSDP2 is not tried with adapters"
+        if rung.stage > 0 and workload.load_in == "8bit":
+            return "FSDP2 cannot divide 8-bit weights of bitsandbytes; --load-in 4bit can be divided"
         return ""
 
     def configuration(
