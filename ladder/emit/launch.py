@@ -29,7 +29,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     Where that very script was tuned, it needs no arguments.
     """
     if answer.workload.script is not None:
-        return _own_script(answer, answer.workload.script, paths)
+        return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
     config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
     arguments = trainer_arguments(answer, paths.config)
@@ -61,7 +61,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
+def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
     """Through `ladder run`, which gives the unchanged script the answer's settings."""
     lines = [
         "#!/usr/bin/env bash",

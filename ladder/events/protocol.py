@@ -126,6 +126,9 @@ class ScriptSpec(_Frozen):
     """What the look found; for a trial."""
 
 
+DEEPSPEED_MODULE = "ladder.trial.backends.deepspeed"
+
+
 class TrialSpec(_Frozen):
     """One trial: one engine, its candidates in ascending predicted memory."""
 
@@ -146,7 +149,7 @@ class TrialSpec(_Frozen):
     """How frozen linear layers are held if they are quantised."""
     freeze: tuple[str, ...] = ()
     """Names of modules whose weights are not trained."""
-    backend_module: str = "ladder.trial.backends.deepspeed"
+    backend_module: str = DEEPSPEED_MODULE
     """The module that ranks import to train the engine."""
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
@@ -176,6 +179,10 @@ class TrialSpec(_Frozen):
     seed: int = 0
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        return self.backend_module == DEEPSPEED_MODULE
 
     @property
     def zero_stage(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder.candidates import Candidate, Technique
 from ladder.emit.settings import Settings
-from ladder.emit.trainer import trainer_arguments
+from ladder.emit.trainer import arguments_in_place
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, UsageError
 from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.events.trial_run import TrialRun
@@ -310,23 +310,18 @@ def script_arguments(
         techniques=candidate.engine.techniques,
         world_size=machine.world_size,
         device=machine.device,
-        stage=candidate.engine.rung.stage,
+        rung=candidate.engine.rung,
         environment={},
         transformers=importlib.metadata.version("transformers"),
         host_memory=0,
         completions=workload.completions(machine.world_size),
         warnings=(),
     )
-    arguments = trainer_arguments(settings, folder_less()) | {"deepspeed": dict(deepspeed)}
+    arguments = arguments_in_place(settings, deepspeed)
     script = workload.script
     if script is not None and keeps_its_optimizer(script.facts.optimizer):
         arguments.pop("optim", None)
     return arguments
-
-
-def folder_less() -> Path:
-    """For arguments whose file is given as its content."""
-    return Path("deepspeed.json")
 
 
 def with_preparation(deadlines: Deadlines, workload: Workload) -> Deadlines:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.registry import backend_of
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config
 from ladder.emit.settings import settings_in
 from ladder.errors import EnvironmentFaultError, UsageError
@@ -97,6 +98,7 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
             seq_len=settings.seq_len,
             optimizer=settings.optimizer,
             dtype=settings.dtype,
+            backend_module=backend_of(plan.candidate.engine.rung).rank_module,
             deepspeed=dict(plan.config),
             candidates=(candidate_spec(plan.candidate),),
             memory_limit=0,

@@ -18,7 +18,8 @@ from transformers import TrainingArguments
 
 from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer
-from ladder.emit.plain import PlainPaths, emit_plain
+from ladder.emit.files import OutputPaths
+from ladder.emit.plain import emit_plain, plain_output
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
 
@@ -33,7 +34,7 @@ def plain_answer(rung: str, **changes: object) -> Answer:
 def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
     on_cpu = plain_answer("ddp", device="cpu", gpu_name=None)
     emit_plain(on_cpu, tmp_path / "best_config.json")
-    launch = PlainPaths.beside(tmp_path / "best_config.json").launch
+    launch = OutputPaths.beside(plain_output(tmp_path / "best_config.json")).launch
     assert launch.name == "best_plain.launch.sh"
     own = [str(tmp_path), "--output_dir", str(tmp_path / "out"), "--max_steps", "3", "--report_to", "none"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -57,7 +58,7 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
     tmp_path: Path, rung: str, reshards: bool, offloads: bool
 ) -> None:
     emit_plain(plain_answer(rung), tmp_path / "mine.json")
-    paths = PlainPaths.beside(tmp_path / "mine.json")
+    paths = OutputPaths.beside(plain_output(tmp_path / "mine.json"))
     assert paths.accelerate.name == "mine.plain.accelerate.yaml"
     read = load_config_from_file(str(paths.accelerate))  # which refuses keys that accelerate does not know
     assert read.distributed_type == "FSDP"
@@ -79,6 +80,6 @@ def test_half_checkpointing_is_written_as_the_trainer_reads_it(tmp_path: Path) -
     usual = plain_answer("ddp")
     half = replace(usual, candidate=replace(usual.candidate, checkpoint_every=HALF))
     emit_plain(half, tmp_path / "best_config.json")
-    words = json.loads(PlainPaths.beside(tmp_path / "best_config.json").trainer.read_text())
+    words = json.loads(OutputPaths.beside(plain_output(tmp_path / "best_config.json")).trainer.read_text())
     (options,) = (value for name, value in words.items() if name.endswith("checkpointing_kwargs"))
     assert options["every_n_layers"] == HALF

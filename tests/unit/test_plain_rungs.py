@@ -11,7 +11,8 @@ from helpers import bundled_workload, make_candidate, make_record, space_on
 from ladder.backends.base import Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import ALL_RUNGS, PLAIN_RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.emit.plain import PlainPaths
+from ladder.emit.files import OutputPaths
+from ladder.emit.plain import plain_output
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.machine.described import Gpu, Machine
@@ -146,6 +147,9 @@ def test_a_backend_that_cannot_have_an_effect_is_refused_in_one_sentence(options
 
 
 def test_its_files_stand_beside_the_answer_under_names_of_their_own(tmp_path: Path) -> None:
-    usual, own = PlainPaths.beside(tmp_path / "best_config.json"), PlainPaths.beside(tmp_path / "llama.json")
+    usual, own = (
+        OutputPaths.beside(plain_output(tmp_path / "best_config.json")),
+        OutputPaths.beside(plain_output(tmp_path / "llama.json")),
+    )
     assert usual.launch == tmp_path / "best_plain.launch.sh"
     assert own.trainer == tmp_path / "llama.plain.trainer.json"

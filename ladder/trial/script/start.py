@@ -49,8 +49,8 @@ def main() -> None:
 
 def _load_operators(spec: TrialSpec) -> None:
     """Those that the engine will load, one rank after another: a lock that a killed run left would hold it for ever."""
-    names = ["shm_comm"] if spec.device == "cpu" else []
-    if "offload_optimizer" in spec.deepspeed["zero_optimization"]:
+    names = ["shm_comm"] if spec.device == "cpu" and spec.uses_deepspeed else []
+    if "offload_optimizer" in spec.deepspeed.get("zero_optimization", {}):
         names.append("cpu_adam")
     for name in names:
         with suppress(Exception):  # the engine says better what it needs
