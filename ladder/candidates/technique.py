@@ -18,8 +18,8 @@ from ladder.workload.workload import Workload
 if TYPE_CHECKING:
     from ladder.candidates.candidate import Candidate, Engine
 
-Slot = Literal["kernels", "sequences", "numerics"]
-SLOTS: tuple[Slot, ...] = ("kernels", "sequences", "numerics")
+Slot = Literal["kernels", "compiler", "sequences", "numerics"]
+SLOTS: tuple[Slot, ...] = ("kernels", "compiler", "sequences", "numerics")
 """An engine has at most one technique per slot; its key lists them in this order."""
 
 
@@ -190,6 +190,10 @@ class Technique:
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Environment variables that the training needs."""
+        return {}
+
+    def accelerate_config(self) -> dict[str, Any]:
+        """Keys of accelerate's file that switch it on."""
         return {}
 
     def trainer_arguments(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def accelerate_config(answer: Answer | Settings, config_path: Path) -> dict[str,
         "main_process_port": 0,
         "main_training_function": "main",
         "use_cpu": settings.device == "cpu",
+        **{name: value for technique in settings.techniques for name, value in technique.accelerate_config().items()},
     }
 
 

@@ -155,6 +155,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "step_seconds": round(answer.step_seconds, 6),
         "mfu": None if answer.mfu is None else round(answer.mfu, 4),
         "joules_per_token": None if seen.watts is None else round(seen.watts / answer.tokens_per_second, 6),
+        **({} if seen.compile_seconds is None else {"compile_seconds": round(seen.compile_seconds, 2)}),
         "memory_per_gpu": {
             "peak_allocated_gib": gib(seen.peak_allocated),
             "peak_reserved_gib": gib(seen.peak_reserved),

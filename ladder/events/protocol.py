@@ -157,6 +157,8 @@ class TrialSpec(_Frozen):
     """Their names."""
     rank_modules: tuple[str, ...] = ()
     """The modules that ranks import for techniques."""
+    environment: dict[str, str] = {}
+    """Variables that techniques need, before anything is built."""
     shares_sequences: bool = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     same_data: bool = False
@@ -227,6 +229,8 @@ class MeasuredEvent(_Frozen):
     """Of an optimizer step: waiting for a script's own data loader."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    compile_seconds: float | None = None
+    """What the first step took longer than the next, because it compiled; None where nothing is compiled."""
     gradient_clipping: float | None = None
     """What a script's own loop clips gradients to, seen in its proof; None where it says so before, or nowhere."""
 

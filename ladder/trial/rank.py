@@ -84,6 +84,7 @@ class _Ending:
 
 def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     world_size = str(spec.world_size)
+    os.environ.update(spec.environment)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

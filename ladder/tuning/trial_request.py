@@ -109,6 +109,7 @@ def trial_spec(
         backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed,
         techniques=tuple(technique.name for technique in engine.techniques),
+        environment=environment_of(engine, machine.world_size),
         rank_modules=tuple(technique.rank_module for technique in engine.techniques if technique.rank_module),
         shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
@@ -120,6 +121,11 @@ def trial_spec(
         save_folder=save_folder,
         script=script,
     )
+
+
+def environment_of(engine: Engine, world_size: int) -> dict[str, str]:
+    """Variables that the techniques of `engine` need."""
+    return {name: value for technique in engine.techniques for name, value in technique.environment(world_size).items()}
 
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:

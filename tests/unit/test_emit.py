@@ -87,6 +87,8 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "rung": "zero3",
         "engine": "zero3",
         "liger": False,
+        "compile": False,
+        "compile_whole": False,
         "bf16_states": False,
         "adam_8bit": False,
         "ulysses": False,
@@ -225,7 +227,7 @@ def test_a_newer_schema_asks_for_a_newer_ladder(written: Path) -> None:
     [
         (("rung",), "zero9"),
         (("rung",), "zero1"),
-        (("engine",), "zero3+compile"),
+        (("engine",), "zero3+superglue"),
         (("checkpoint_every",), 4),
         (("workload", "optimizer"), "muon"),
         (("workload", "lora_rank"), 8),

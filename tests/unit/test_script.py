@@ -324,7 +324,7 @@ def test_output_folders_of_a_command_lead_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("trainer", ["liger", "bf16-states", "adam-8bit"]),
+        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit"]),
         ("accelerate", ["bf16-states"]),
         ("deepspeed", ["bf16-states"]),
     ],

@@ -124,6 +124,7 @@ class Loop:
                 self.engine.load_checkpoint(folder)
             else:
                 self.accelerator.save_state(folder)
+                self.accelerator.wait_for_everyone()  # rank 0 alone writes
                 self.accelerator.load_state(folder)
         steps.report(self.model, self.clipping)
 

@@ -13,6 +13,7 @@ from ladder.events.protocol import CandidateSpec
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
+from ladder.trial.techniques import begin_candidate, techniques_of
 
 
 class TrainerSubject:
@@ -36,6 +37,7 @@ class TrainerSubject:
 
     def use(self, candidate: CandidateSpec) -> None:
         self._batches.clear()
+        begin_candidate(techniques_of(self._grip.spec))
         if len(self._grip.spec.candidates) > 1:  # a single one has what the Trainer's own arguments say
             set_checkpointing(self._trainer.model, candidate)
 
