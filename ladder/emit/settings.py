@@ -67,6 +67,11 @@ class Settings:
         return self.rung.backend == "deepspeed"
 
     @property
+    def divides_weights(self) -> bool:
+        """Whether FSDP2 divides them."""
+        return not self.trains_with_deepspeed and self.stage > 0
+
+    @property
     def gradient_checkpointing(self) -> bool:
         return self.checkpoint_every > 0
 

@@ -18,6 +18,8 @@ from ladder.emit.sharding import sharding
 CHECKPOINTING = "gradient_checkpointing"
 """The Trainer's name for it up to transformers 5.22; programs built on the Trainer still use it."""
 CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
+_BARE = ("fsdp", True)
+"""The Trainer's parser reads a value after this option as the way to shard, also if it is `true`."""
 _NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 
 
@@ -75,6 +77,9 @@ def trainer_command_line(arguments: dict[str, Any]) -> str:
     """`arguments` on one line for a shell, with quoted values, to follow the name of a Trainer script."""
     words: list[str] = []
     for name, value in arguments.items():
+        if (name, value) == _BARE:
+            words.append(f"--{name}")
+            continue
         text = value if isinstance(value, str) else json.dumps(value)
         words += [f"--{name}", shlex.quote(text)]
     return " ".join(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,12 +15,13 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from helpers.answers import answer
-from transformers import TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 
 from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import emit_plain, plain_output
+from ladder.emit.trainer import trainer_command_line
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
 
@@ -69,6 +71,8 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
     words = json.loads(paths.trainer.read_text()) | {"bf16": False, "output_dir": str(tmp_path)}  # no GPU here
     told = TrainingArguments(**words).fsdp_plugin_args
     assert told is not None
+    (typed,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(shlex.split(trainer_command_line(words)))
+    assert typed.fsdp_plugin_args == told
     assert (told["fsdp_version"], told["reshard_after_forward"], told.get("cpu_offload", False)) == (
         2,
         reshards,
