@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ladder.candidates import Candidate, TrainerOnly
 from ladder.emit.answer import Answer
+from ladder.emit.binding import started
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
 from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
@@ -34,10 +35,12 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
     arguments = trainer_arguments(answer, paths.config)
     del arguments["deepspeed"]
+    binding, option, script = started(answer)
     lines = [
         "#!/usr/bin/env bash",
         *_comment(_explanation(answer, paths)),
         "set -euo pipefail",
+        *binding,
         "",
         "# You can move this script if you move the other files with it.",
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
@@ -55,8 +58,8 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         "# an optimizer on the CPU slow; without the allocator's settings, more memory is needed than was measured.",
         *exports,
         "",
-        f"exec accelerate launch --config_file {accelerate} --deepspeed_config_file {config} \\",
-        '  "$@" ${trainer[@]+"${trainer[@]}"}',
+        f"exec accelerate launch{option} --config_file {accelerate} --deepspeed_config_file {config} \\",
+        f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.answer import Answer
+from ladder.emit.binding import started
 from ladder.emit.config import best_config, launch_environment, to_json
 from ladder.emit.files import OutputPaths, write_atomically
 from ladder.emit.launch import own_script, words_of_adapters
@@ -46,10 +47,12 @@ def _launch_script(answer: Answer, paths: OutputPaths) -> str:
     arguments = trainer_arguments(answer, paths.config)
     for name in ("fsdp", "fsdp_config"):  # which the file for accelerate has
         arguments.pop(name, None)
+    binding, option, script = started(answer)
     lines = [
         "#!/usr/bin/env bash",
         *(f"# {line}".rstrip() for line in _explanation(answer, paths).split("\n")),
         "set -euo pipefail",
+        *binding,
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
         "trainer=()",
         'if [ "${1-}" = --trainer ]; then',
@@ -61,8 +64,8 @@ def _launch_script(answer: Answer, paths: OutputPaths) -> str:
         "  exit 2",
         "fi",
         *exports,
-        f"exec {_start(answer, paths)} \\",
-        '  "$@" ${trainer[@]+"${trainer[@]}"}',
+        f"exec {_start(answer, paths)}{option} \\",
+        f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
     return "\n".join(lines) + "\n"
 

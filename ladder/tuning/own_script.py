@@ -272,7 +272,7 @@ def suits_script(technique: Technique, script: Script) -> bool:
     """Whether a script can be told of `technique` without a change to it."""
     if technique.shares_sequences:
         return False
-    return script.facts.kind == "trainer" or not technique.rank_module
+    return script.facts.kind == "trainer" or technique.binds_cores or not technique.rank_module
 
 
 def script_spec(

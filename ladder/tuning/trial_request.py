@@ -110,7 +110,7 @@ def trial_spec(
         deepspeed=deepspeed,
         techniques=tuple(technique.name for technique in engine.techniques),
         environment=environment_of(engine, machine.world_size),
-        rank_modules=tuple(technique.rank_module for technique in engine.techniques if technique.rank_module),
+        rank_modules=rank_modules_of(engine),
         shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
@@ -121,6 +121,11 @@ def trial_spec(
         save_folder=save_folder,
         script=script,
     )
+
+
+def rank_modules_of(engine: Engine) -> tuple[str, ...]:
+    """The modules that ranks import for the techniques of `engine`."""
+    return tuple(technique.rank_module for technique in engine.techniques if technique.rank_module)
 
 
 def environment_of(engine: Engine, world_size: int) -> dict[str, str]:

@@ -27,5 +27,6 @@ report = {
     "clipping": arguments.max_grad_norm,
     "steps": trainer.state.global_step,
     "loss": done.training_loss,
+    "cores": sorted(os.sched_getaffinity(0)),
 }
 (out / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))

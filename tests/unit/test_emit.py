@@ -92,6 +92,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "bf16_states": False,
         "adam_8bit": False,
         "ulysses": False,
+        "bind_cores": False,
         "gradient_checkpointing": True,
         "checkpoint_every": 1,
         "offload_activations": False,

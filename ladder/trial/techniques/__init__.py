@@ -21,6 +21,9 @@ class RankTechnique:
     compiles = False
     """The first step of a candidate compiles kernels, so its time says nothing of others."""
 
+    def claim_host(self, rank: int, world_size: int) -> None:
+        """Called first in a rank, before anything starts threads."""
+
     def prepare(self) -> None:
         """Import what the server must not import: modules that initialise CUDA or allocate memory outside tensors."""
 
