@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record, space_on
+from helpers.scripts import make_script, script_workload
 
 from ladder.backends.base import Moment
 from ladder.backends.registry import backend_of
@@ -26,6 +28,7 @@ from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
 from ladder.units import GIB
 from ladder.workload.lora import Lora
+from ladder.workload.script import Generation
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
@@ -96,6 +99,23 @@ def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
     if is_divided:  # at first, every rank has all packed weights
         share = 0.5 if load_in is None else 1.0
         assert peak("fsdp2", 8, workload=adapters) < share * peak("ddp", 8, workload=adapters)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"kind": "deepspeed"}, "calls DeepSpeed itself"),
+        ({"trains_16_bits": True}, "load its model in fp32"),
+        ({"generation": Generation(batch=8, micro_steps=None, per_prompt=4, longest=32)}, "generates"),
+    ],
+)
+def test_a_script_that_only_deepspeed_can_train_says_why(facts: dict[str, Any], said: str) -> None:
+    ddp, fsdp2 = RUNGS_BY_NAME["ddp"], RUNGS_BY_NAME["fsdp2"]
+    assert said in backend_of(ddp).obstacle(script_workload(make_script(**facts)), ddp)
+    for kind in ("trainer", "accelerate"):
+        usual = script_workload(make_script(kind=kind))
+        assert backend_of(ddp).obstacle(usual, ddp) == ""
+        assert "on ddp only" in backend_of(fsdp2).obstacle(usual, fsdp2)
 
 
 def test_what_is_gathered_and_scattered_beside_adapters_is_what_they_and_packed_weights_have() -> None:
