@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from ladder.emit import Answer
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import emit_plain, plain_output
 from ladder.emit.trainer import trainer_command_line
+from ladder.techniques.keys import engine_named
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
 
@@ -33,8 +35,8 @@ def plain_answer(rung: str, **changes: object) -> Answer:
     return replace(base, workload=workload, candidate=candidate, world_size=2, **changes)  # type: ignore[arg-type]
 
 
-def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
-    on_cpu = plain_answer("ddp", device="cpu", gpu_name=None)
+def trained(on_cpu: Answer, tmp_path: Path) -> list[dict[str, Any]]:
+    """What the two ranks of a Trainer script report that the answer's launch script has started."""
     emit_plain(on_cpu, tmp_path / "best_config.json")
     launch = OutputPaths.beside(plain_output(tmp_path / "best_config.json")).launch
     assert launch.name == "best_plain.launch.sh"
@@ -43,12 +45,26 @@ def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_meas
     command = ["bash", str(launch), "--trainer", str(SCRIPT), *own]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
+    ranks = trained(plain_answer("ddp", device="cpu", gpu_name=None), tmp_path)
     assert ranks[0]["sum"] == ranks[1]["sum"], "each has its own data, so they agree only if gradients were reduced"
     for seen in ranks:
         assert (seen["kind"], seen["weights"]) == ("MULTI_CPU", "torch.float32")
         assert seen["autocast"] is True
         assert (seen["sequences"], seen["clipping"], seen["steps"]) == (8, 0.5, 3)
+        assert math.isfinite(seen["loss"])
+        assert seen["compiled"] == []
+
+
+@pytest.mark.timeout(400)
+def test_the_launch_script_has_the_trainer_compile_what_was_measured(tmp_path: Path) -> None:
+    usual = plain_answer("ddp", device="cpu", gpu_name=None)
+    compiled = replace(usual, candidate=replace(usual.candidate, engine=engine_named("ddp+compile")))
+    for seen in trained(compiled, tmp_path):
+        assert {"module.model.layers.0", "module.model.layers.1"} <= set(seen["compiled"]), "each block by itself"
         assert math.isfinite(seen["loss"])
 
 
