@@ -275,6 +275,17 @@ def suits_script(technique: Technique, script: Script) -> bool:
     return script.facts.kind == "trainer" or technique.binds_cores or not technique.rank_module
 
 
+def suiting(techniques: Sequence[Technique], script: Script) -> list[Technique]:
+    """Those that `script` can be told of. UsageError for another one that the user allowed by name."""
+    for technique in techniques:
+        if not technique.consent.switch and not suits_script(technique, script):
+            raise UsageError(
+                f"{technique.consent.option(technique.name)} has no effect on this script, which cannot be told of "
+                "it without a change to it; leave it out."
+            )
+    return [technique for technique in techniques if suits_script(technique, script)]
+
+
 def script_spec(
     workload: Workload, candidate: Candidate, machine: Machine, deepspeed: Mapping[str, Any], folder: Path
 ) -> ScriptSpec | None:
