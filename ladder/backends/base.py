@@ -6,8 +6,8 @@ All other code uses `backend_of` a rung and these methods, and names no backend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,14 @@ class Moment:
     buffers: float = 0.0
     live: float = 0.0
     """Parameters gathered by stage 3."""
+
+
+def with_one_dequantised(moments: Sequence[Moment], workload: Workload) -> list[Moment]:
+    """Backward holds one quantised matrix in 16 bits at a time (bitsandbytes' MatMul4Bit); at the loss it is freed."""
+    largest = 2.0 * workload.weights.largest_quantised
+    return [
+        replace(moment, buffers=moment.buffers + largest) if moment.name == "backward" else moment for moment in moments
+    ]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from ladder.workload.workload import Workload
 if TYPE_CHECKING:
     from ladder.candidates.candidate import Candidate, Engine
 
-Slot = Literal["kernels", "sequences", "numerics"]
-SLOTS: tuple[Slot, ...] = ("kernels", "sequences", "numerics")
+Slot = Literal["kernels", "compiler", "sequences", "numerics", "host"]
+SLOTS: tuple[Slot, ...] = ("kernels", "compiler", "sequences", "numerics", "host")
 """An engine has at most one technique per slot; its key lists them in this order."""
 
 
@@ -135,6 +135,8 @@ class Technique:
     """It changes which activations a block saves."""
     changes_numerics = False
     """It changes the numerics of training. Losses are then compared with the plain engine's with the same technique."""
+    binds_cores = False
+    """Each rank runs on cores of its own, to which the launch script has to bind it."""
     shares_sequences = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     breaks_as_one = False
@@ -190,6 +192,10 @@ class Technique:
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Environment variables that the training needs."""
+        return {}
+
+    def accelerate_config(self) -> dict[str, Any]:
+        """Keys of accelerate's file that switch it on."""
         return {}
 
     def trainer_arguments(self) -> dict[str, Any]:

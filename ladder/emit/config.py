@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from ladder.backends.deepspeed.config import deepspeed_config, optimizer_section
+from ladder.backends.deepspeed.config import optimizer_section
+from ladder.backends.registry import backend_of
 from ladder.candidates import checkpointing_name, variant_name
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
@@ -32,7 +33,7 @@ _AUTO = re.compile(r"\\*auto")
 
 
 def best_config(answer: Answer) -> dict[str, Any]:
-    """The content of best_config.json: DeepSpeed's keys, then a "ladder" section, which DeepSpeed ignores.
+    """The content of best_config.json: the backend's keys, then a "ladder" section, which DeepSpeed ignores.
 
     No string in it equals "auto", which accelerate would ask the user to fill in; see `original_text`. ValueError for
     an NVMe rung without an `nvme_path`.
@@ -40,7 +41,7 @@ def best_config(answer: Answer) -> dict[str, Any]:
     candidate = answer.candidate
     # Absolute, because a relative path would depend on the folder in which training starts.
     nvme_path = None if answer.nvme_path is None else Path(os.path.abspath(answer.nvme_path))
-    config = deepspeed_config(
+    config = backend_of(candidate.engine.rung).configuration(
         answer.workload,
         candidate.engine,
         micro_batch=candidate.micro_batch,
@@ -155,6 +156,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "mfu": None if answer.mfu is None else round(answer.mfu, 4),
         "bound_tokens_per_second": None if answer.bound is None else round(answer.bound, 1),
         "joules_per_token": None if seen.watts is None else round(seen.watts / answer.tokens_per_second, 6),
+        **({} if seen.compile_seconds is None else {"compile_seconds": round(seen.compile_seconds, 2)}),
         "memory_per_gpu": {
             "peak_allocated_gib": gib(seen.peak_allocated),
             "peak_reserved_gib": gib(seen.peak_reserved),

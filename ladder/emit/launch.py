@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ladder.candidates import Candidate, TrainerOnly
 from ladder.emit.answer import Answer
+from ladder.emit.binding import started
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
 from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
@@ -29,15 +30,17 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     Where that very script was tuned, it needs no arguments.
     """
     if answer.workload.script is not None:
-        return _own_script(answer, answer.workload.script, paths)
+        return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
     config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
     arguments = trainer_arguments(answer, paths.config)
     del arguments["deepspeed"]
+    binding, option, script = started(answer)
     lines = [
         "#!/usr/bin/env bash",
         *_comment(_explanation(answer, paths)),
         "set -euo pipefail",
+        *binding,
         "",
         "# You can move this script if you move the other files with it.",
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
@@ -55,13 +58,13 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         "# an optimizer on the CPU slow; without the allocator's settings, more memory is needed than was measured.",
         *exports,
         "",
-        f"exec accelerate launch --config_file {accelerate} --deepspeed_config_file {config} \\",
-        '  "$@" ${trainer[@]+"${trainer[@]}"}',
+        f"exec accelerate launch{option} --config_file {accelerate} --deepspeed_config_file {config} \\",
+        f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
     return "\n".join(lines) + "\n"
 
 
-def _own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
+def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
     """Through `ladder run`, which gives the unchanged script the answer's settings."""
     lines = [
         "#!/usr/bin/env bash",
@@ -117,7 +120,7 @@ run the exports below, then
 def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths) -> str:
     """The explanation for an answer that only Trainer scripts can use."""
     on_cpu = ("On a CPU, first call deepspeed.init_distributed().",) if answer.device == "cpu" else ()
-    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu)) + _adapters(answer.workload)
+    demands = "\n".join(f"- {demand}" for demand in (*alone.demands, *on_cpu)) + words_of_adapters(answer.workload)
     return f"""\
 {alone.sentence}
 --trainer adds the Trainer's arguments after its script's own. They are also in
@@ -149,7 +152,7 @@ def _warnings(answer: Answer) -> str:
 
 def _first_calls(answer: Answer) -> str:
     """Calls that a script without the Trainer's arguments must make itself; adapters are the script's in any case."""
-    return _adapters(answer.workload) + "".join(
+    return words_of_adapters(answer.workload) + "".join(
         f"\nIt was measured with {technique.title}: before its model goes to DeepSpeed or accelerate, the script must"
         f"\ncall {call}."
         for technique in answer.candidate.engine.techniques
@@ -157,7 +160,7 @@ def _first_calls(answer: Answer) -> str:
     )
 
 
-def _adapters(workload: Workload) -> str:
+def words_of_adapters(workload: Workload) -> str:
     """What the script does to its model, so that no more of it is trained than was measured."""
     if workload.freeze:
         return f"\nIt was measured without training {', '.join(workload.freeze)}: the script must freeze them."

@@ -1,36 +1,26 @@
-"""The files of an answer without DeepSpeed: for accelerate, for the Trainer, and a launch script."""
+"""The files of an answer without DeepSpeed: for ladder, for accelerate, for the Trainer, and a launch script."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ladder.emit.accelerate import to_yaml
+from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.answer import Answer
-from ladder.emit.config import launch_environment, to_json
+from ladder.emit.binding import started
+from ladder.emit.config import best_config, launch_environment, to_json
 from ladder.emit.files import OutputPaths, write_atomically
+from ladder.emit.launch import own_script, words_of_adapters
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
 
 
-@dataclass(frozen=True)
-class PlainPaths:
-    """The absolute paths of the files, which refer to each other."""
-
-    trainer: Path
-    accelerate: Path
-    launch: Path
-
-    @classmethod
-    def beside(cls, output: Path) -> PlainPaths:
-        """`best_plain.…` for best_config.json, and `NAME.plain.…` for other names."""
-        config = OutputPaths.beside(output).config
-        name = config.name.removesuffix(".json")
-        stem = f"{name.removesuffix('config')}plain" if name.endswith("_config") else f"{name}.plain"
-        suffixes = ("trainer.json", "accelerate.yaml", "launch.sh")
-        return cls(*(config.with_name(f"{stem}.{suffix}") for suffix in suffixes))
+def plain_output(output: Path) -> Path:
+    """`best_plain.json` for best_config.json, and `NAME.plain.json` for other names."""
+    config = OutputPaths.beside(output).config
+    name = config.name.removesuffix(".json")
+    stem = f"{name.removesuffix('config')}plain" if name.endswith("_config") else f"{name}.plain"
+    return config.with_name(f"{stem}.json")
 
 
 def emit_plain(answer: Answer, output: Path) -> list[Path]:
@@ -38,10 +28,11 @@ def emit_plain(answer: Answer, output: Path) -> list[Path]:
 
     EnvironmentFaultError if one cannot be written.
     """
-    paths = PlainPaths.beside(output)
+    paths = OutputPaths.beside(plain_output(output))
     texts = {
-        paths.accelerate: to_yaml(plain_accelerate_config(answer)),
-        paths.trainer: to_json(plain_trainer_arguments(answer)),
+        paths.config: to_json(best_config(answer)),
+        paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
+        paths.trainer: to_json(trainer_arguments(answer, paths.config)),
         paths.launch: _launch_script(answer, paths),
     }
     for path, text in texts.items():
@@ -49,57 +40,19 @@ def emit_plain(answer: Answer, output: Path) -> list[Path]:
     return list(texts)
 
 
-def plain_accelerate_config(answer: Answer) -> dict[str, Any]:
-    """accelerate's configuration: how many processes, the precision, and FSDP2's settings."""
-    rung, several = answer.candidate.engine.rung, answer.world_size > 1
-    on_cpu = answer.device == "cpu"
-    kind = "FSDP" if rung.stage else ("MULTI_CPU" if on_cpu else "MULTI_GPU") if several else "NO"
-    config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": kind}
-    if rung.stage:
-        config["fsdp_config"] = {f"fsdp_{name}": value for name, value in _sharding(answer, "offload_params").items()}
-    return config | {
-        "mixed_precision": answer.workload.dtype,
-        "num_machines": 1,
-        "num_processes": answer.world_size,
-        "machine_rank": 0,
-        # Any free port, so that two trainings on one machine do not collide.
-        "main_process_port": 0,
-        "main_training_function": "main",
-        "use_cpu": on_cpu,
-    }
-
-
-def plain_trainer_arguments(answer: Answer) -> dict[str, Any]:
-    """TrainingArguments with which a Trainer script, started by torchrun or accelerate, trains as measured."""
-    arguments = trainer_arguments(answer, Path("none"))
-    del arguments["deepspeed"]
-    if answer.candidate.engine.rung.stage:
-        arguments |= {"fsdp": True, "fsdp_config": _sharding(answer, "cpu_offload")}
-    return arguments
-
-
-def _sharding(answer: Answer, offload: str) -> dict[str, Any]:
-    """FSDP2's settings; accelerate and the Trainer have other words for `offload`."""
-    rung = answer.candidate.engine.rung
-    return {
-        "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": rung.stage == 3,
-        offload: rung.offload_param == "cpu",
-        "state_dict_type": "FULL_STATE_DICT",
-        "cpu_ram_efficient_loading": True,
-    }
-
-
-def _launch_script(answer: Answer, paths: PlainPaths) -> str:
+def _launch_script(answer: Answer, paths: OutputPaths) -> str:
+    if answer.workload.script is not None:
+        return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
-    arguments = plain_trainer_arguments(answer)
+    arguments = trainer_arguments(answer, paths.config)
     for name in ("fsdp", "fsdp_config"):  # which the file for accelerate has
         arguments.pop(name, None)
+    binding, option, script = started(answer)
     lines = [
         "#!/usr/bin/env bash",
         *(f"# {line}".rstrip() for line in _explanation(answer, paths).split("\n")),
         "set -euo pipefail",
+        *binding,
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
         "trainer=()",
         'if [ "${1-}" = --trainer ]; then',
@@ -111,13 +64,13 @@ def _launch_script(answer: Answer, paths: PlainPaths) -> str:
         "  exit 2",
         "fi",
         *exports,
-        f"exec {_start(answer, paths)} \\",
-        '  "$@" ${trainer[@]+"${trainer[@]}"}',
+        f"exec {_start(answer, paths)}{option} \\",
+        f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
     return "\n".join(lines) + "\n"
 
 
-def _start(answer: Answer, paths: PlainPaths) -> str:
+def _start(answer: Answer, paths: OutputPaths) -> str:
     """The command that starts the ranks. On a CPU, accelerate's own would need MPI."""
     accumulation = answer.candidate.accumulation
     if answer.device == "cpu":
@@ -132,9 +85,11 @@ def _start(answer: Answer, paths: PlainPaths) -> str:
     return f"accelerate launch --config_file {file} --gradient_accumulation_steps {accumulation}"
 
 
-def _explanation(answer: Answer, paths: PlainPaths) -> str:
+def _explanation(answer: Answer, paths: OutputPaths) -> str:
     candidate, workload = answer.candidate, answer.workload
-    held = "16 bits beside adapters" if workload.lora is not None else "fp32 (from_pretrained(…, dtype=torch.float32))"
+    held = "fp32 (from_pretrained(…, dtype=torch.float32))"
+    if workload.lora is not None:
+        held = "16 bits beside adapters" if workload.load_in is None else f"{workload.load_in[0]} bits beside adapters"
     calls = "".join(
         f"\nWithout the Trainer, the script must call {call} before its model goes to accelerate."
         for technique in candidate.engine.techniques
@@ -151,4 +106,11 @@ The weights were in {held}; the script must load its model so.
 A Trainer script:                 bash {paths.launch.name} --trainer train.py --its-own arguments
 A script that uses accelerate:    bash {paths.launch.name} train.py --its-own arguments
 with micro-batches of {candidate.micro_batch} in a DataLoader of its own, {workload.optimizer}, and each micro-step in \
-`with accelerator.accumulate(model):`.{calls}"""
+`with accelerator.accumulate(model):`.{words_of_adapters(workload)}{_packed(answer)}{calls}"""
+
+
+def _packed(answer: Answer) -> str:
+    """What FSDP2 needs of 4-bit weights: it divides only floating-point parameters."""
+    if answer.workload.load_in is None or answer.candidate.engine.rung.stage == 0:
+        return ""
+    return "\nIts BitsAndBytesConfig needs bnb_4bit_quant_storage=torch.bfloat16: otherwise FSDP2 divides no weight."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ladder.candidates import Technique
+from ladder.candidates import Rung, Technique
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, candidate_key_in, launch_environment, model_folder, original_text
@@ -42,7 +42,7 @@ class Settings:
     techniques: tuple[Technique, ...]
     world_size: int
     device: Literal["cuda", "cpu"]
-    stage: int
+    rung: Rung
     environment: Mapping[str, str]
     transformers: str
     """The version that was measured with; empty if unknown."""
@@ -57,6 +57,19 @@ class Settings:
     """What the script's trainer generates at once on all ranks; None for a training that generates nothing."""
     warnings: tuple[str, ...]
     """Sentences without a full stop; they may contain any characters."""
+
+    @property
+    def stage(self) -> int:
+        return self.rung.stage
+
+    @property
+    def trains_with_deepspeed(self) -> bool:
+        return self.rung.backend == "deepspeed"
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether FSDP2 divides them."""
+        return not self.trains_with_deepspeed and self.stage > 0
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -87,7 +100,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         techniques=candidate.engine.techniques,
         world_size=source.world_size,
         device=source.device,
-        stage=candidate.engine.rung.stage,
+        rung=candidate.engine.rung,
         environment=launch_environment(source),
         transformers=source.versions.get("transformers", ""),
         host_memory=source.measurement.peak_host,
@@ -120,7 +133,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         techniques=candidate.engine.techniques,
         world_size=section["world_size"],
         device=section["device"],
-        stage=candidate.engine.rung.stage,
+        rung=candidate.engine.rung,
         environment=section["environment"],
         transformers=section["versions"].get("transformers", ""),
         host_memory=int(section["host_memory_gib"] * GIB),

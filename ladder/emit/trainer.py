@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from packaging.version import InvalidVersion, Version
 
 from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
+from ladder.emit.sharding import sharding
 
 CHECKPOINTING = "gradient_checkpointing"
 """The Trainer's name for it up to transformers 5.22; programs built on the Trainer still use it."""
 CHECKPOINTING_KWARGS = f"{CHECKPOINTING}_kwargs"
+_BARE = ("fsdp", True)
+"""The Trainer's parser reads a value after this option as the way to shard, also if it is `true`."""
 _NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 
 
@@ -31,7 +35,7 @@ def trainer_arguments(
     settings = settings_of(answer)
     switch = checkpointing or _checkpointing_name(settings.transformers)
     arguments: dict[str, Any] = {
-        "deepspeed": os.path.abspath(config_path),
+        **_of_backend(settings, config_path),
         "per_device_train_batch_size": settings.micro_batch,
         # The proof's evaluation pass had this size; the Trainer's default of 8 is not proven to fit.
         "per_device_eval_batch_size": settings.micro_batch,
@@ -56,10 +60,26 @@ def trainer_arguments(
     return arguments
 
 
+def arguments_in_place(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `trainer_arguments`, with DeepSpeed's `config` itself instead of its path; None where nothing uses it."""
+    content = dict(config) if settings.trains_with_deepspeed else None
+    return trainer_arguments(settings, Path("deepspeed.json")) | {"deepspeed": content}
+
+
+def _of_backend(settings: Settings, config_path: Path) -> dict[str, Any]:
+    """DeepSpeed's configuration, or FSDP2's settings; DDP is what the Trainer does with several ranks."""
+    if settings.trains_with_deepspeed:
+        return {"deepspeed": os.path.abspath(config_path)}
+    return {"fsdp": True, "fsdp_config": sharding(settings, "cpu_offload")} if settings.stage else {}
+
+
 def trainer_command_line(arguments: dict[str, Any]) -> str:
     """`arguments` on one line for a shell, with quoted values, to follow the name of a Trainer script."""
     words: list[str] = []
     for name, value in arguments.items():
+        if (name, value) == _BARE:
+            words.append(f"--{name}")
+            continue
         text = value if isinstance(value, str) else json.dumps(value)
         words += [f"--{name}", shlex.quote(text)]
     return " ".join(words)

@@ -64,6 +64,8 @@ class Measurement:
     """Of an optimizer step, waiting for a script's own data loader; None where nothing was loaded."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    compile_seconds: float | None = None
+    """What the first step took longer, because it compiled; None where nothing is compiled."""
     gradient_clipping: float | None = None
     """What a script's own loop clips gradients to; None where that was not seen."""
     matrix_flops: float | None = None

@@ -135,6 +135,9 @@ class ScriptSpec(_Frozen):
     """What the look found; for a trial."""
 
 
+DEEPSPEED_MODULE = "ladder.trial.backends.deepspeed"
+
+
 class TrialSpec(_Frozen):
     """One trial: one engine, its candidates in ascending predicted memory."""
 
@@ -155,7 +158,7 @@ class TrialSpec(_Frozen):
     """How frozen linear layers are held if they are quantised."""
     freeze: tuple[str, ...] = ()
     """Names of modules whose weights are not trained."""
-    backend_module: str = "ladder.trial.backends.deepspeed"
+    backend_module: str = DEEPSPEED_MODULE
     """The module that ranks import to train the engine."""
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
@@ -163,6 +166,8 @@ class TrialSpec(_Frozen):
     """Their names."""
     rank_modules: tuple[str, ...] = ()
     """The modules that ranks import for techniques."""
+    environment: dict[str, str] = {}
+    """Variables that techniques need, before anything is built."""
     shares_sequences: bool = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     same_data: bool = False
@@ -187,6 +192,10 @@ class TrialSpec(_Frozen):
     seed: int = 0
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        return self.backend_module == DEEPSPEED_MODULE
 
     @property
     def zero_stage(self) -> int:
@@ -231,6 +240,8 @@ class MeasuredEvent(_Frozen):
     """Of an optimizer step: waiting for a script's own data loader."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    compile_seconds: float | None = None
+    """What the first step took longer than the next, because it compiled; None where nothing is compiled."""
     gradient_clipping: float | None = None
     """What a script's own loop clips gradients to, seen in its proof; None where it says so before, or nowhere."""
     matrix_flops: float | None = None

@@ -111,6 +111,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         sm_clock_mhz=use.sm_clock_mhz if use else None,
         loader_share=first.loader_share,
         padding=first.padding,
+        compile_seconds=first.compile_seconds,
         gradient_clipping=first.gradient_clipping,
         matrix_flops=min((event.matrix_flops for event in events if event.matrix_flops), default=None),
     )
@@ -124,6 +125,8 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
         warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped because gradients overflowed")
     if measurement.peak_device > 0.97 * limit:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
+    if measurement.compile_seconds is not None:
+        warnings.append(f"compiling took {measurement.compile_seconds:.0f} s of its first step, which is not counted")
     if (measurement.loader_share or 0.0) > _WAITING:
         warnings.append(
             f"{measurement.loader_share:.0%} of a step waits for the script's data loader, which more of its workers "

@@ -8,6 +8,7 @@ from ladder.trial.matrix_speed import matrix_flops
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.steps import Stepper, Timings
 from ladder.trial.subject import Subject
+from ladder.trial.techniques import techniques_of
 
 
 def measure_all(spec: TrialSpec, subject: Subject, reporter: Reporter, gauge: Gauge) -> None:
@@ -39,7 +40,8 @@ def _measure(
 ) -> MeasuredEvent:
     reporter.phase("warmup")
     gauge.reset()
-    losses = stepper.warm_up(candidate, spec.steps.warmup)
+    compiling, losses = stepper.compile(candidate) if _compiles(spec) else (None, [])
+    losses += stepper.warm_up(candidate, spec.steps.warmup)
     narrower = gauge.settle()
     if narrower:
         gauge.reset()  # memory reserved under the old, higher limit must not count
@@ -57,9 +59,13 @@ def _measure(
         subject.evaluate(candidate)
         reporter.phase("gather")
         subject.gather(spec.save_folder)
-    reading = gauge.read()
-    event = measured(candidate, reading, timings, began=began, ended=ended, losses=losses + timings.losses)
-    return event.model_copy(update={"matrix_flops": matrix_flops(spec, candidate)}) if spec.products else event
+    event = measured(candidate, gauge.read(), timings, began=began, ended=ended, losses=losses + timings.losses)
+    alone = matrix_flops(spec, candidate) if spec.products else None
+    return event.model_copy(update={"compile_seconds": compiling, "matrix_flops": alone})
+
+
+def _compiles(spec: TrialSpec) -> bool:
+    return any(technique.compiles for technique in techniques_of(spec))
 
 
 def measured(

@@ -43,8 +43,8 @@ def quantisation(spec: TrialSpec, dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        # Stage 3 gathers all parameters in one type.
-        bnb_4bit_quant_storage=dtype if spec.zero_stage == 3 else torch.uint8,
+        # Stage 3 gathers all parameters in one type, and FSDP2 divides only floating-point ones.
+        bnb_4bit_quant_storage=dtype if spec.zero_stage == 3 or "fsdp" in spec.deepspeed else torch.uint8,
     )
 
 
@@ -63,9 +63,10 @@ _SETTINGS = (
     "compress_statistics",
     "quant_type",
     "quant_storage",
+    "module",
     "has_fp16_weights",
 )
-"""What a parameter of bitsandbytes is made with."""
+"""What a parameter of bitsandbytes is made with. Its module keeps the scales, as FSDP2's shards cannot."""
 
 
 def _materialise(module: torch.nn.Module, device: str) -> None:

@@ -84,6 +84,9 @@ class _Ending:
 
 def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     world_size = str(spec.world_size)
+    os.environ.update(spec.environment)
+    for technique in techniques_of(spec):
+        technique.claim_host(rank, spec.world_size)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

@@ -12,7 +12,7 @@ from ladder.events.protocol import CandidateSpec, TrialSpec
 from ladder.trial.backends import Training
 from ladder.trial.model import make_batch, set_checkpointing
 from ladder.trial.reporter import Reporter
-from ladder.trial.techniques import techniques_of
+from ladder.trial.techniques import begin_candidate, techniques_of
 
 
 class Subject(Protocol):
@@ -73,6 +73,7 @@ class RandomModel:
         return self._training.skipped_steps
 
     def use(self, candidate: CandidateSpec) -> None:
+        begin_candidate(self._techniques)
         set_checkpointing(self._model, candidate)
 
     def begin_step(self) -> None:

@@ -102,8 +102,6 @@ def _require_backend(options: TuneOptions) -> None:
         return
     if options.launcher == "simulated":
         raise UsageError("--launcher simulated knows DeepSpeed only; leave out --backend.")
-    if options.script:
-        raise UsageError("A script of your own is tuned with DeepSpeed only; leave out --backend.")
 
 
 def backends_in(options: TuneOptions) -> frozenset[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder.candidates import Candidate, Technique
 from ladder.emit.settings import Settings
-from ladder.emit.trainer import trainer_arguments
+from ladder.emit.trainer import arguments_in_place
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, UsageError
 from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.events.trial_run import TrialRun
@@ -272,7 +272,18 @@ def suits_script(technique: Technique, script: Script) -> bool:
     """Whether a script can be told of `technique` without a change to it."""
     if technique.shares_sequences:
         return False
-    return script.facts.kind == "trainer" or not technique.rank_module
+    return script.facts.kind == "trainer" or technique.binds_cores or not technique.rank_module
+
+
+def suiting(techniques: Sequence[Technique], script: Script) -> list[Technique]:
+    """Those that `script` can be told of. UsageError for another one that the user allowed by name."""
+    for technique in techniques:
+        if not technique.consent.switch and not suits_script(technique, script):
+            raise UsageError(
+                f"{technique.consent.option(technique.name)} has no effect on this script, which cannot be told of "
+                "it without a change to it; leave it out."
+            )
+    return [technique for technique in techniques if suits_script(technique, script)]
 
 
 def script_spec(
@@ -310,23 +321,18 @@ def script_arguments(
         techniques=candidate.engine.techniques,
         world_size=machine.world_size,
         device=machine.device,
-        stage=candidate.engine.rung.stage,
+        rung=candidate.engine.rung,
         environment={},
         transformers=importlib.metadata.version("transformers"),
         host_memory=0,
         completions=workload.completions(machine.world_size),
         warnings=(),
     )
-    arguments = trainer_arguments(settings, folder_less()) | {"deepspeed": dict(deepspeed)}
+    arguments = arguments_in_place(settings, deepspeed)
     script = workload.script
     if script is not None and keeps_its_optimizer(script.facts.optimizer):
         arguments.pop("optim", None)
     return arguments
-
-
-def folder_less() -> Path:
-    """For arguments whose file is given as its content."""
-    return Path("deepspeed.json")
 
 
 def with_preparation(deadlines: Deadlines, workload: Workload) -> Deadlines:

@@ -34,7 +34,7 @@ from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import backends_in, require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
 from ladder.tuning.outputs import read_files, require_folder, require_writable
-from ladder.tuning.own_script import suits_script
+from ladder.tuning.own_script import suiting
 from ladder.tuning.preparation import obstacles, require_precision, without_operator
 from ladder.tuning.problem import (
     make_space,
@@ -133,7 +133,7 @@ def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     techniques, rungs = venue.techniques(choices_in(options), workload, machine), _rungs(options)
     if workload.script is not None:
-        techniques = [each for each in techniques if suits_script(each, workload.script)]
+        techniques = suiting(techniques, workload.script)
     require_effective_techniques(techniques, problem_of(workload, machine), rungs)
     versions = package_versions()
     require_writable(options.output, read_files(options, workload.model))

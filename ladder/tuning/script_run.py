@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.registry import backend_of
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config
 from ladder.emit.settings import settings_in
 from ladder.errors import EnvironmentFaultError, UsageError
@@ -22,7 +23,7 @@ from ladder.machine.gpus import visible_gpus
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.options import RunOptions
 from ladder.tuning.step_down import Plan, smaller
-from ladder.tuning.trial_request import candidate_spec
+from ladder.tuning.trial_request import candidate_spec, rank_modules_of
 from ladder.tuning.tune_events import Note, Subscriber
 
 
@@ -97,7 +98,9 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
             seq_len=settings.seq_len,
             optimizer=settings.optimizer,
             dtype=settings.dtype,
+            backend_module=backend_of(plan.candidate.engine.rung).rank_module,
             deepspeed=dict(plan.config),
+            rank_modules=rank_modules_of(plan.candidate.engine),
             candidates=(candidate_spec(plan.candidate),),
             memory_limit=0,
             script=ScriptSpec(

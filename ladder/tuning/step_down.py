@@ -10,7 +10,7 @@ from typing import Any
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.emit.settings import Settings
-from ladder.emit.trainer import trainer_arguments
+from ladder.emit.trainer import arguments_in_place
 from ladder.errors import LadderError
 from ladder.events.outcome import Measurement
 from ladder.search.space import Space, measured
@@ -40,7 +40,7 @@ class Plan:
     @property
     def arguments(self) -> dict[str, Any]:
         """TrainingArguments for a script that uses the Trainer."""
-        arguments = trainer_arguments(self.settings, Path("deepspeed.json")) | {"deepspeed": dict(self.config)}
+        arguments = arguments_in_place(self.settings, self.config)
         if self.optimizer and keeps_its_optimizer(self.optimizer):
             arguments.pop("optim", None)
         return arguments
@@ -59,6 +59,7 @@ class Plan:
         stage = zero.get("stage", 0)
         return {
             **{name: value for name, value in self.config.items() if name not in _NO_LAYOUT},
+            "backend": self.candidate.engine.rung.backend,
             "stage": {1: "1 or 2", 2: "1 or 2"}.get(stage, stage),
             "optimizer on": zero.get("offload_optimizer", {}).get("device", "the GPU"),
             "order": bool(zero.get("round_robin_gradients", False)),
@@ -122,6 +123,6 @@ def _with(plan: Plan, candidate: Candidate, space: Space) -> Plan:
         checkpoint_every=candidate.checkpoint_every,
         checkpointing=candidate.checkpointing,
         techniques=candidate.engine.techniques,
-        stage=candidate.engine.rung.stage,
+        rung=candidate.engine.rung,
     )
     return replace(plan, settings=settings, candidate=candidate, config=config)

@@ -110,7 +110,8 @@ def trial_spec(
         backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed,
         techniques=tuple(technique.name for technique in engine.techniques),
-        rank_modules=tuple(technique.rank_module for technique in engine.techniques if technique.rank_module),
+        environment=environment_of(engine, machine.world_size),
+        rank_modules=rank_modules_of(engine),
         shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
@@ -126,6 +127,16 @@ def trial_spec(
 
 def _products(workload: Workload) -> tuple[ProductSpec, ...]:
     return tuple(ProductSpec(**asdict(product)) for product in products_of(workload.model))
+
+
+def rank_modules_of(engine: Engine) -> tuple[str, ...]:
+    """The modules that ranks import for the techniques of `engine`."""
+    return tuple(technique.rank_module for technique in engine.techniques if technique.rank_module)
+
+
+def environment_of(engine: Engine, world_size: int) -> dict[str, str]:
+    """Variables that the techniques of `engine` need."""
+    return {name: value for technique in engine.techniques for name, value in technique.environment(world_size).items()}
 
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:

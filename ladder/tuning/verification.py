@@ -239,15 +239,15 @@ def _spec(
     swap_prefix: str,
     steps: StepPolicy,
 ) -> TrialSpec:
-    """A trial with the file's own DeepSpeed configuration, even if this version of ladder would write another one."""
+    """A trial with the file's own configuration, even if this version of ladder would write another one."""
     # The ranks make the optimizer of a trial themselves.
     config = {key: value for key, value in document.items() if key not in (SECTION, "optimizer")}
-    config["zero_optimization"] = {**config["zero_optimization"]}
+    zero = {**config.get("zero_optimization", {})}
     for name in ("offload_optimizer", "offload_param"):
-        section = config["zero_optimization"].get(name, {})
-        if "nvme_path" in section and machine.nvme_path is not None:
+        if "nvme_path" in zero.get(name, {}) and machine.nvme_path is not None:
             swap = machine.nvme_path / f"{swap_prefix}-{_TRIAL}"
-            config["zero_optimization"][name] = {**section, "nvme_path": str(swap)}
+            zero[name] = {**zero[name], "nvme_path": str(swap)}
+    config |= {"zero_optimization": zero} if zero else {}
     # With and without the optimizer, timed separately as in the tune; a script's own loop makes whole steps.
     accumulation = candidate.accumulation if workload.script is not None else min(2, candidate.accumulation)
     config["gradient_accumulation_steps"] = accumulation

@@ -64,6 +64,8 @@ class ScriptFacts:
     """The arguments of peft's LoraConfig, where it trains such adapters."""
     load_in: Literal["4bit", "8bit"] | None = None
     """How its linear layers are held if they are quantised."""
+    trains_16_bits: bool = False
+    """Some of what it trains has 16 bits, of which DeepSpeed makes fp32 masters."""
     generation: Generation | None = None
     """Of a trainer that writes what it trains on, as TRL's GRPO."""
     modules: tuple[str, ...] = ()

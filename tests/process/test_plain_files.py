@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from helpers.answers import answer
-from transformers import TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 
 from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit import Answer
-from ladder.emit.plain import PlainPaths, emit_plain
+from ladder.emit.files import OutputPaths
+from ladder.emit.plain import emit_plain, plain_output
+from ladder.emit.trainer import trainer_command_line
+from ladder.techniques.keys import engine_named
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
 
@@ -30,22 +35,36 @@ def plain_answer(rung: str, **changes: object) -> Answer:
     return replace(base, workload=workload, candidate=candidate, world_size=2, **changes)  # type: ignore[arg-type]
 
 
-def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
-    on_cpu = plain_answer("ddp", device="cpu", gpu_name=None)
+def trained(on_cpu: Answer, tmp_path: Path) -> list[dict[str, Any]]:
+    """What the two ranks of a Trainer script report that the answer's launch script has started."""
     emit_plain(on_cpu, tmp_path / "best_config.json")
-    launch = PlainPaths.beside(tmp_path / "best_config.json").launch
+    launch = OutputPaths.beside(plain_output(tmp_path / "best_config.json")).launch
     assert launch.name == "best_plain.launch.sh"
     own = [str(tmp_path), "--output_dir", str(tmp_path / "out"), "--max_steps", "3", "--report_to", "none"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", str(launch), "--trainer", str(SCRIPT), *own]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
+    ranks = trained(plain_answer("ddp", device="cpu", gpu_name=None), tmp_path)
     assert ranks[0]["sum"] == ranks[1]["sum"], "each has its own data, so they agree only if gradients were reduced"
     for seen in ranks:
         assert (seen["kind"], seen["weights"]) == ("MULTI_CPU", "torch.float32")
         assert seen["autocast"] is True
         assert (seen["sequences"], seen["clipping"], seen["steps"]) == (8, 0.5, 3)
+        assert math.isfinite(seen["loss"])
+        assert seen["compiled"] == []
+
+
+@pytest.mark.timeout(400)
+def test_the_launch_script_has_the_trainer_compile_what_was_measured(tmp_path: Path) -> None:
+    usual = plain_answer("ddp", device="cpu", gpu_name=None)
+    compiled = replace(usual, candidate=replace(usual.candidate, engine=engine_named("ddp+compile")))
+    for seen in trained(compiled, tmp_path):
+        assert {"module.model.layers.0", "module.model.layers.1"} <= set(seen["compiled"]), "each block by itself"
         assert math.isfinite(seen["loss"])
 
 
@@ -57,7 +76,7 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
     tmp_path: Path, rung: str, reshards: bool, offloads: bool
 ) -> None:
     emit_plain(plain_answer(rung), tmp_path / "mine.json")
-    paths = PlainPaths.beside(tmp_path / "mine.json")
+    paths = OutputPaths.beside(plain_output(tmp_path / "mine.json"))
     assert paths.accelerate.name == "mine.plain.accelerate.yaml"
     read = load_config_from_file(str(paths.accelerate))  # which refuses keys that accelerate does not know
     assert read.distributed_type == "FSDP"
@@ -68,6 +87,8 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
     words = json.loads(paths.trainer.read_text()) | {"bf16": False, "output_dir": str(tmp_path)}  # no GPU here
     told = TrainingArguments(**words).fsdp_plugin_args
     assert told is not None
+    (typed,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(shlex.split(trainer_command_line(words)))
+    assert typed.fsdp_plugin_args == told
     assert (told["fsdp_version"], told["reshard_after_forward"], told.get("cpu_offload", False)) == (
         2,
         reshards,
@@ -79,6 +100,6 @@ def test_half_checkpointing_is_written_as_the_trainer_reads_it(tmp_path: Path) -
     usual = plain_answer("ddp")
     half = replace(usual, candidate=replace(usual.candidate, checkpoint_every=HALF))
     emit_plain(half, tmp_path / "best_config.json")
-    words = json.loads(PlainPaths.beside(tmp_path / "best_config.json").trainer.read_text())
+    words = json.loads(OutputPaths.beside(plain_output(tmp_path / "best_config.json")).trainer.read_text())
     (options,) = (value for name, value in words.items() if name.endswith("checkpointing_kwargs"))
     assert options["every_n_layers"] == HALF

@@ -9,7 +9,7 @@ import pytest
 from helpers import TINY_CONFIG, ladder
 
 SMALL = ["--gpus", "0", "--gpu-memory", "2GiB", "--seq-len", "32", "--global-batch-size", "4", "--micro-batch", "1"]
-PLAIN = {"best_plain.accelerate.yaml", "best_plain.trainer.json", "best_plain.launch.sh"}
+PLAIN = {"best_plain.json", "best_plain.accelerate.yaml", "best_plain.trainer.json", "best_plain.launch.sh"}
 
 
 def files_in(folder: Path) -> set[str]:

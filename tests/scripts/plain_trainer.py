@@ -27,5 +27,7 @@ report = {
     "clipping": arguments.max_grad_norm,
     "steps": trainer.state.global_step,
     "loss": done.training_loss,
+    "cores": sorted(os.sched_getaffinity(0)),
+    "compiled": [name for name, each in trainer.model_wrapped.named_modules() if hasattr(each, "_orig_mod")],
 }
 (out / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))

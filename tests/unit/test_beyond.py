@@ -182,7 +182,7 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"allow": ["8-bit"]}, 'allow="8-bit" is unknown; choose from bf16-states, adam-8bit'),
+        ({"allow": ["8-bit"]}, 'allow="8-bit" is unknown; choose from compile, compile-whole, bf16-states, adam-8bit'),
         (
             {"allow": ["bf16-states"], "dtype": "fp16"},
             'allow="bf16-states" needs dtype="bf16", but training is in fp16',

@@ -119,9 +119,12 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
     assert study.trials[0].params == {
         "rung": "zero2",
         "liger": False,
+        "compile": False,
+        "compile-whole": False,
         "bf16-states": False,
         "adam-8bit": False,
         "ulysses": False,
+        "bind-cores": False,
         "checkpointing": "on",
         "micro_batch": 1,
     }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record, space_on
+from helpers.scripts import make_script, script_workload
 
+from ladder.backends.base import Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import ALL_RUNGS, PLAIN_RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.emit.plain import PlainPaths
+from ladder.emit.files import OutputPaths
+from ladder.emit.plain import plain_output
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.machine.described import Gpu, Machine
@@ -24,6 +28,8 @@ from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
 from ladder.units import GIB
 from ladder.workload.lora import Lora
+from ladder.workload.script import Generation
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
 LLAMA = bundled_workload("llama-2-7b")
@@ -79,8 +85,50 @@ def test_fsdp2_works_on_several_gpus_and_needs_no_operator_of_deepspeed() -> Non
         assert "several GPUs" in str(unsupported_reason(rung, machine_with(1), "adamw"))
         assert "several GPUs" in str(unsupported_reason(rung, machine_with(2, "cpu"), "adamw"))
         assert operators_of(rung, "adamw") == ()
-    for lacking in (replace(LLAMA, dtype="fp16"), replace(LLAMA, lora=Lora())):
-        assert all(backend_of(rung).obstacle(lacking, rung) for rung in sharded)
+    assert all(backend_of(rung).obstacle(replace(LLAMA, dtype="fp16"), rung) for rung in sharded)
+
+
+@pytest.mark.parametrize(("load_in", "is_divided"), [(None, True), ("4bit", True), ("8bit", False)])
+def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
+    load_in: LoadIn | None, is_divided: bool
+) -> None:
+    adapters = replace(LLAMA, lora=Lora(rank=8), load_in=load_in)
+    refused = [backend_of(rung).obstacle(adapters, rung) for rung in PLAIN_RUNGS if rung.stage]
+    assert [not why for why in refused] == [is_divided] * len(refused)
+    assert all("4bit" in why for why in refused if why)
+    if is_divided:  # at first, every rank has all packed weights
+        share = 0.5 if load_in is None else 1.0
+        assert peak("fsdp2", 8, workload=adapters) < share * peak("ddp", 8, workload=adapters)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"kind": "deepspeed"}, "calls DeepSpeed itself"),
+        ({"trains_16_bits": True}, "load its model in fp32"),
+        ({"generation": Generation(batch=8, micro_steps=None, per_prompt=4, longest=32)}, "generates"),
+    ],
+)
+def test_a_script_that_only_deepspeed_can_train_says_why(facts: dict[str, Any], said: str) -> None:
+    ddp, fsdp2 = RUNGS_BY_NAME["ddp"], RUNGS_BY_NAME["fsdp2"]
+    assert said in backend_of(ddp).obstacle(script_workload(make_script(**facts)), ddp)
+    for kind in ("trainer", "accelerate"):
+        usual = script_workload(make_script(kind=kind))
+        assert backend_of(ddp).obstacle(usual, ddp) == ""
+        assert "on ddp only" in backend_of(fsdp2).obstacle(usual, fsdp2)
+
+
+def test_what_is_gathered_and_scattered_beside_adapters_is_what_they_and_packed_weights_have() -> None:
+    def first_backward(workload: Workload) -> Moment:
+        candidate = Candidate(Engine(RUNGS_BY_NAME["fsdp2"]), 1, 1, 1)
+        moments = backend_of(candidate.engine.rung).moments(workload, candidate, 8, "cuda")
+        return next(moment for moment in moments if moment.name == "backward")
+
+    whole, adapters = first_backward(LLAMA), first_backward(replace(LLAMA, lora=Lora(rank=8)))
+    packed = first_backward(replace(LLAMA, lora=Lora(rank=8), load_in="4bit"))
+    assert adapters.live == pytest.approx(whole.live, rel=0.01)
+    assert packed.live < 0.6 * adapters.live
+    assert adapters.buffers < 0.5 * whole.buffers
 
 
 def test_liger_goes_with_rungs_without_deepspeed_and_techniques_of_deepspeed_do_not() -> None:
@@ -119,6 +167,9 @@ def test_a_backend_that_cannot_have_an_effect_is_refused_in_one_sentence(options
 
 
 def test_its_files_stand_beside_the_answer_under_names_of_their_own(tmp_path: Path) -> None:
-    usual, own = PlainPaths.beside(tmp_path / "best_config.json"), PlainPaths.beside(tmp_path / "llama.json")
+    usual, own = (
+        OutputPaths.beside(plain_output(tmp_path / "best_config.json")),
+        OutputPaths.beside(plain_output(tmp_path / "llama.json")),
+    )
     assert usual.launch == tmp_path / "best_plain.launch.sh"
     assert own.trainer == tmp_path / "llama.plain.trainer.json"

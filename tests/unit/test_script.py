@@ -30,6 +30,7 @@ from ladder.tuning.own_script import (
     optimizer_in,
     script_spec,
     shape_of,
+    suiting,
     suits_script,
     task_of,
     with_preparation,
@@ -324,14 +325,21 @@ def test_output_folders_of_a_command_lead_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("trainer", ["liger", "bf16-states", "adam-8bit"]),
-        ("accelerate", ["bf16-states"]),
-        ("deepspeed", ["bf16-states"]),
+        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit", "bind-cores"]),
+        ("accelerate", ["bf16-states", "bind-cores"]),
+        ("deepspeed", ["bf16-states", "bind-cores"]),
     ],
 )
 def test_a_script_is_tried_only_with_what_it_can_be_told(kind: str, names: list[str]) -> None:
     script = make_script(kind=kind)
     assert [name for name, technique in TECHNIQUES.items() if suits_script(technique, script)] == names
+
+
+def test_a_technique_that_a_script_cannot_be_told_of_is_left_out_or_refused_if_it_was_allowed() -> None:
+    loop = make_script(kind="accelerate")
+    assert suiting([TECHNIQUES["liger"], TECHNIQUES["bf16-states"]], loop) == [TECHNIQUES["bf16-states"]]
+    with pytest.raises(UsageError, match="--allow compile has no effect on this script"):
+        suiting([TECHNIQUES["compile"]], loop)
 
 
 def trial_of(script: Script, folder: Path) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, offloaded_input, terms_of
-from ladder.backends.base import Device, Moment
+from ladder.backends.base import Device, Moment, with_one_dequantised
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import Candidate, Terms
 from ladder.units import MIB
@@ -37,19 +37,12 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     build = _moments_replicated if stage == 0 else _moments_stage3 if stage == 3 else _moments_stage12
     moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
     if workload.weights.quantised:
-        moments = _with_one_dequantised(moments, 2.0 * workload.weights.largest_quantised)
+        moments = with_one_dequantised(moments, workload)
         # Before stage 3 divides them, every rank has all quantised weights (trial/quantised.py, and transformers too).
         moments.insert(1, Moment("initialisation", workload.weights.bytes_held, 0.0, 0.0))
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
-
-
-def _with_one_dequantised(moments: Sequence[Moment], largest: float) -> list[Moment]:
-    """Backward holds one quantised matrix in 16 bits at a time (bitsandbytes' MatMul4Bit); at the loss it is freed."""
-    return [
-        replace(moment, buffers=moment.buffers + largest) if moment.name == "backward" else moment for moment in moments
-    ]
 
 
 def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:

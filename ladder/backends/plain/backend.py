@@ -12,6 +12,7 @@ from ladder.backends.plain.moments import moments_of, offloaded
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
 
 
@@ -20,13 +21,17 @@ class Plain(Backend):
     rank_module = "ladder.trial.backends.plain"
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
-        """What accelerate, FSDP2 or this version cannot train: units of FSDP2 have parameters of one type."""
-        if workload.script is not None:
-            return "a script of your own is tuned with DeepSpeed only"
+        """What accelerate, FSDP2 or this version cannot train.
+
+        FSDP2 (torch 2.11 and 2.13) and accelerate 1.15 take adapters beside frozen 16-bit weights, and beside 4-bit
+        weights that are stored as bf16. A shard of bitsandbytes' 8-bit weights is a plain parameter without its scales.
+        """
+        if workload.script is not None and (why := _of_script(workload.script.facts, rung)):
+            return why
         if workload.dtype != "bf16":
             return "without DeepSpeed, ladder trains in bf16 only"
-        if rung.stage > 0 and (workload.lora is not None or workload.load_in is not None):
-            return "FSDP2 is not tried with adapters"
+        if rung.stage > 0 and workload.load_in == "8bit":
+            return "FSDP2 cannot divide 8-bit weights of bitsandbytes; --load-in 4bit can be divided"
         return ""
 
     def configuration(
@@ -52,6 +57,19 @@ class Plain(Backend):
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return plain_terms(workload, candidate, world_size, machine)
+
+
+def _of_script(facts: ScriptFacts, rung: Rung) -> str:
+    """What of a user's own script cannot be trained without DeepSpeed yet."""
+    if facts.kind == "deepspeed":
+        return "the script calls DeepSpeed itself"
+    if rung.stage > 0:
+        return "a script of your own is tried without DeepSpeed on ddp only"
+    if facts.generation is not None:
+        return "a script that generates what it trains on needs DeepSpeed"
+    if facts.trains_16_bits:
+        return "the script trains 16-bit weights, for which only DeepSpeed keeps fp32 masters; load its model in fp32"
+    return ""
 
 
 PLAIN = Plain()

@@ -1,7 +1,8 @@
 """The memory of training without DeepSpeed, by the moments of a step, with P parameters, T of them trained, N ranks.
 
 Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two moments; they are their own masters.
-Frozen weights beside adapters are in 16 bits. Gradients have 4 T from backward to the step, which sets them to None.
+Frozen weights beside adapters are in 16 bits, or in fewer where they are quantised. Gradients have 4 T from backward
+to the step, which sets them to None.
 
 **Not seen on a GPU.** What autocast saves was counted on the CPU with transformers' modules.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, tokens_of_a_rank
-from ladder.backends.base import Moment
+from ladder.backends.base import Moment, with_one_dequantised
 from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import Workload
@@ -31,6 +32,10 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> lis
     rung = candidate.engine.rung
     build = _replicated if rung.stage == 0 else _sharded
     moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
+    if workload.weights.quantised:
+        moments = with_one_dequantised(moments, workload)
+        if rung.stage > 0:  # before FSDP2 divides them, every rank has all quantised weights
+            moments.insert(1, Moment("initialisation", workload.weights.bytes_held, 0.0, 0.0))
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
 
 
@@ -53,18 +58,20 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     """FSDP2: fp32 shards, gathered in 16 bits layer by layer; without resharding, all layers from forward to backward.
 
     While accumulating, the gradients of all parameters are kept unsharded, in fp32. A block's are scattered in fp32.
+    Quantised weights are gathered as they are.
     """
     weights, model, rung = workload.weights, workload.model, candidate.engine.rung
-    p, t, n = weights.total, weights.trained, world_size
+    t, n = weights.trained, world_size
     on_gpu = 0.0 if rung.offload_param == "cpu" else 1.0
     block = model.num_block_parameters
     outside = max(0, model.num_parameters - model.num_layers * block)
-    live = 2.0 * (p if rung.stage == 2 else outside + 2 * block)
+    held_in_blocks = weights.bytes_held - 2.0 * outside
+    live = weights.bytes_held if rung.stage == 2 else 2.0 * outside + 2 * held_in_blocks / model.num_layers
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
     )
     accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
-    held = replace(rest, gradients=accumulated, live=live, buffers=2 * 4.0 * block)
+    held = replace(rest, gradients=accumulated, live=live, buffers=2 * 4.0 * min(block, t / model.num_layers))
     step = on_gpu * 4.0 * t / n
     gradients = max(accumulated, step)
     return _passes(rest, held, acts, 0.0, first=2.0 * weights.largest_trained, gradients=gradients, last_live=live)
@@ -87,7 +94,9 @@ def _passes(
 
 
 def weights_bytes(workload: Workload) -> float:
-    """Bytes of all weights: fp32 where they are trained, as they are held where they are frozen."""
+    """Bytes of all weights: fp32, and beside adapters only these."""
+    if workload.lora is None:
+        return 4.0 * workload.weights.total
     return workload.weights.bytes_held + 2.0 * workload.weights.trained
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ladder.backends.activations import terms_of
 from ladder.backends.base import StepTerms
+from ladder.backends.plain.moments import weights_bytes
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate
 from ladder.machine.machine_speed import MachineSpeed
@@ -33,11 +34,11 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     gather = 0.0
     if rung.stage > 0:
         passes = 2.0 if rung.stage == 3 else 1.0
-        gather = max(2.0 * weights.total * over_links * passes, _HOOKS * machine.host_seconds * model.num_layers)
+        gather = max(weights.bytes_held * over_links * passes, _HOOKS * machine.host_seconds * model.num_layers)
     share = weights.trained / (world_size if rung.stage > 0 else 1)
     update = _OF_UPDATE * share / machine.device_bytes
     if rung.offload_param == "cpu":
-        gather += 2 * 4.0 * weights.total / world_size / machine.pcie_bytes
+        gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes
         update = weights.trained / machine.cpu_adam_parameters + 4.0 * share / machine.pcie_bytes
     per_token = token_seconds(workload, candidate, machine, known.compute)
     return StepTerms(

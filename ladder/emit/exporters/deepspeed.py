@@ -12,10 +12,16 @@ from ladder.emit.exporters.base import (
     Exporter,
 )
 from ladder.emit.settings import Settings
+from ladder.errors import UsageError
 
 
 class DeepSpeedOnly(Exporter):
     name = "deepspeed"
+
+    def require_possible(self, settings: Settings, task: str) -> None:
+        super().require_possible(settings, task)
+        if not settings.trains_with_deepspeed:
+            raise UsageError("--for deepspeed: the answer trains without DeepSpeed; use --for accelerate or trainer.")
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         return json.dumps({key: value for key, value in document.items() if key != SECTION}, indent=2) + "\n"

@@ -61,10 +61,10 @@ class Sbatch(Exporter):
 def _launch(settings: Settings, config: Path) -> list[str]:
     """The lines that set the array `launch` for srun. Paths are absolute, because Slurm runs a copy of the script."""
     accelerate = OutputPaths.beside(config).accelerate
-    with_accelerate = [
-        f"--config_file {shlex.quote(str(accelerate))}",
-        f"--deepspeed_config_file {shlex.quote(str(config))}",
-    ]
+    told = f"--deepspeed_config_file {shlex.quote(str(config))}"
+    if not settings.trains_with_deepspeed:
+        told = f"--gradient_accumulation_steps {settings.accumulation}"
+    with_accelerate = [f"--config_file {shlex.quote(str(accelerate))}", told]
     return [
         "form=accelerate",
         'if [ "${1-}" = --trainer ]; then form=trainer; shift; fi',

@@ -41,31 +41,49 @@ def hold_accelerate(grip: Grip) -> None:
         micro_batch = grip.spec.candidates[0].micro_batch
         changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
         ready = grip.engine(lambda: own(accelerator, *changed, **options))
-        loop.engine = ready[_place(models[0], things)]
-        set_checkpointing(loop.engine.module, grip.spec.candidates[0])
+        loop.engine, loop.accelerator = ready[_place(models[0], things)], accelerator
+        set_checkpointing(loop.model, grip.spec.candidates[0])
         loop.hold(ready[_place(loaders[0], things)], lambda batch: send_to_device(batch, accelerator.device))
         return ready
 
-    def stepped(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> Any:
-        if loop.engine is not None:  # whether or not the loop asks accelerate when to step
-            ends = loop.is_boundary or accelerator.gradient_state.end_of_dataloader
-            accelerator.gradient_state._set_sync_gradients(ends)
-        return own(accelerator, *arguments, **options)
-
-    def clipped(own: Any, accelerator: Any, parameters: Any, max_norm: float, *given: Any, **options: Any) -> Any:
-        if loop.engine is not None:
-            # accelerate leaves it to DeepSpeed's configuration. That of a trial has none yet: from the second step on.
-            loop.clipping = float(max_norm)
-            loop.engine.optimizer.clip_grad = loop.clipping
-        return own(accelerator, parameters, max_norm, *given, **options)
-
-    wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
     wrap(accelerate.Accelerator, "__init__", made)
     wrap(accelerate.Accelerator, "prepare", prepared)
-    wrap(accelerate.Accelerator, "backward", stepped)
+    _hold_steps(grip, loop)
     if not grip.is_run:
         write_nothing(accelerate.Accelerator, _WRITERS, loop)
         hold_back_writing(loop)
+
+
+def _hold_steps(grip: Grip, loop: Loop) -> None:
+    """Let the trial decide where an optimizer step ends, and see what the loop clips."""
+
+    def ends_step(accelerator: Any) -> None:
+        ends = loop.is_boundary or accelerator.gradient_state.end_of_dataloader
+        accelerator.gradient_state._set_sync_gradients(ends)
+
+    def stepped(own: Any, accelerator: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
+        if loop.engine is not None:  # whether or not the loop asks accelerate when to step
+            ends_step(accelerator)
+            loop.loss = loss.detach()
+        return own(accelerator, loss, *arguments, **options)
+
+    def decided(own: Any, accelerator: Any) -> None:
+        own(accelerator)
+        if loop.engine is not None:  # before forward, where DDP decides whether to reduce
+            ends_step(accelerator)
+
+    def clipped(own: Any, accelerator: Any, parameters: Any, max_norm: float, *given: Any, **options: Any) -> Any:
+        if loop.engine is not None:
+            loop.clipping = float(max_norm)
+            if grip.spec.uses_deepspeed:
+                # accelerate leaves it to the configuration. That of a trial has none yet: from the second step on.
+                loop.engine.optimizer.clip_grad = loop.clipping
+        return own(accelerator, parameters, max_norm, *given, **options)
+
+    wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
+    wrap(accelerate.Accelerator, "backward", stepped)
+    if not grip.is_look and not grip.spec.uses_deepspeed:
+        wrap(accelerate.Accelerator, "_do_sync", decided)
 
 
 def _place(thing: Any, things: tuple[Any, ...]) -> int:
@@ -78,12 +96,16 @@ def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
         changes |= {"log_with": None, "project_dir": grip.script.scratch}
     if grip.is_look:
         return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None}
-    # `cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more.
-    accelerate.PartialState(cpu=grip.spec.device == "cpu")
+    on_cpu = grip.spec.device == "cpu"
+    plugin = None
+    if grip.spec.uses_deepspeed:
+        # `cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more.
+        accelerate.PartialState(cpu=on_cpu)
+        plugin = accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed))
     return changes | {
-        "cpu": False,
+        "cpu": on_cpu and plugin is None,
         "mixed_precision": grip.spec.dtype,
-        "deepspeed_plugin": accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed)),
+        "deepspeed_plugin": plugin,
         "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
         "gradient_accumulation_plugin": None,
     }

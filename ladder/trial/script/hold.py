@@ -10,6 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import deepspeed
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
@@ -19,6 +23,9 @@ from ladder.workload.script import ScriptFacts, ScriptKind
 
 Leave = Callable[[BaseException | None], NoReturn]
 """Ends the process with its report; no line of the script runs after it."""
+
+
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 class NotTakenHoldOfError(RuntimeError):
@@ -121,8 +128,15 @@ def name_moments(grip: Grip) -> None:
                 raise
             grip.leave(error)
 
-    for name in ("forward", "backward", "step"):  # DeepSpeed's own wrappers hide their names
-        wrap(deepspeed.DeepSpeedEngine, name, functools.partial(named, name))
+    for owner, name in _parts_of_a_micro_step(grip.spec):
+        wrap(owner, name, functools.partial(named, name))
+
+
+def _parts_of_a_micro_step(spec: TrialSpec) -> list[tuple[Any, str]]:
+    """The methods of the engine that do them. accelerate's model is wrapped only if there are other ranks."""
+    if spec.uses_deepspeed:  # whose own wrappers hide their names
+        return [(deepspeed.DeepSpeedEngine, name) for name in ("forward", "backward", "step")]
+    return [(DistributedDataParallel, "forward"), (Accelerator, "backward"), (AcceleratedOptimizer, "step")]
 
 
 def note_checkpoints(grip: Grip) -> None:
@@ -135,8 +149,17 @@ def note_checkpoints(grip: Grip) -> None:
             grip.reporter.send(CheckpointEvent(t=now()))
         return done
 
-    for name in ("save_checkpoint", "load_checkpoint"):
-        wrap(deepspeed.DeepSpeedEngine, name, noted)
+    def noted_by_accelerate(own: Any, *arguments: Any, **options: Any) -> Any:
+        done = own(*arguments, **options)
+        grip.reporter.send(CheckpointEvent(t=now()))
+        return done
+
+    if grip.spec.uses_deepspeed:
+        for name in ("save_checkpoint", "load_checkpoint"):
+            wrap(deepspeed.DeepSpeedEngine, name, noted)
+    else:
+        for name in ("save_state", "load_state"):
+            wrap(Accelerator, name, noted_by_accelerate)
 
 
 def model_facts(model: Any) -> dict[str, Any]:
@@ -151,6 +174,7 @@ def model_facts(model: Any) -> dict[str, Any]:
         "num_trainable": trainable,
         "lora": Lora.from_peft(vars(adapters[0])).for_peft() if adapters else None,
         "load_in": held[0] if held else None,
+        "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
     }
 
 

@@ -40,6 +40,8 @@ class Loop:
     def __init__(self, grip: Grip, kind: ScriptKind) -> None:
         self.grip, self.kind = grip, kind
         self.engine: Any = None
+        self.accelerator: Any = None
+        """Of a loop with accelerate."""
         self.is_boundary = True
         self.is_finishing = False
         self.loss: torch.Tensor | float = 0.0
@@ -58,9 +60,14 @@ class Loop:
 
         wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
 
+    @property
+    def model(self) -> Any:
+        """The script's own; without DeepSpeed and other ranks nothing wraps it."""
+        return getattr(self.engine, "module", self.engine)
+
     def is_training(self) -> bool:
         """Whether the loop that asks is the one that trains."""
-        return bool(self.engine.module.training)
+        return bool(self.model.training)
 
     def _trained(self, epoch: Iterator[Any]) -> Iterator[Any]:
         """The user's own training: every batch, with an optimizer step after as many as the answer accumulates."""
@@ -107,14 +114,19 @@ class Loop:
             self.grip.leave(_left_early())
 
     def _finish(self, steps: RealSteps) -> None:
-        """A checkpoint of DeepSpeed's, and a resume from it."""
+        """A checkpoint, and a resume from it."""
         self.is_finishing = True
         reporter, folder = self.grip.reporter, str(Path(self.grip.script.scratch) / "checkpoint")
         reporter.phase("gather")
         with reporter.during("gather"):
-            self.engine.save_checkpoint(folder)
-            self.engine.load_checkpoint(folder)
-        steps.report(self.engine.module, self.clipping)
+            if self.grip.spec.uses_deepspeed:
+                self.engine.save_checkpoint(folder)
+                self.engine.load_checkpoint(folder)
+            else:
+                self.accelerator.save_state(folder)
+                self.accelerator.wait_for_everyone()  # rank 0 alone writes
+                self.accelerator.load_state(folder)
+        steps.report(self.model, self.clipping)
 
 
 class LoopSubject:
@@ -140,11 +152,11 @@ class LoopSubject:
 
     @property
     def skipped_steps(self) -> int:
-        return int(self._loop.engine.skipped_steps)
+        return int(getattr(self._loop.engine, "skipped_steps", 0))
 
     def use(self, candidate: CandidateSpec) -> None:
         self._num_begun += 1
-        set_checkpointing(self._loop.engine.module, candidate)
+        set_checkpointing(self._loop.model, candidate)
 
     def begin_step(self) -> None:
         """The loop's own steps begin with nothing."""

@@ -74,7 +74,7 @@ def run_program(program: Program, spec: TrialSpec, script: ScriptSpec) -> None:
     for module in HIDDEN:
         unhide(module)
     # Alive while the script runs: under stage 3 transformers builds every model in shards then.
-    is_sharded = script.mode != "look" and spec.deepspeed["zero_optimization"]["stage"] == 3
+    is_sharded = script.mode != "look" and spec.zero_stage == 3
     keep_alive = HfDeepSpeedConfig(spec.deepspeed) if is_sharded else None
     program.run()
     del keep_alive

@@ -22,6 +22,7 @@ from ladder.trial.reporter import Reporter
 from ladder.trial.script.hold import name_moments, note_checkpoints
 from ladder.trial.script.program import program_of
 from ladder.trial.script.running import run_program, take_hold
+from ladder.trial.techniques import techniques_of
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
     path = Path(sys.argv[1])
     spec = TrialSpec.model_validate_json(path.read_bytes())
     assert spec.script is not None
+    for technique in techniques_of(spec):
+        technique.claim_host(int(os.environ["LOCAL_RANK"]), spec.world_size)
     reporter = Reporter(path.parent / f"rank{os.environ['RANK']}.jsonl")
     if spec.device == "cpu" and not dist.is_initialized():  # DeepSpeed on a CPU looks for MPI otherwise
         dist.init_process_group("gloo")
@@ -49,8 +52,8 @@ def main() -> None:
 
 def _load_operators(spec: TrialSpec) -> None:
     """Those that the engine will load, one rank after another: a lock that a killed run left would hold it for ever."""
-    names = ["shm_comm"] if spec.device == "cpu" else []
-    if "offload_optimizer" in spec.deepspeed["zero_optimization"]:
+    names = ["shm_comm"] if spec.device == "cpu" and spec.uses_deepspeed else []
+    if "offload_optimizer" in spec.deepspeed.get("zero_optimization", {}):
         names.append("cpu_adam")
     for name in names:
         with suppress(Exception):  # the engine says better what it needs

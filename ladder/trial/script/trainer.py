@@ -84,17 +84,29 @@ def hold_trainer(grip: Grip) -> None:
             set_checkpointing(trainer.model, candidate)
         return grip.engine(lambda: own(trainer, *arguments, **options))
 
+    wrap(TrainingArguments, "__post_init__", replaced)
+    wrap(Trainer, "train", held)
+    if grip.is_run:
+        _note_checkpoints(grip)
+    wrap(Trainer, "_prepare_for_training", prepared)
+
+
+def _note_checkpoints(grip: Grip) -> None:
+    """Let every Trainer of a run report that it wrote or read a checkpoint."""
+
     def saved(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> None:
         own(trainer, *arguments, **options)
         if not trainer.args.save_only_model:
             folder = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
             grip.reporter.send(CheckpointEvent(t=now(), folder=str(folder.absolute())))
 
-    wrap(TrainingArguments, "__post_init__", replaced)
-    wrap(Trainer, "train", held)
-    if grip.is_run:
-        wrap(Trainer, "_save_checkpoint", saved)
-    wrap(Trainer, "_prepare_for_training", prepared)
+    def loaded(own: Any, *arguments: Any, **options: Any) -> None:
+        own(*arguments, **options)
+        grip.reporter.send(CheckpointEvent(t=now()))
+
+    wrap(Trainer, "_save_checkpoint", saved)
+    if not grip.spec.uses_deepspeed:  # whose engine says itself what it reads
+        wrap(Trainer, "_load_from_checkpoint", loaded)
 
 
 _OWN = (

@@ -77,6 +77,11 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         torch.distributed.barrier()
         folder = get_last_checkpoint(trainer.args.output_dir)
-        if folder is not None and not trainer.args.save_only_model:
+        if folder is None:
+            return
+        if not self._grip.spec.uses_deepspeed:
+            trainer._load_from_checkpoint(folder)
+            trainer._load_optimizer_and_scheduler(folder)
+        elif not trainer.args.save_only_model:
             strict = not hasattr(trainer.model, "peft_config")  # an adapter's checkpoint has the adapter alone
             deepspeed_load_checkpoint(trainer.model_wrapped, folder, load_module_strict=strict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ladder.events.protocol import CandidateSpec
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
+from ladder.trial.techniques import begin_candidate, techniques_of
 
 
 class TrainerSubject:
@@ -35,6 +37,7 @@ class TrainerSubject:
 
     def use(self, candidate: CandidateSpec) -> None:
         self._batches.clear()
+        begin_candidate(techniques_of(self._grip.spec))
         if len(self._grip.spec.candidates) > 1:  # a single one has what the Trainer's own arguments say
             set_checkpointing(self._trainer.model, candidate)
 
@@ -55,13 +58,21 @@ class TrainerSubject:
         trainer = self._trainer
         inputs, items = batch
         trainer.accelerator.gradient_state._set_sync_gradients(is_boundary)
-        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, inputs, items)
+        with self._synchronising(is_boundary):
+            loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, inputs, items)
         if is_boundary:
             if trainer.args.max_grad_norm > 0:
                 trainer._get_grad_norm(trainer.model_wrapped, grad_norm=trainer._clip_grad_norm(trainer.model_wrapped))
             trainer.optimizer.step()
             trainer.model_wrapped.zero_grad()
         return loss
+
+    def _synchronising(self, is_boundary: bool) -> AbstractContextManager[Any]:
+        """As the Trainer's own loop does: DeepSpeed decides for itself when gradients are reduced."""
+        if is_boundary or self._grip.spec.uses_deepspeed:
+            return nullcontext()
+        held_back: AbstractContextManager[Any] = self._trainer.accelerator.no_sync(self._trainer.model_wrapped)
+        return held_back
 
     def evaluate(self, candidate: CandidateSpec) -> None:
         """A proof trains through the Trainer's own loop (`RealStepsOfTrainer`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,11 +18,20 @@ class RankTechnique:
     evaluation_arguments: dict[str, Any] = {}  # noqa: RUF012  # subclasses replace it, nothing changes it
     """Arguments that the Trainer adds to the model's call when it only needs the loss."""
 
+    compiles = False
+    """The first step of a candidate compiles kernels, so its time says nothing of others."""
+
+    def claim_host(self, rank: int, world_size: int) -> None:
+        """Called first in a rank, before anything starts threads."""
+
     def prepare(self) -> None:
         """Import what the server must not import: modules that initialise CUDA or allocate memory outside tensors."""
 
     def change_model(self, model: PreTrainedModel) -> None:
         """Change the model before DeepSpeed gets it. RuntimeError if that would have no effect."""
+
+    def begin_candidate(self) -> None:
+        """Called before the first step of each candidate."""
 
     def process_groups(self, model: PreTrainedModel, spec: TrialSpec) -> Any:
         """The process groups for DeepSpeed; None for the default ones."""
@@ -47,6 +57,12 @@ class RankTechnique:
     def evaluation_batch(self, batch: dict[str, torch.Tensor], spec: TrialSpec) -> dict[str, torch.Tensor]:
         """The part of `batch` that this rank evaluates."""
         return batch
+
+
+def begin_candidate(techniques: Iterable[RankTechnique]) -> None:
+    """Let `techniques` get ready for another candidate."""
+    for technique in techniques:
+        technique.begin_candidate()
 
 
 def techniques_of(spec: TrialSpec) -> list[RankTechnique]:

@@ -1,0 +1,31 @@
+"""Binding ranks to cores in a launch script, which starts itself again as the first program of each rank."""
+
+from __future__ import annotations
+
+import os
+
+from ladder.emit.answer import Answer
+from ladder.techniques.bound_cores import cores_of
+
+_START = 'bash "$0" --rank "$@"'
+
+
+def started(answer: Answer) -> tuple[list[str], str, str]:
+    """Lines before all others, an option for the launcher, and what it starts: the script and its arguments.
+
+    Without bound cores: no line, no option, and "$@".
+    """
+    if not any(technique.binds_cores for technique in answer.candidate.engine.techniques):
+        return [], "", '"$@"'
+    here = sorted(os.sched_getaffinity(0))
+    ranks = range(answer.world_size)
+    cores = " ".join(",".join(map(str, cores_of(rank, here, answer.world_size))) for rank in ranks)
+    lines = [
+        "# The launcher starts each rank by this script again, which binds it to the cores on which it was measured.",
+        'if [ "${1-}" = --rank ]; then',
+        "  shift",
+        f"  cores=({cores})",
+        '  exec taskset --cpu-list "${cores[$LOCAL_RANK]}" python "$@"',
+        "fi",
+    ]
+    return lines, " --no_python", _START

@@ -1,0 +1,44 @@
+"""Bound cores: each rank runs on CPU cores of its own, as with DeepSpeed's `--bind_cores_to_rank`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder.candidates import Candidate, Consent, Problem, Rung, Technique, Terms
+from ladder.workload.workload import Workload
+
+_DOUBT = 0.1
+"""Of the seconds of a step, as a logarithm. Chosen: nothing was measured on a GPU; a report for two sockets has 0.77 of
+the step's time."""
+
+
+class BoundCores(Technique):
+    name = "bind-cores"
+    title = "ranks bound to cores"
+    slot = "host"
+    consent = Consent(
+        caution="each rank runs on cores of its own (--allow bind-cores): ladder's launch script binds them with "
+        "taskset, and other launchers do not"
+    )
+    rank_module = "ladder.trial.techniques.bound_cores"
+    backends = frozenset({"deepspeed", "plain"})
+    why_not = "ranks are bound to cores where something is offloaded, and each rank needs one"
+    binds_cores = True
+
+    def suits(self, problem: Problem, rung: Rung) -> bool:
+        """Where the host works: with offload, or without a GPU."""
+        is_on_host = bool(rung.devices) or problem.device == "cpu"
+        return is_on_host and problem.num_cores >= problem.world_size > 1
+
+    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+        return replace(terms, doubts=(*terms.doubts, (self.name, _DOUBT)))
+
+
+def cores_of(rank: int, cores: Sequence[int], ranks: int) -> list[int]:
+    """The cores of `rank`: as many for each, in the order of their numbers, which is that of the sockets."""
+    each = max(1, len(cores) // ranks)
+    return sorted(cores)[each * rank : each * (rank + 1)] or sorted(cores)[-1:]
+
+
+BIND_CORES = BoundCores()

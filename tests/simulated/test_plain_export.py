@@ -1,0 +1,95 @@
+"""`ladder export` of an answer without DeepSpeed: each program's own words for DDP and FSDP2, or why it has none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.answers import answer
+
+from ladder.candidates import RUNGS_BY_NAME
+from ladder.cli.main import main
+from ladder.emit.config import load_best_config
+from ladder.emit.exporters.registry import exported
+from ladder.emit.plain import emit_plain
+from ladder.errors import UsageError
+from ladder.techniques.keys import engine_named
+from ladder.workload.lora import Lora
+
+ADAPTERS = {"lora": Lora(rank=8)}
+QLORA = {**ADAPTERS, "load_in": "4bit"}
+
+
+def text_for(folder: Path, target: str, engine: str, workload: dict[str, Any] | None = None) -> str:
+    """What an answer of `engine`, written and read again, is in the words of `target`."""
+    usual = answer("zero1", workload=workload)
+    found = replace(usual, candidate=replace(usual.candidate, engine=engine_named(engine)))
+    emit_plain(found, folder / "best_config.json")
+    written = folder / "best_plain.json"
+    return exported(load_best_config(written), written, target)
+
+
+def words_for(folder: Path, target: str, engine: str, workload: dict[str, Any] | None = None) -> dict[str, Any]:
+    words: dict[str, Any] = yaml.safe_load(text_for(folder, target, engine, workload))
+    return words
+
+
+@pytest.mark.parametrize("target", ["trainer", "accelerate"])
+def test_the_trainer_and_accelerate_get_what_stands_beside_the_answer(tmp_path: Path, target: str) -> None:
+    words = words_for(tmp_path, target, "fsdp2")
+    suffix = {"trainer": "trainer.json", "accelerate": "accelerate.yaml"}[target]
+    assert words == yaml.safe_load((tmp_path / f"best_plain.{suffix}").read_text())
+    assert not any("deepspeed" in name for name in words)
+
+
+def test_trl_names_accelerates_file_and_the_type_of_weights_that_was_measured(tmp_path: Path) -> None:
+    words = words_for(tmp_path, "trl", "fsdp2")
+    assert words["accelerate_config"] == str(tmp_path / "best_plain.accelerate.yaml")
+    assert words["dtype"] == "float32"
+    assert not {"deepspeed", "fsdp", "fsdp_config"} & words.keys(), "accelerate's file has them"
+    packed = words_for(tmp_path, "trl", "fsdp2", QLORA)
+    assert (packed["dtype"], packed["bnb_4bit_quant_storage"]) == ("bfloat16", "bfloat16")
+    assert "bnb_4bit_quant_storage" not in words_for(tmp_path, "trl", "ddp", QLORA)
+
+
+def test_axolotl_shards_adapters_in_its_own_words_and_says_why_it_trains_no_whole_model(tmp_path: Path) -> None:
+    words = words_for(tmp_path, "axolotl", "fsdp2+no-reshard", ADAPTERS)
+    assert words["fsdp_version"] == 2
+    assert words["fsdp_config"]["reshard_after_forward"] is False
+    assert words["fsdp_config"]["offload_params"] is False
+    assert "deepspeed" not in words
+    assert "fsdp_config" not in words_for(tmp_path, "axolotl", "ddp", ADAPTERS)
+    with pytest.raises(UsageError, match=r"without the fp32 masters .* use --for trl"):
+        text_for(tmp_path, "axolotl", "fsdp2")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "fsdp2+cpu"])
+def test_llama_factory_gets_the_trainers_arguments(tmp_path: Path, engine: str) -> None:
+    words, rung = words_for(tmp_path, "llama-factory", engine), RUNGS_BY_NAME[engine]
+    assert "deepspeed" not in words
+    assert ("fsdp" in words) == (rung.stage > 0)
+    if rung.stage:
+        assert words["fsdp_config"]["version"] == 2
+        assert words["fsdp_config"]["cpu_offload"] == (engine == "fsdp2+cpu")
+
+
+def test_scripts_for_torchrun_and_slurm_name_no_file_of_deepspeed(tmp_path: Path) -> None:
+    for target in ("torchrun", "sbatch"):
+        text = text_for(tmp_path, target, "fsdp2+compile")
+        assert "deepspeed" not in text
+        assert " --fsdp --fsdp_config " in text
+        assert "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true" in text
+    assert "--gradient_accumulation_steps 2" in text
+
+
+def test_deepspeed_gets_nothing_and_the_sentence_names_another_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text_for(tmp_path, "trainer", "ddp")
+    assert main(["export", str(tmp_path / "best_plain.json"), "--for", "deepspeed"]) == 2
+    assert "use --for accelerate or trainer" in capsys.readouterr().err
+    assert json.loads((tmp_path / "best_plain.json").read_text())["ladder"]["rung"] == "ddp"

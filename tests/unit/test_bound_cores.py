@@ -1,0 +1,65 @@
+"""Bound cores: which a rank gets, where it is tried, and what the launch script does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import bundled_workload
+from helpers.answers import answer
+
+from ladder.candidates import ALL_RUNGS
+from ladder.emit.files import OutputPaths
+from ladder.emit.launch import launch_script
+from ladder.machine.described import Gpu, Machine
+from ladder.techniques.bound_cores import BIND_CORES, cores_of
+from ladder.techniques.keys import engine_named
+from ladder.tuning.problem import problem_of
+from ladder.units import GIB
+
+LLAMA = bundled_workload("llama-2-7b")
+TWO = Machine(
+    device="cuda",
+    world_size=2,
+    gpus=tuple(Gpu(f"GPU-{rank}", "NVIDIA H200", 140 * GIB) for rank in range(2)),
+    memory_limit=140 * GIB,
+    host_memory=500 * GIB,
+    num_cores=32,
+)
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "shares"),
+    [
+        (range(8), 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([9, 4, 5, 8, 7], 2, [[4, 5], [7, 8]]),
+        ([3], 2, [[3], [3]]),
+    ],
+    ids=["a half each", "none has one more", "too few are shared"],
+)
+def test_each_rank_gets_as_many_neighbouring_cores(cores: list[int], ranks: int, shares: list[list[int]]) -> None:
+    assert [cores_of(rank, cores, ranks) for rank in range(ranks)] == shares
+
+
+def test_ranks_are_bound_where_something_is_offloaded_or_nothing_runs_on_a_gpu() -> None:
+    suited = {rung.name for rung in ALL_RUNGS if BIND_CORES.suits(problem_of(LLAMA, TWO), rung)}
+    assert suited == {rung.name for rung in ALL_RUNGS if rung.devices}
+    on_cpu = problem_of(LLAMA, replace(TWO, device="cpu", gpus=()))
+    assert all(BIND_CORES.suits(on_cpu, rung) for rung in ALL_RUNGS)
+    assert not BIND_CORES.suits(replace(on_cpu, num_cores=1), ALL_RUNGS[0])
+
+
+def test_the_launch_script_binds_the_ranks_that_it_starts_through_itself(tmp_path: Path) -> None:
+    usual = answer("zero2+opt-cpu")
+    paths = OutputPaths.beside(tmp_path / "best_config.json")
+    bound = replace(usual, candidate=replace(usual.candidate, engine=engine_named("zero2+opt-cpu+bind-cores")))
+    script = launch_script(bound, paths)
+    assert "accelerate launch --no_python " in script
+    assert 'bash "$0" --rank "$@" ${trainer' in script
+    (line,) = [line for line in script.splitlines() if line.lstrip().startswith("cores=(")]
+    lists = line.strip().removeprefix("cores=(").removesuffix(")").split()
+    assert len(lists) == usual.world_size
+    assert {int(core) for each in lists for core in each.split(",")} <= os.sched_getaffinity(0)
+    assert "taskset" not in launch_script(usual, paths)
