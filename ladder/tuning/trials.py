@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
@@ -79,6 +79,8 @@ class Trials:
 
     def run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> bool:
         """Run a trial; True if it ended by itself. EnvironmentFaultError if the machine cannot run another one."""
+        if not self._can_begin(wanted.engine):
+            return False
         spec = self._spec(wanted, proving)
         run = self._launched(spec, wanted)
         records = self._completed(judge(run, self.workload, wanted.candidates), proving, warnings)
@@ -99,6 +101,8 @@ class Trials:
 
     def losses(self, candidate: Candidate, same_data: bool) -> list[float]:
         """The losses of `candidate` on a shallow model. EnvironmentFaultError if it repeatedly fails to start."""
+        if not self._can_begin(candidate.engine):
+            return []
         while True:
             run, why = self._shallow_trial(candidate, same_data)
             self._count_false_starts(why)
@@ -115,9 +119,13 @@ class Trials:
         _require_environment(run)
         return run, false_start(run, judge(run, self.workload, wanted.candidates))
 
-    def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
+    def _can_begin(self, engine: Engine) -> bool:
+        """Wait for what a trial of `engine` needs; False if the tune is cancelled before that."""
         if self.operators is not None:
-            self.operators.need(wanted.engine.rung)
+            self.operators.need(engine.rung)
+        return not self.cancelled()
+
+    def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
         self.tell(TrialBegins(spec, wanted.reason))
         deadlines = trial_deadlines(self.workload, wanted.engine)
         try:
