@@ -18,6 +18,8 @@ from ladder.launch.modules import module_command, module_environment
 _BUILD_SECONDS = 900.0
 """How long builds may take: a compiler that hangs must not block the tune. Chosen: five times the three minutes that
 async_io takes on two cores (measured)."""
+_NICE = 10
+"""How far a build stands back behind trials that run beside it. Chosen: to a tenth of their share of a core."""
 _TICK_SECONDS = 0.1
 """Between two checks of the builds. Chosen: a quick reaction to Ctrl-C, and negligible in a build of minutes."""
 
@@ -31,11 +33,11 @@ class OperatorBuilds:
         self._ended: dict[str, str | None] = {}
         """None by name, or the reason why it is not built."""
 
-    def begin(self, names: Iterable[str]) -> list[str]:
+    def begin(self, names: Iterable[str], *, beside_trials: bool = False) -> list[str]:
         """Start the builds that were not started yet. Returns their names."""
         new = [name for name in names if name not in self._running and name not in self._ended]
         for name in new:
-            self._running[name] = _Build(name, self._environment)
+            self._running[name] = _Build(name, self._environment, _NICE if beside_trials else 0)
         return new
 
     def wait(self, names: Sequence[str], cancelled: Callable[[], bool] = lambda: False) -> dict[str, str | None]:
@@ -76,10 +78,10 @@ def build_operators(
 class _Build:
     """One build. It has its own session with its compilers, so that Ctrl-C reaches only the controller."""
 
-    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, environment: Mapping[str, str], nice: int) -> None:
         self._words = _temporary_file()  # closed by `end`
         self._process = subprocess.Popen(
-            module_command("ladder.trial.operators", name, str(os.getpid())),
+            module_command("ladder.trial.operators", name, str(os.getpid()), str(nice)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._words,

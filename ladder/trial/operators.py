@@ -1,7 +1,8 @@
-"""Loads DeepSpeed's operators; as a program it builds one: `python -m ladder.trial.operators cpu_adam [PID]`.
+"""Loads DeepSpeed's operators; as a program it builds one: `python -m ladder.trial.operators cpu_adam [PID NICE]`.
 
 DeepSpeed compiles operators on first use, which can fail if two ranks do it at once; so each is built before trials.
-If PID is given, it is the parent's: the build and its compilers end as soon as the parent has ended.
+If PID is given, it is the parent's: the build and its compilers end as soon as the parent has ended. They stand back
+behind other processes by NICE.
 Exit status 0 means that the operator is built and can be loaded; otherwise the last line on stderr says why not.
 """
 
@@ -32,8 +33,6 @@ _LOOK_SECONDS = 1.0
 _CLOSING_SECONDS = 0.2
 """How long a lock file must stay closed to count as abandoned: torch closes it a moment before it removes it. Chosen:
 many times that moment. Also the time between two checks of whether the parent still exists."""
-_NICE = 10
-"""How far a build and its compilers stand back behind trials. Chosen: a tenth of the share of others."""
 _END_SECONDS = 10.0
 """How long killed compilers may take to end. Chosen: a process that the kernel cannot end must not block us longer."""
 
@@ -133,7 +132,7 @@ def main() -> int:
     if len(sys.argv) == 2:
         return _build(sys.argv[1])
     parent = int(sys.argv[2])
-    os.nice(_NICE)  # trials may be running
+    os.nice(int(sys.argv[3]))
     adopt_orphans()
     supervisor = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     supervisor.start()

@@ -44,7 +44,7 @@ class Operators:
     def foresee(self, rungs: Sequence[Rung]) -> None:
         """Build what later trials of `rungs` may need beside what runs now."""
         for rung in rungs:
-            self._begin(operators_of(rung, self._optimizer))
+            self._begin(operators_of(rung, self._optimizer), beside_trials=True)
 
     def need(self, rung: Rung) -> None:
         """Wait until the operators for a trial of `rung` are built, and have them loaded.
@@ -71,6 +71,6 @@ class Operators:
         """Stop the builds that nothing waits for any more."""
         self._builds.close()
 
-    def _begin(self, names: Sequence[str]) -> None:
-        if new := self._builds.begin(names):
+    def _begin(self, names: Sequence[str], *, beside_trials: bool = False) -> None:
+        if new := self._builds.begin(names, beside_trials=beside_trials):
             self._tell(Note(f"Building DeepSpeed operators unless they are built already: {', '.join(new)}."))

@@ -39,7 +39,7 @@ if __name__ == "__main__":
     ladder.events.verdict.judge = steady  # type: ignore[assignment]
     if "TORCH_EXTENSIONS_DIR" not in os.environ:  # a test may have them built in a folder of its own
         builds = ladder.launch.operator_builds.OperatorBuilds
-        builds.begin = lambda self, names: []  # type: ignore[method-assign]
+        builds.begin = lambda self, names, **_: []  # type: ignore[method-assign]
         builds.wait = lambda self, names, *_: dict.fromkeys(names)  # type: ignore[method-assign]
     from ladder.cli.main import main
 

@@ -27,11 +27,13 @@ class Builds:
 
     def __init__(self, ends: dict[str, str]) -> None:
         self.begun: list[str] = []
+        self.beside_trials: list[str] = []
         self._ends = ends
 
-    def begin(self, names: Iterable[str]) -> list[str]:
+    def begin(self, names: Iterable[str], *, beside_trials: bool) -> list[str]:
         new = [name for name in names if name not in self.begun]
         self.begun += new
+        self.beside_trials += new if beside_trials else []
         return new
 
     def wait(self, names: Sequence[str], _: Callable[[], bool]) -> dict[str, str | None]:
@@ -60,6 +62,7 @@ def test_what_is_foreseen_is_built_but_not_waited_for(monkeypatch: pytest.Monkey
     bench = Bench(monkeypatch)
     bench.operators.foresee([ON_GPU, OFFLOADED])
     assert bench.builds.begun == ["shm_comm", "cpu_adam"]
+    assert bench.builds.beside_trials == ["cpu_adam"]
     assert bench.loaded == []
 
 
