@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, import-not-found"
+# mypy: disable-error-code="import-untyped, import-not-found, misc"
 """Runs the training script that its arguments name, and says which modules stage 3 of DeepSpeed fetches as a whole."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _FEW = 8
 """Batches that are made to see how their samples are put together, or samples that are read to see whether they are
 those of before. Chosen: a second's work at most."""
 _DIMENSIONS_OF_TEXT = 2
-"""Of an array in a sample. More make an image."""
+"""Of an array in a sample. Chosen: height, width and colours of an image make three."""
 
 
 class WholeBatchesError(RuntimeError):
