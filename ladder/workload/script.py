@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
@@ -70,6 +70,8 @@ class ScriptFacts:
     """Of a trainer that writes what it trains on, as TRL's GRPO."""
     modules: tuple[str, ...] = ()
     """Installed modules that it imports."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Of its samples, by index, where each had to be read for its own: trials need not read them again."""
     operators: tuple[str, ...] = ()
     """Of DeepSpeed, which its own optimizer needs."""
     preparation_seconds: float = 0.0
@@ -112,8 +114,8 @@ class Script:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it, without the modules, which only the next trial needs."""
-        left_out = ("modules", "model_config_json")
+        """As JSON can hold it, without what only the next trial needs."""
+        left_out = ("modules", "model_config_json", "sizes")
         facts = {name: value for name, value in asdict(self.facts).items() if name not in left_out}
         lists = {name: list(facts[name]) for name in ("overrides", "operators")}
         return {"command": list(self.command), "facts": facts | lists}

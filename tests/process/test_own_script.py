@@ -63,10 +63,24 @@ def check_causal_trainer(case: Case, folder: Path, done: Finished) -> None:
     assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (184 / 2 / case.micro_batch))
 
 
+def check_experts(case: Case, folder: Path, done: Finished) -> None:
+    check_causal_trainer(case, folder, done)
+    leaves = "fetched as a whole: Qwen3MoeSparseMoeBlock, Qwen3MoeSparseMoeBlock\n"
+    assert done.output.count(leaves) == 2, "both ranks fetch both layers' experts at once, as nobody told them to"
+
+
 def check_sft(case: Case, folder: Path, done: Finished) -> None:
     state = trainer_state(folder / "sft-out")
     assert state["train_batch_size"] == case.micro_batch
     assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (400 / 2 / case.micro_batch))
+
+
+def check_pictures(case: Case, folder: Path, done: Finished) -> None:
+    state = trainer_state(folder / "pictures-out")
+    assert state["train_batch_size"] == case.micro_batch
+    assert state["global_step"] == 20
+    assert state["epoch"] == pytest.approx(20 * case.accumulation / (200 / 2 / case.micro_batch))
+    assert len([each for each in state["log_history"] if "eval_loss" in each]) == 2
 
 
 def check_grpo(case: Case, folder: Path, done: Finished) -> None:
@@ -98,6 +112,12 @@ _DEEPSPEED = "deepspeed {scripts}/deepspeed_loop.py --model-path model --data te
 _DEEPSPEED += "--deepspeed_config ds_config.json --epochs "
 _SFT = "-m trl.scripts.sft --model_name_or_path model --dataset_name ./text --output_dir sft-out --use_cpu "
 _SFT += "--per_device_train_batch_size 4 --max_steps 2"
+_PICTURES = (
+    "-m trl.scripts.sft --model_name_or_path vision --dataset_name ./pictures --output_dir pictures-out --use_cpu "
+)
+_PICTURES += (
+    "--per_device_train_batch_size 4 --dataset_test_split train --eval_strategy steps --eval_steps 10 --max_steps"
+)
 _GRPO = "{scripts}/grpo_trainer.py --output_dir grpo-out --use_cpu --num_generations 4 --max_completion_length 32 "
 _GRPO += "--per_device_train_batch_size 4 --max_steps 3"
 
@@ -113,12 +133,33 @@ CASES = {
         check_causal_trainer,
         rung="zero3",
     ),
+    "experts at zero3": Case(
+        "{scripts}/shows_leaves.py " + _TRAINER.replace("path model", "path experts") + " --max_steps 3",
+        "trainer",
+        2,
+        4,
+        64.0,
+        False,
+        check_experts,
+        rung="zero3",
+    ),
     "causal_loop": Case(f"{_LOOP} 40", "accelerate", 4, 2, 64.0, False, check_causal_loop, run=f"{_LOOP} 1"),
     "deepspeed_loop": Case(
         f"{_DEEPSPEED} 40", "deepspeed", 2, 4, 32.0, True, check_deepspeed_loop, run=f"{_DEEPSPEED} 1 --save saved"
     ),
     "grpo_trainer": Case(_GRPO, "trainer", 2, 2, 54.2, True, check_grpo),
     "trl.scripts.sft": Case(_SFT, "trainer", 2, 2, 33.9, True, check_sft, module="trl.scripts.sft"),
+    "trl.scripts.sft on pictures": Case(
+        f"{_PICTURES} 2",
+        "trainer",
+        2,
+        2,
+        80.4,
+        True,
+        check_pictures,
+        run=f"{_PICTURES} 20",
+        module="trl.scripts.sft",
+    ),
 }
 
 
@@ -142,7 +183,9 @@ class Tuned:
 
 
 # The Trainer alone at stage 2 says little beside TRL's and that at stage 3, and a tune takes half a minute.
-AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.scripts) if name == "causal_trainer" else name for name in CASES]
+# tests/process/test_pictures.py shows in a second what is done about images.
+AT_NIGHT = ("causal_trainer", "experts at zero3", "trl.scripts.sft on pictures")
+AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.scripts) if name in AT_NIGHT else name for name in CASES]
 
 
 @pytest.fixture(scope="module", params=AT_EACH_CHANGE)
@@ -150,6 +193,8 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     case = CASES[request.param]
     if case.module or "grpo" in case.command:
         pytest.importorskip("trl")
+    if "pictures" in case.command:
+        pytest.importorskip("PIL")
     folder = folder_with_inputs(tmp_path_factory.mktemp("own script"), script_inputs)
     (folder / "ds_config.json").write_bytes((SCRIPTS / "ds_config.json").read_bytes())
     before, digest = files_in(folder), digest_of(case.script)

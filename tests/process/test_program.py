@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script and a package, as a user has them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("mine", "mine.train"):
+    for name in ("mine", "mine.train", "llamafactory"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # that of another test
     (tmp_path / "train.py").write_text("import sys\nprint(sys.argv)\n")
     (tmp_path / "mine").mkdir()
@@ -88,6 +88,16 @@ def test_a_command_of_trl_is_its_script() -> None:
     program = program_of(["trl", "sft", "--x"])
     assert program == Program("trl.scripts.sft", True, ("--x",))
     assert program.file.name == "sft.py"
+
+
+@pytest.mark.parametrize("name", ["llamafactory-cli", "lmf", "/usr/bin/llamafactory-cli"])
+def test_llama_factory_s_training_is_what_its_command_would_have_torchrun_start(name: str, here: Path) -> None:
+    (here / "llamafactory").mkdir()
+    for file in ("__init__", "launcher"):
+        (here / "llamafactory" / f"{file}.py").touch()
+    program = program_of([name, "train", "x.yaml"])
+    assert program == Program("llamafactory.launcher", True, ("x.yaml",))
+    assert program.file == here / "llamafactory" / "launcher.py"
 
 
 def test_an_installed_program_in_python_is_run_itself(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ _WORDS = [first + second for first in _FIRST for second in _SECOND]
 _LONGEST = 200
 """Words of the longest text; the models take 256 tokens."""
 _TOKENS = 256
+_PATCH = 4
+"""Pixels of an image's patch, of which four make a token."""
+_LARGEST = 8
+"""Tokens of an image, in height and in width."""
 
 
 def make_inputs(folder: Path) -> None:
@@ -41,6 +46,10 @@ def make_inputs(folder: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         _make_models(folder)
+        if find_spec("PIL"):
+            _make_vision_model(folder / "vision")
+    if find_spec("PIL"):
+        _make_pictures(folder / "pictures", 200, seed=5)
     _write(folder / "text", ({"text": each} for each in _texts(400, seed=1)))
     _write(folder / "pairs", _pairs(200, seed=2))
     _write(folder / "labelled", _labelled(300, seed=3))
@@ -67,7 +76,60 @@ def _make_models(folder: Path) -> None:
     _save(T5ForConditionalGeneration(t5), "$A </s>", folder / "seq2seq")
 
 
-def _save(model: Any, template: str, folder: Path, pair: str | None = None) -> None:
+def _make_vision_model(folder: Path) -> None:
+    """One whose processor puts the patches of all images of a batch into one tensor, as that of Qwen2-VL does.
+
+    Those of Qwen also read videos, for which they need torchvision.
+    """
+    from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration, PaddleOCRVLProcessor
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
+
+    size, names = len(_SPECIAL) + len(_WORDS), ("image_token", "video_token", "vision_start_token", "vision_end_token")
+    shared = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    text = {"vocab_size": size + len(names), "num_key_value_heads": 2, "head_dim": 8, "rope_parameters": rope}
+    config = PaddleOCRVLConfig(
+        text_config={**shared, **special, **text, "max_position_embeddings": _TOKENS},
+        vision_config={**shared, "patch_size": _PATCH, "image_size": 2 * _PATCH * _LARGEST},
+        **{f"{name}_id": size + number for number, name in enumerate(names)},
+    )
+    known = {name: f"<{name}>" for name in names}
+    tokenizer = _save(PaddleOCRVLForConditionalGeneration(config), "$A", folder, extra_special_tokens=known)
+    pixels = (2 * _PATCH) ** 2
+    images = PaddleOCRVLImageProcessorPil(
+        patch_size=_PATCH, size={"shortest_edge": pixels, "longest_edge": pixels * _LARGEST**2}
+    )
+    image = "{vision_start_token} {image_token} {vision_end_token}".format(**known)
+    template = (
+        "{% for each in messages %}{% for part in each.content %}"
+        f"{{{{ {image!r} if part.type == 'image' else part.text }}}} "
+        "{% endfor %}</s> {% endfor %}"
+    )
+    PaddleOCRVLProcessor(images, tokenizer, chat_template=template).save_pretrained(folder)
+
+
+def _make_pictures(folder: Path, number: int, seed: int) -> None:
+    """Conversations about one or two images of many sizes."""
+    from PIL import Image
+
+    dice, rows = random.Random(seed), []
+    texts = zip(_texts(number, seed), _texts(number, seed + 100), strict=True)
+    (folder / "train").mkdir(parents=True, exist_ok=True)
+    for place, (question, answer) in enumerate(texts):
+        files = [f"{place}-{each}.png" for each in range(dice.choice((1, 1, 1, 2)))]
+        for file in files:
+            width, height = (2 * _PATCH * dice.randint(1, _LARGEST) for _ in range(2))
+            image = Image.frombytes("RGB", (width, height), dice.randbytes(3 * width * height))
+            image.save(folder / "train" / file)
+        said = {"user": question, "assistant": answer}
+        messages = [{"role": role, "content": " ".join(text.split()[:50])} for role, text in said.items()]
+        rows.append({"images_file_names": files, "messages": messages})
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "train" / "metadata.jsonl").write_text(lines)
+
+
+def _save(model: Any, template: str, folder: Path, pair: str | None = None, **more: Any) -> PreTrainedTokenizerFast:
     """The model and a tokenizer that puts special tokens around a text as `template` says."""
     ids = {word: number for number, word in enumerate(_SPECIAL + _WORDS)}
     words = Tokenizer(WordLevel(ids, unk_token="<unk>"))
@@ -78,9 +140,10 @@ def _save(model: Any, template: str, folder: Path, pair: str | None = None) -> N
     )
     names = ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token", "cls_token", "sep_token")
     known = dict(zip(names, _SPECIAL, strict=True))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=_TOKENS, **known)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=_TOKENS, **known, **more)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def _texts(number: int, seed: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -91,12 +91,13 @@ def facts_of(trainer: Any, own: dict[str, Any]) -> dict[str, Any]:
         "mean_tokens": statistics.fmean(samples.sizes.values()) + longest,
         "num_samples": samples.total,
         "num_looked_at": len(samples.sizes),
+        "sizes": samples.read_singly,
         "generation": generation,
     }
 
 
-def _prompts(trainer: Any, loader: Any) -> Samples:
-    return Samples(loader, _prompt_size(trainer))
+def _prompts(trainer: Any, loader: Any, known: Mapping[int, int] | None = None) -> Samples:
+    return Samples(loader, _prompt_size(trainer), known)
 
 
 def _prompt_size(trainer: Any) -> Callable[[Any], int]:
@@ -137,11 +138,13 @@ class GeneratingSubject(TrainerSubject):
         super().__init__(trainer, grip)
         self.is_even = False  # alike prompts have completions of any length
         self._args: Any = trainer.args
-        self._samples = _prompts(trainer, self._loader)
         self._completions = self._args.generation_batch_size // grip.spec.world_size
         self._generate = trainer._prepare_inputs
         trainer._prepare_inputs = lambda part: part  # of a micro-step: it was written before
         self._parts: dict[bool, Any] = {}
+
+    def _look_at_samples(self) -> Samples:
+        return _prompts(self._trainer, self._loader, self._grip.known_sizes)
 
     def use(self, candidate: CandidateSpec) -> None:
         super().use(candidate)

@@ -62,6 +62,11 @@ class Grip:
     def is_run(self) -> bool:
         return self.script.mode == "run"
 
+    @property
+    def known_sizes(self) -> dict[int, int]:
+        """Of samples, by index, as the look found them."""
+        return self.script.facts.sizes if self.script.facts is not None else {}
+
     def looked(self, find: Callable[[], ScriptFacts]) -> NoReturn:
         """Report what `find` finds, and end."""
         try:

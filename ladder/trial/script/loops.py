@@ -78,7 +78,7 @@ class Loop:
 
     def _measured(self, loader: Any, move: Move) -> Iterator[Any]:
         """Batches as the measuring asks for them, in a thread of its own: the loop keeps the main one."""
-        subject, grip = LoopSubject(self, Samples(loader), move), self.grip
+        subject, grip = LoopSubject(self, self._samples(loader), move), self.grip
 
         def measure() -> None:
             if grip.spec.device == "cuda":
@@ -88,10 +88,13 @@ class Loop:
         threading.Thread(target=measure, name="measuring", daemon=True).start()
         return subject.batches()
 
+    def _samples(self, loader: Any) -> Samples:
+        return Samples(loader, known=self.grip.known_sizes)
+
     def _real(self, loader: Any, epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
         (candidate,) = self.grip.spec.candidates
-        steps = RealSteps(self.grip, Samples(loader))
+        steps = RealSteps(self.grip, self._samples(loader))
         try:
             while True:
                 own = epoch()
@@ -220,5 +223,6 @@ def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known
         mean_tokens=samples.mean_tokens(),
         num_samples=samples.total,
         num_looked_at=len(samples.sizes),
+        sizes=samples.read_singly,
         **{"gradient_clipping": 0.0, **known},
     )

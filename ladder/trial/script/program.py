@@ -61,6 +61,9 @@ def _spec_of(module: str) -> ModuleSpec | None:
         return None
 
 
+_LLAMA_FACTORY = ("llamafactory-cli", "lmf")
+
+
 def program_of(command: Sequence[str]) -> Program:
     """The program that `command` runs, without the launcher before it: ladder starts the ranks itself.
 
@@ -79,6 +82,8 @@ def program_of(command: Sequence[str]) -> Program:
         return _launched("deepspeed", words[1:])
     if name == "trl" and len(words) > 1 and _spec_of(f"trl.scripts.{words[1]}"):  # which starts accelerate's launcher
         return Program(f"trl.scripts.{words[1]}", True, tuple(words[2:]))
+    if name in _LLAMA_FACTORY and words[1:2] == ["train"]:  # which starts torchrun where it sees several GPUs
+        return Program("llamafactory.launcher", True, tuple(words[2:]))
     if words[:1] == ["-m"] and len(words) > 1:
         return Program(words[1], True, tuple(words[2:]))
     if not words:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import chain, islice
+from numbers import Number
 from typing import Any
 
 import torch
@@ -20,7 +22,10 @@ _GROUPS = 64
 """Batches whose mean length stands for the data's. Chosen: the mean of so many strays by a few percent only."""
 
 _FEW = 8
-"""Batches that are made to see how their samples are put together. Chosen: a second's work at most."""
+"""Batches that are made to see how their samples are put together, or samples that are read to see whether they are
+those of before. Chosen: a second's work at most."""
+_DIMENSIONS_OF_TEXT = 2
+"""Of an array in a sample. Chosen: height, width and colours of an image make three."""
 
 
 class WholeBatchesError(RuntimeError):
@@ -32,10 +37,13 @@ class WholeBatchesError(RuntimeError):
 class Samples:
     """Up to 20,000 samples of a loader, in the order in which it would give them.
 
-    `size` says how long a sample is, where that is more than what is in it.
+    `size` says how long a sample is, where that is more than what is in it. `known` are the sizes that an earlier look
+    found, by index, if it had to read the samples one by one.
     """
 
-    def __init__(self, loader: Any, size: Callable[[Any], int] | None = None) -> None:
+    def __init__(
+        self, loader: Any, size: Callable[[Any], int] | None = None, known: Mapping[int, int] | None = None
+    ) -> None:
         dataset = loader.dataset
         sampler = getattr(loader, "batch_sampler", None)
         self._collate = loader.collate_fn
@@ -50,7 +58,12 @@ class Samples:
                 raise WholeBatchesError("its data loader gives whole batches")
             self.total, self._source = len(dataset), dataset
             order = chain.from_iterable(sampler)
-        self.sizes: dict[int, int] = _sizes(self._source, size)
+        lengths = _arrow_lengths(self._source) if size is None else None
+        self.read_singly: dict[int, int] = {}
+        """The sizes, where each sample had to be read for its own."""
+        if lengths is None:
+            self.read_singly = self._known(known or {}, size) or self._read_sizes(size)
+        self.sizes: dict[int, int] = self.read_singly if lengths is None else dict(enumerate(lengths))
         self._order = [index for index in islice(order, _MOST) if index in self.sizes]
         if not self._order:
             raise WholeBatchesError("its data set is empty")
@@ -100,7 +113,34 @@ class Samples:
         )[0]
 
     def _batch(self, indices: Sequence[int]) -> Any:
-        return self._collate([self._source[index] for index in indices])
+        return self._collate([copy.copy(self._source[index]) for index in indices])  # a collator may take them apart
+
+    def _known(self, known: Mapping[int, int], size: Callable[[Any], int] | None) -> dict[int, int]:
+        """`known`, if the samples are still those; else nothing."""
+        if self.total is None or not known or max(known) >= self.total:
+            return {}
+        seen = list(known)[:_FEW]
+        return dict(known) if all(self._size(index, size) == known[index] for index in seen) else {}
+
+    def _read_sizes(self, size: Callable[[Any], int] | None) -> dict[int, int]:
+        """By index: how much there is of a sample, in tokens, numbers or letters; it orders samples by length."""
+        whole = len(self._source)
+        indices = range(whole) if whole <= _MOST else sorted(random.Random(0).sample(range(whole), _MOST))
+        if size is None and whole and holds_pictures(self._source[0]):
+            indices = random.Random(0).sample(indices, len(indices))  # the time may not be enough for all
+        began, sizes = time.monotonic(), {}
+        for index in indices:
+            sizes[index] = self._size(index, size)
+            if time.monotonic() - began > _SECONDS:
+                break
+        return sizes
+
+    def _size(self, index: int, size: Callable[[Any], int] | None) -> int:
+        sample = self._source[index]
+        if size is not None:
+            return size(sample)
+        # Only the script's collator knows how many tokens an image makes.
+        return count_tokens(self._batch([index]))[0] if holds_pictures(sample) else _size(sample)
 
     def mean_tokens(self) -> float:
         """Of a sample, without padding: of usual batches of one."""
@@ -165,19 +205,15 @@ def _read(dataset: Iterable[Any]) -> list[Any]:
     return items
 
 
-def _sizes(source: Any, size: Callable[[Any], int] | None) -> dict[int, int]:
-    """By index: how much there is of a sample, in numbers or letters; it orders samples by length."""
-    lengths = _arrow_lengths(source) if size is None else None
-    if lengths is not None:
-        return dict(enumerate(lengths))
-    number = min(len(source), _MOST)
-    indices = range(number) if number == len(source) else sorted(random.Random(0).sample(range(len(source)), number))
-    began, sizes = time.monotonic(), {}
-    for index in indices:
-        sizes[index] = (size or _size)(source[index])
-        if time.monotonic() - began > _SECONDS:
-            break
-    return sizes
+def holds_pictures(sample: Any) -> bool:
+    """Whether there is more in it than texts and numbers, whose count says how long it is."""
+    if isinstance(sample, Mapping):
+        return any(str(name).startswith("pixel") or holds_pictures(each) for name, each in sample.items())
+    if isinstance(sample, list | tuple):
+        return any(holds_pictures(each) for each in sample[:_FEW])
+    if hasattr(sample, "shape"):
+        return len(sample.shape) > _DIMENSIONS_OF_TEXT
+    return not (sample is None or isinstance(sample, str | Number))
 
 
 def _arrow_lengths(source: Any) -> list[int] | None:
@@ -185,14 +221,19 @@ def _arrow_lengths(source: Any) -> list[int] | None:
     datasets = sys.modules.get("datasets")  # a script that has one has imported it
     if datasets is None or not isinstance(source, datasets.Dataset):
         return None
-    lists = [name for name, feature in source.features.items() if isinstance(feature, datasets.features.List)]
-    if not lists or getattr(source, "_format_type", None) == "custom":
+    lists = [name for name, feature in source.features.items() if _is_list_of_numbers(feature)]
+    if not lists or getattr(source, "_format_type", None) == "custom" or (len(source) and holds_pictures(source[0])):
         return None
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
     table = source.with_format("arrow")[:]
     columns = [pc.fill_null(pc.list_value_length(table[name]), 0).to_pylist() for name in lists]
     return [max(sum(each), 1) for each in zip(*columns, strict=True)]
+
+
+def _is_list_of_numbers(feature: Any) -> bool:
+    kind = getattr(getattr(feature, "feature", None), "dtype", None)
+    return isinstance(kind, str) and kind.startswith(("int", "uint", "float", "bool"))
 
 
 def _size(value: Any) -> int:

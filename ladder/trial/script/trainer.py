@@ -158,6 +158,7 @@ def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
         "mean_tokens": samples.mean_tokens(),
         "num_samples": samples.total,
         "num_looked_at": len(samples.sizes),
+        "sizes": samples.read_singly,
     }
 
 

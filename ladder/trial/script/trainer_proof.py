@@ -36,7 +36,8 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
         trainer.training_step = noted
 
     def _make_steps(self) -> RealSteps:
-        return RealSteps(self._grip, Samples(self._trainer.callback_handler.train_dataloader))
+        loader = self._trainer.callback_handler.train_dataloader
+        return RealSteps(self._grip, Samples(loader, known=self._grip.known_sizes))
 
     def _timed(self, *arguments: Any, **options: Any) -> Any:
         with self._steps.loading():

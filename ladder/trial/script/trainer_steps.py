@@ -24,12 +24,15 @@ class TrainerSubject:
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
         self._trainer, self._grip = trainer, grip
         self._loader = trainer.callback_handler.train_dataloader
-        self._samples = Samples(self._loader)
+        self._samples = self._look_at_samples()
         self.is_even = self._samples.are_alike
         self._batches: dict[tuple[int, bool], Any] = {}
         accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
         trainer.current_gradient_accumulation_steps = accumulation
         self._accumulation = accumulation
+
+    def _look_at_samples(self) -> Samples:
+        return Samples(self._loader, known=self._grip.known_sizes)
 
     @property
     def skipped_steps(self) -> int:
