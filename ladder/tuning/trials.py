@@ -121,8 +121,9 @@ class Trials:
 
     def _can_begin(self, engine: Engine) -> bool:
         """Wait for what a trial of `engine` needs; False if the tune is cancelled before that."""
-        if self.operators is not None:
-            self.operators.need(engine.rung)
+        if self.operators is None:
+            return True
+        self.operators.need(engine.rung)
         return not self.cancelled()
 
     def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
