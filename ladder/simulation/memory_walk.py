@@ -52,6 +52,7 @@ class _MicroStep:
         self._model, self._tokens, self._network = assignment.workload.model, assignment.tokens, assignment.network
         self._stream = 2.0 * self._tokens * self._model.hidden_size
         self._kind = "recomputed" if assignment.candidate.checkpoint_every else "activations"
+        """Of what is saved outside layers."""
 
     def run(self) -> None:
         layers = self._model.num_layers
@@ -74,19 +75,23 @@ class _MicroStep:
         self._ledger.moment = moment
         self._ledger.set("gathered", 2.0 * self._gathering.live[segment], "live")
 
+    def _kind_of(self, layer: int) -> str:
+        """Half checkpointing leaves every second layer as it is without checkpointing."""
+        return "recomputed" if self._assignment.recomputes(layer) else "activations"
+
     def _forward(self, layer: int) -> None:
-        block = self._network.blocks[layer]
+        block, kind = self._network.blocks[layer], self._kind_of(layer)
         if block.reached and not self._assignment.recomputes(layer):
             self._keep(layer)
             return
         if block.reached and self._assignment.candidate.offload_activations:
-            self._ledger.touch(self._stream, self._kind)  # while it is copied to the host
+            self._ledger.touch(self._stream, kind)  # while it is copied to the host
         elif block.reached:
-            self._ledger.take(f"input {layer}", self._stream, self._kind)
+            self._ledger.take(f"input {layer}", self._stream, kind)
         for operation in block.operations:
             self._unpack(operation)
         most = max(each.saves + each.makes for each in block.operations)
-        self._ledger.touch(self._tokens * most, self._kind)
+        self._ledger.touch(self._tokens * most, kind)
 
     def _unpack(self, operation: Operation) -> None:
         """A quantised matrix is written in 16 bits for each product."""
@@ -95,29 +100,30 @@ class _MicroStep:
 
     def _keep(self, layer: int) -> None:
         """Forward of a layer, saving what backward needs."""
+        kind = self._kind_of(layer)
         for place, operation in enumerate(self._network.blocks[layer].operations):
             self._unpack(operation)
-            self._ledger.take(f"{layer} {place}", self._tokens * operation.saves + operation.fixed, self._kind)
+            self._ledger.take(f"{layer} {place}", self._tokens * operation.saves + operation.fixed, kind)
 
     def _backward(self, layer: int) -> None:
         """Backward of a layer; the gradient of the residual stream passes through all layers."""
-        ledger = self._ledger
+        ledger, kind = self._ledger, self._kind_of(layer)
         if self._assignment.recomputes(layer):
             if self._assignment.candidate.offload_activations:
-                ledger.take(f"input {layer}", self._stream, self._kind)
+                ledger.take(f"input {layer}", self._stream, kind)
             self._keep(layer)
         gradients = 0.0
         for place, operation in reversed(list(enumerate(self._network.blocks[layer].operations))):
             if operation.in_place:
                 ledger.give(f"{layer} {place}")
             gradients += self._tokens * operation.makes
-            ledger.set("gradients of activations", gradients + self._tokens * operation.scratch, self._kind)
+            ledger.set("gradients of activations", gradients + self._tokens * operation.scratch, kind)
             self._unpack(operation)
             for elements in operation.gradients:
                 self._stage.gradient(elements)
             ledger.give(f"{layer} {place}")
             gradients = max(0.0, gradients - self._tokens * operation.ends)
-            ledger.set("gradients of activations", gradients, self._kind)
+            ledger.set("gradients of activations", gradients, kind)
         ledger.give(f"input {layer}")
 
     def _head(self) -> None:
