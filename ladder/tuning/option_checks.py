@@ -100,8 +100,6 @@ def _require_backend(options: TuneOptions) -> None:
             raise UsageError(f"--rung {name} is not among the rungs of --backend {options.backend}; use --backend all.")
     if options.backend == "deepspeed":
         return
-    if options.launcher == "simulated":
-        raise UsageError("--launcher simulated knows DeepSpeed only; leave out --backend.")
     if options.script:
         raise UsageError("A script of your own is tuned with DeepSpeed only; leave out --backend.")
 

@@ -28,7 +28,12 @@ from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
 
 SOURCES = sorted(Path(ladder.simulation.__file__).parent.glob("*.py"))
-THE_MODEL = ("ladder.search", "ladder.backends.activations", "ladder.backends.deepspeed.moments")
+THE_MODEL = (
+    "ladder.search",
+    "ladder.backends.activations",
+    "ladder.backends.deepspeed.moments",
+    "ladder.backends.plain.moments",
+)
 TECHNIQUES = (
     "liger",
     "ulysses",
