@@ -184,8 +184,8 @@ class PlaybackLauncher(Launcher):
         for events in run.events:
             events.append(PhaseEvent(t=self._clock, phase="engine"))
         space = self._sweep.space()
-        model = (space.shallow if spec.probe else space.workload).model
-        self._clock += start_seconds(rung, model.num_parameters)
+        weights = (space.shallow if spec.probe else space.workload).weights
+        self._clock += start_seconds(rung, weights.total, weights.trained)
         for candidate in spec.candidates:
             if candidate is not spec.candidates[0] and candidate.is_left_out(self._first_step_seconds(run)):
                 continue

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from ladder.candidates import RUNGS, Candidate, Rung
+from ladder.candidates import PLAIN_RUNGS, RUNGS, Candidate, Rung
 from ladder.events.outcome import Record
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
@@ -21,6 +21,7 @@ from ladder.simulation.paper_machine import SimulatedMachine, machine_files, rea
 from ladder.simulation.physics import Physics
 from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
+from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, split_supported
 from ladder.tuning.tuner import Tuner
 from ladder.workload.lora import Lora
@@ -147,17 +148,20 @@ class MemoryHistory:
 
 
 def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
-    """A whole tune of `case`, through the tuner."""
-    history = MemoryHistory()
-    tuner = Tuner(
-        workload=case.workload,
-        machine=case.machine,
-        space=space,
-        unsupported={},
-        history=history,  # type: ignore[arg-type]
-        launcher=case.launcher(),
-    )
-    tuner.tune(strategy)
+    """A whole tune of `case`, through the tuner: of DeepSpeed's engines, then of all, if the space has both."""
+    history, launcher = MemoryHistory(), case.launcher()
+
+    def tuner(of: Space, _budget: float | None, _knob_trials: int) -> Tuner:
+        return Tuner(
+            workload=case.workload,
+            machine=case.machine,
+            space=of,
+            unsupported={},
+            history=history,  # type: ignore[arg-type]
+            launcher=launcher,
+        )
+
+    tune_in_turn(tuner, space, strategy, time_budget=None, knob_trials=0)
     return history
 
 
@@ -167,12 +171,12 @@ def drawn_adapters(dice: random.Random) -> tuple[Lora, LoadIn | None]:
 
 
 def simulated_cases(
-    number: int, surprise: float = 1.0, first: int = 0, *, adapters: bool = False
+    number: int, surprise: float = 1.0, first: int = 0, *, adapters: bool = False, plain: bool = False
 ) -> Iterator[list[Case]]:
     """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive.
 
     Machines are drawn by their number, from `first` on. With `adapters`, the same machines train the same models by
-    LoRA or QLoRA.
+    LoRA or QLoRA; with `plain`, also without DeepSpeed.
     """
     names = list(machine_files())
     for seed in range(first, first + number):
@@ -186,6 +190,7 @@ def simulated_cases(
         machine = simulated.machine(world_size, gpu_memory=memory)
         with_nvme = seed % 4 == 3
         rungs = tuple(rung for rung in RUNGS if with_nvme or "nvme" not in rung.devices)
+        rungs += PLAIN_RUNGS if plain else ()
         model = resolve_model(dice.choice(_MODELS))
         longest = model.max_positions or 4096
         seq_len = dice.choice([length for length in (512, 1024, 2048, 4096) if length <= longest])

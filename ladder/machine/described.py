@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ladder.candidates import Rung
+
 # Without it, trials fail because of fragmentation (measured: 10.1 GiB reserved for 7.7 GiB allocated).
 GROWING = "expandable_segments:True"
 # Eight threads prepare the host memory that offload pins, in huge pages. Measured: pinning 17 GB takes 1.6 s instead of
@@ -55,3 +57,10 @@ class Machine:
     def host_threads(self) -> int:
         """Threads per rank for work on the host."""
         return max(1, self.num_cores // self.world_size)
+
+
+def without_peers(rung: Rung, device: str, world_size: int) -> str | None:
+    """Why `rung` cannot work on one GPU or on CPU ranks; None if it can."""
+    if rung.backend == "plain" and rung.stage > 0 and (device == "cpu" or world_size == 1):
+        return "accelerate shards with FSDP2 on several GPUs only"
+    return None

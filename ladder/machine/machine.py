@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.described import Gpu, Machine
+from ladder.machine.described import Gpu, Machine, without_peers
 from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import host_memory as all_host_memory
 from ladder.machine.host import usable_cores
@@ -81,8 +81,8 @@ def detect_machine(
 
 def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -> str | None:
     """Why `rung` cannot work on this machine, as far as is known before anything is built; None if it may."""
-    if rung.backend == "plain" and rung.stage > 0 and (machine.device == "cpu" or machine.world_size == 1):
-        return "accelerate shards with FSDP2 on several GPUs only"
+    if alone := without_peers(rung, machine.device, machine.world_size):
+        return alone
     if machine.device == "cpu" and "cpu" in rung.devices:
         return "CPU ranks have everything in host memory already"
     if "nvme" in rung.devices:

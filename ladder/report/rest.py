@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.search.belief import SLIM, Belief, Outlook
-from ladder.search.cost import MOST_TRIALS, expected_seconds, start_seconds, usual_seconds
+from ladder.search.cost import MOST_TRIALS, expected_seconds, start_of, start_seconds, usual_seconds
 from ladder.search.policy import Stop, proof
 from ladder.search.space import fastest, measured, ruled_out
 
@@ -94,7 +94,7 @@ def _to_prove(belief: Belief, records: Sequence[Record], rivals: Sequence[Outloo
 def _proof_seconds(outlook: Outlook) -> tuple[float, float]:
     """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
     step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
-    start = start_seconds(outlook.candidate.engine.rung, outlook.workload.model.num_parameters)
+    start = start_of(outlook.candidate, outlook.workload)
     fewest = _PROOF_STEPS * step
     around = start + (_WARM_UP + 1) * step
     return around + fewest, around + max(fewest, min(StepPolicy().maximum * step, PROOF_SECONDS + step))
@@ -102,9 +102,10 @@ def _proof_seconds(outlook: Outlook) -> tuple[float, float]:
 
 def _comparison_seconds(outlook: Outlook) -> float:
     """Seconds of one trial of a few layers; 0 if the candidate is itself the one that others are compared with."""
-    candidate, model = outlook.candidate, outlook.workload.model
+    candidate, model, weights = outlook.candidate, outlook.workload.model, outlook.workload.weights
     if candidate.engine.name == _COMPARED_AGAINST and candidate.checkpoint_every == 0:
         return 0.0
     share = min(1.0, _COMPARED_LAYERS / model.num_layers)
     step = outlook.speed.step_seconds(min(2, candidate.accumulation)) * share
-    return start_seconds(candidate.engine.rung, int(model.num_parameters * share)) + _COMPARED_STEPS * step
+    start = start_seconds(candidate.engine.rung, int(weights.total * share), int(weights.trained * share))
+    return start + _COMPARED_STEPS * step

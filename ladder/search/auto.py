@@ -19,7 +19,7 @@ from ladder.candidates import Engine
 from ladder.events.outcome import Record
 from ladder.search.audit import to_audit
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
-from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
+from ladder.search.cost import candidate_seconds, expected_seconds, start_of
 from ladder.search.decisions import Measure, Stop
 from ladder.search.probes import probe_first
 from ladder.search.second_chance import second_chance
@@ -228,7 +228,7 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
         return {}
     workload, target = belief.space.workload, speed * (1 + belief.space.tolerance)
     longest = {}
-    paid = start_seconds(chosen[0].candidate.engine.rung, workload.model.num_parameters)
+    paid = start_of(chosen[0].candidate, workload)
     for each in chosen[1:]:
         mean, deviation = each.ahead_of(chosen[0])
         is_cheap = candidate_seconds(each.speed, each.candidate.accumulation) < paid

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ladder.candidates import Rung
+from ladder.candidates import Candidate, Rung
 from ladder.search.belief import Outlook
 from ladder.search.speed import SpeedPrediction
+from ladder.workload.workload import Workload
 
 _PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
@@ -23,21 +24,31 @@ MOST_TRIALS = 5
 """The trials that the search needs in nearly all cases (measured: benchmarks/search.py)."""
 
 
-def start_seconds(rung: Rung, num_parameters: int) -> float:
-    """Seconds of a trial before its first step and for its end.
+def start_seconds(rung: Rung, num_parameters: int, num_trained: int | None = None) -> float:
+    """Seconds of a trial before its first step and for its end; `num_trained` of the parameters are, None for all.
 
     Measured on four H200 with 0.7 to 6.7 billion parameters: model and engine take 2.4 to 5.3 s without offload, 5 s
-    plus 2.2 to 2.8 s per billion with the optimizer on the host, 7 s plus 6 s per billion with everything on NVMe.
+    plus 2.2 to 2.8 s per billion with the optimizer on the host, 7 s plus 6 s per billion with everything on NVMe. An
+    offloaded optimizer holds what is trained alone; parameters on NVMe are 2 of 14 bytes (derived).
     """
     billions = num_parameters / 1e9
+    trained = billions if num_trained is None else num_trained / 1e9
     seconds = _PROCESSES + 2.2 + 0.4 * billions
     if rung.offload_optimizer == "cpu":
-        seconds += 3.0 + 2.2 * billions
+        seconds += 3.0 + 2.2 * trained
     if rung.offload_param == "cpu":
         seconds += 0.3 + 0.3 * billions
     if "nvme" in rung.devices:
-        seconds += 5.0 + 5.5 * billions
+        seconds += 5.0 + 5.5 * trained
+    if rung.offload_param == "nvme":
+        seconds += 5.5 * 2 / 14 * (billions - trained)
     return seconds
+
+
+def start_of(candidate: Candidate, workload: Workload) -> float:
+    """`start_seconds` of a trial that begins with `candidate`."""
+    weights = workload.weights
+    return start_seconds(candidate.engine.rung, weights.total, weights.trained)
 
 
 def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
@@ -49,12 +60,12 @@ def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
 def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     """Seconds of one trial that measures these candidates, all of one engine."""
     first = outlooks[0]
-    start = start_seconds(first.candidate.engine.rung, first.workload.model.num_parameters)
+    start = start_of(first.candidate, first.workload)
     start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it has one more untimed step
     return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)
 
 
 def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL) -> float:
     """Seconds of a trial of an engine with `num_candidates`, if each takes as long as this one."""
-    start = start_seconds(outlook.candidate.engine.rung, outlook.workload.model.num_parameters)
+    start = start_of(outlook.candidate, outlook.workload)
     return start + num_candidates * candidate_seconds(outlook.speed, outlook.candidate.accumulation)

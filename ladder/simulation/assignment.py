@@ -15,7 +15,7 @@ from ladder.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Assignment:
-    """One candidate of a workload on `ranks` ranks, with the settings of its `zero_optimization`."""
+    """One candidate of a workload on `ranks` ranks, with the settings of its `zero_optimization` if it has any."""
 
     workload: Workload
     candidate: Candidate
@@ -24,6 +24,16 @@ class Assignment:
     @property
     def stage(self) -> int:
         return self.candidate.engine.rung.stage
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is trained without DeepSpeed: by DDP at stage 0, by FSDP2 at the others."""
+        return self.candidate.engine.rung.backend != "deepspeed"
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether fp32 weights are cast for each product, as with DDP; FSDP2 gathers them in 16 bits."""
+        return self.is_plain and self.stage == 0
 
     @property
     def optimizer_device(self) -> str:
@@ -35,7 +45,7 @@ class Assignment:
 
     @cached_property
     def knobs(self) -> Mapping[str, bool | int]:
-        return engine_knobs(self.workload, self.candidate.engine)
+        return {} if self.is_plain else engine_knobs(self.workload, self.candidate.engine)
 
     @cached_property
     def effects(self) -> Effects:
@@ -43,7 +53,7 @@ class Assignment:
 
     @cached_property
     def network(self) -> Network:
-        return Network(self.workload, self.effects)
+        return Network(self.workload, self.effects, self.autocasts)
 
     @property
     def trained(self) -> int:
@@ -54,6 +64,21 @@ class Assignment:
     def held(self) -> float:
         """Bytes of all parameters as the forward pass uses them."""
         return self.workload.weights.bytes_held
+
+    @property
+    def stored(self) -> float:
+        """Bytes of all parameters as plain torch stores them: those that are trained in fp32."""
+        return self.held + 2.0 * self.trained
+
+    @property
+    def stream_bytes(self) -> float:
+        """Of a value on the residual stream: fp32 embeddings begin an fp32 stream under autocast."""
+        return 4.0 if self.autocasts and self.workload.lora is None else 2.0
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of an element of a gradient as autograd accumulates it, which is of its parameter's type."""
+        return 4.0 if self.autocasts else 2.0
 
     @property
     def share(self) -> int:

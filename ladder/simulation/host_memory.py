@@ -35,7 +35,7 @@ class HostUse:
 
 def host_use(assignment: Assignment) -> HostUse:
     """The host memory and disk space of one rank of `assignment`."""
-    pinned = [_power_of_two(size) for size in _pinned(assignment)]
+    pinned = [_power_of_two(size) for size in (_pinned_plain if assignment.is_plain else _pinned)(assignment)]
     return HostUse(
         resident=_PROCESS + sum(_pageable(assignment)) + sum(pinned), pinned=sum(pinned), disk=_on_disk(assignment)
     )
@@ -71,10 +71,17 @@ def _pinned(assignment: Assignment) -> Iterator[float]:
         ] * _PARAMETER_BUFFERS
 
 
+def _pinned_plain(assignment: Assignment) -> Iterator[float]:
+    """FSDP2's CPUOffloadPolicy: each parameter's fp32 shard, and its gradient, which `to` copies to pinned memory."""
+    if assignment.parameter_device == "cpu":
+        for elements in _parameters(assignment):
+            yield from [4.0 * elements / assignment.ranks] * 2
+
+
 def _pageable(assignment: Assignment) -> Iterator[float]:
     if assignment.optimizer_device == "cpu":
         yield assignment.moments * assignment.effects.moment_bytes * assignment.share
-        if assignment.stage == 3:
+        if assignment.stage == 3 and not assignment.is_plain:
             yield assignment.effects.master_bytes * assignment.share
 
 

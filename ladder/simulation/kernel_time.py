@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ladder.simulation.assignment import Assignment
+from ladder.simulation.autocast import bytes_cast
 from ladder.simulation.operation import Block, Operation
 from ladder.workload.workload import ModelShape
 
@@ -19,6 +20,8 @@ _ATTENTION_BACKWARD = 2.5
 """Matrix products of attention's backward relative to its forward: five to two (derived, Dao 2023)."""
 _BACKWARD_TRAFFIC, _BACKWARD_KERNELS = 2.0, 2.0
 """Backward of an element-wise kernel relative to forward. Chosen: it reads the gradient and what was saved."""
+_CASTING_KERNELS = 2.0
+"""Kernels with which autocast casts a product's matrix and its input (derived: one each)."""
 _UNPACKING_KERNELS = 4.0
 """Kernels that write a quantised matrix in 16 bits, with their share of bitsandbytes' Python code. Measured: fitted to
 QLoRA with small micro-batches on one H200 (benchmarks/results/1xh200-adapters); two kernels do the work."""
@@ -106,7 +109,8 @@ class Kernels:
         inputs, outputs = operation.weight
         if inputs:
             seconds = self._product(self._tokens, inputs, outputs) + self._unpacking(operation)
-            return Stretch(seconds, 1.0 + (_UNPACKING_KERNELS if operation.unpacks else 0.0))
+            kernels = 1.0 + (_UNPACKING_KERNELS if operation.unpacks else 0.0)
+            return Stretch(seconds, kernels) + self._casting(operation)
         attention = operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
         seconds = attention + self._element_wise(operation) + self._unpacking(operation)
         return Stretch(seconds, operation.kernels)
@@ -118,7 +122,7 @@ class Kernels:
             to_weight = self._product(inputs, self._tokens, outputs) if operation.trained else 0.0
             kernels = 3.0 if operation.trained else 2.0
             kernels += _UNPACKING_KERNELS if operation.unpacks else 0.0
-            return Stretch(to_input + to_weight + self._unpacking(operation), kernels)
+            return Stretch(to_input + to_weight + self._unpacking(operation), kernels) + self._casting(operation)
         attention = _ATTENTION_BACKWARD * operation.attends * self._tokens / (_ATTENTION * self._chip.flops)
         seconds = attention + _BACKWARD_TRAFFIC * self._element_wise(operation)
         if operation.returns is not None:
@@ -126,6 +130,13 @@ class Kernels:
             seconds = max(returned / self._chip.memory, operation.kernels * self._chip.smallest)
         seconds += self._unpacking(operation)
         return Stretch(seconds, _BACKWARD_KERNELS * operation.kernels)
+
+    def _casting(self, operation: Operation) -> Stretch:
+        """Autocast's casts, in forward or of the gradients in backward."""
+        if not operation.casts:
+            return Stretch(0.0, 0.0)
+        seconds = max(bytes_cast(operation, self._tokens) / self._chip.memory, _CASTING_KERNELS * self._chip.smallest)
+        return Stretch(seconds, _CASTING_KERNELS)
 
     def _unpacking(self, operation: Operation) -> float:
         """Seconds to read a matrix as it is held, and to write its copy."""

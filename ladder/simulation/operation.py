@@ -47,6 +47,8 @@ class Operation:
     """Bytes read and written by element-wise kernels."""
     returns: float | None = None
     """The same in backward, if it does not follow from that of forward."""
+    casts: int = 0
+    """Elements of its matrix of which autocast makes a 16-bit copy."""
     unpacks: float = 0.0
     """Bytes of a copy of its matrix that each pass writes and frees again."""
     kernels: int = 1

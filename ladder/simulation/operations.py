@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Effects
+from ladder.simulation.autocast import Autocast
 from ladder.simulation.operation import Block, Operation
 from ladder.simulation.partly_trained import PartlyTrained
 from ladder.workload.workload import ModelShape, Workload
@@ -25,6 +26,8 @@ class Network:
 
     workload: Workload
     effects: Effects
+    autocasts: bool = False
+    """Trained weights are fp32, under autocast."""
 
     @property
     def model(self) -> ModelShape:
@@ -33,9 +36,13 @@ class Network:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """All transformer blocks, from the input on."""
-        if self._parts is None:
-            return (Block(self.block),) * self.model.num_layers
-        return self._parts.blocks(self.block)
+        plain = (Block(self.block),) * self.model.num_layers
+        blocks = plain if self._parts is None else self._parts.blocks(self.block)
+        return blocks if self._autocast is None else self._autocast.blocks(blocks)
+
+    @cached_property
+    def _autocast(self) -> Autocast | None:
+        return Autocast(self.workload, self.effects) if self.autocasts else None
 
     @cached_property
     def _parts(self) -> PartlyTrained | None:
@@ -81,7 +88,8 @@ class Network:
     @cached_property
     def last_norm(self) -> Operation:
         """The norm before the head."""
-        return self.norm if self._parts is None else self._parts.last_norm(self.norm)
+        norm = self.norm if self._parts is None else self._parts.last_norm(self.norm)
+        return norm if self._autocast is None else self._autocast.operation(norm)
 
     @property
     def largest_gradient(self) -> int:

@@ -3,8 +3,8 @@
 It shares no formula with the search's models, so that it can test them. Memory is the peak of a walk through all
 allocations of a step (`memory_walk`), host memory a list of DeepSpeed's buffers (`host_memory`), and time a simulation
 of host, GPU, links and bus in parallel (`step_clock`), all based on the operations of transformers' modules
-(`operations`). Recorded sweeps show how accurate it is: benchmarks/physics.py measures its error
-(benchmarks/results/search/physics.txt).
+(`operations`). DDP and FSDP2 have stages (`plain_stages`), gathering and a clock of their own. Recorded sweeps show how
+accurate it is: benchmarks/physics.py measures its error (benchmarks/results/search/physics.txt).
 
 Each machine deviates by its own factors, some kernels by their shapes, and the allocator fragments and slows down near
 the limit. All deviations follow from the seed.
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import RUNGS, Candidate, Engine
+from ladder.candidates import PLAIN_RUNGS, RUNGS, Candidate, Engine, Rung
 from ladder.events.protocol import TrialSpec
 from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
@@ -28,7 +29,9 @@ from ladder.simulation.host_memory import HostUse, host_use
 from ladder.simulation.kernel_time import Chip
 from ladder.simulation.memory_walk import MemoryWalk, walk_memory
 from ladder.simulation.paper_machine import SimulatedMachine
+from ladder.simulation.plain_clock import PlainClock
 from ladder.simulation.step_clock import Rig, StepClock
+from ladder.simulation.unit_gathering import units_gathered
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -128,6 +131,8 @@ class Physics:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
         config = spec.deepspeed
         techniques = tuple(TECHNIQUES[name] for name in spec.techniques)
+        if "zero_optimization" not in config:
+            return Engine(plain_rung(config.get("fsdp")), (), techniques)
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
         knobs = {name: value for name, value in zero.items() if name != "stage" and not isinstance(value, dict)}
@@ -149,9 +154,11 @@ class Physics:
         assignment = Assignment(self._workload, candidate, self._world_size)
         use, together = host_use(assignment), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
         model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
-        if assignment.stage == 3:
+        if assignment.is_plain and assignment.stage:
+            model += together * assignment.stored / _PAGE_BYTES  # built by every rank on the host, then moved
+        elif assignment.stage == 3:
             model += assignment.held / self._world_size / 10e9
-        if assignment.parameter_device != "none":
+        if assignment.parameter_device != "none" and not assignment.is_plain:
             model += assignment.held_share / self._rig.bus + 2.0 * assignment.held_share / _PAGE_BYTES
         engine = 2.0 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
@@ -229,7 +236,8 @@ class Physics:
 
     def _seconds(self, assignment: Assignment) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
-        candidate, clock = assignment.candidate, StepClock(assignment, _gathering(assignment), self._rig)
+        clock_of = PlainClock if assignment.is_plain else StepClock
+        candidate, clock = assignment.candidate, clock_of(assignment, _gathering(assignment), self._rig)
         accumulate, boundary = clock.micro_step(boundary=False), clock.micro_step(boundary=True)
         update = clock.update() + boundary - accumulate
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
@@ -244,8 +252,18 @@ class Physics:
         return micro * whole, (micro + update) * whole
 
 
+def plain_rung(fsdp: Mapping[str, Any] | None) -> Rung:
+    """The rung without DeepSpeed that has these arguments of accelerate's plugin; None for DDP."""
+    settings = (0, "none")
+    if fsdp is not None:
+        settings = (3 if fsdp["reshard_after_forward"] else 2, "cpu" if fsdp["cpu_offload"] else "none")
+    return next(rung for rung in PLAIN_RUNGS if (rung.stage, rung.offload_param) == settings)
+
+
 def _gathering(assignment: Assignment) -> Gathering:
     """`gathering_of`, cached for all micro-batches."""
+    if assignment.is_plain:
+        return units_gathered(assignment)
     if assignment.stage < 3:
         return gathering_of(assignment)
     return _played(_Key(assignment))

@@ -72,12 +72,14 @@ class StepClock:
         self._layers = assignment.workload.model.num_layers
         self._overlaps = bool(assignment.knobs.get("overlap_comm", False))
         self._host = self._gpu = self._wire = 0.0
+        self._before = 0.0
+        """When the GPU began with the last segment."""
         self._waiting = 0
         """Elements in the bucket."""
 
     def micro_step(self, *, boundary: bool) -> float:
         """Seconds of forward and backward; at the `boundary`, stages 0 and 1 reduce accumulated gradients."""
-        self._host = self._gpu = self._wire = 0.0
+        self._host = self._gpu = self._wire = self._before = 0.0
         self._waiting = 0
         arrivals: dict[int, list[float]] = {}
         fetches = list(self._gathering.fetches)[::-1]
@@ -88,10 +90,11 @@ class StepClock:
                 fetch = fetches.pop()
                 if self._assignment.parameter_device != "none":
                     self._host += _CROSSING_FETCH * self._rig.host
-                self._wire = max(self._wire, began) + self._gather_seconds(fetch.elements)
+                self._wire = max(self._wire, self._earliest(began)) + self._gather_seconds(fetch.elements)
                 arrivals.setdefault(fetch.needed, []).append(self._wire)
             there = arrivals.get(segment, [0.0])
             ready = max(self._gpu, began, there[0])
+            self._before = ready
             # Only the segment's last kernels wait for its last transfer.
             self._gpu = max(ready + stretch.gpu, there[-1] + stretch.gpu / len(there), self._host)
             self._reduce(gradients, boundary=boundary)
@@ -122,9 +125,7 @@ class StepClock:
         assignment, network = self._assignment, self._assignment.network
         forward = {block: self._moved(self._kernels.block_forward(block)) for block in set(network.blocks)}
         backward = {block: self._moved(self._kernels.block_backward(block)) for block in forward}
-        hook = _HOOK[assignment.stage] + (
-            _CROSSING_HOOK if assignment.optimizer_device != "none" and assignment.stage > 1 else 0.0
-        )
+        hook = self._gradient_hook()
         segments = [(self._kernels.lookup(backward=False), 0, 0.0)]
         segments += [(forward[block], 0, self._pass_hooks(block)) for block in network.blocks]
         head = 0 if assignment.workload.model.tied else network.trained_head
@@ -138,6 +139,15 @@ class StepClock:
                 work, hooks = work + forward[block], hooks + self._pass_hooks(block) / 2 + _CHECKPOINT
             segments.append((work, block.trained, hooks))
         return [*segments, (self._kernels.lookup(backward=True), network.trained_table, 0.0)]
+
+    def _gradient_hook(self) -> float:
+        """Seconds of the host for a parameter's gradient."""
+        crosses = self._assignment.optimizer_device != "none" and self._assignment.stage > 1
+        return _HOOK[self._assignment.stage] + (_CROSSING_HOOK if crosses else 0.0)
+
+    def _earliest(self, began: float) -> float:
+        """When a transfer that the host asks for in a segment that it `began` can start."""
+        return began
 
     def _pass_hooks(self, block: Block | None = None) -> float:
         """Seconds of stage 3's hooks in a pass through a block, or through one without adapters."""

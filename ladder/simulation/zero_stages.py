@@ -38,6 +38,9 @@ class Stage(ABC):
     def gradient(self, elements: int) -> None:
         """Backward has computed the gradient of a parameter."""
 
+    def end_of_unit(self) -> None:  # noqa: B027 - DeepSpeed has no such units, so its stages do nothing here
+        """Backward has left a block, the head, or the embeddings."""
+
     @abstractmethod
     def end_of_backward(self) -> None:
         """All gradients are complete."""
@@ -57,7 +60,7 @@ class Stage(ABC):
             self._ledger.take("moments", self._assignment.moments * self._effects.moment_bytes * elements)
 
 
-class _Replicated(Stage):
+class Replicated(Stage):
     """Stage 0: everything on each rank."""
 
     def start(self) -> None:
@@ -89,7 +92,7 @@ class _Replicated(Stage):
         self._ledger.give("gradients")
 
 
-class _Partitioned(Stage):
+class Partitioned(Stage):
     """Stages 1 and 2: parameters on each rank; the optimizer, and at stage 2 the gradients, are divided."""
 
     def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
@@ -191,7 +194,7 @@ class _Partitioned(Stage):
             ledger.give(name)
 
 
-class _Divided(Stage):
+class Divided(Stage):
     """Stage 3: parameters, gradients and optimizer divided."""
 
     def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
@@ -262,9 +265,3 @@ class _Divided(Stage):
             self._ledger.take("gradients in fp32", self._effects.gradient_bytes * self._group())
             self._ledger.give("flat")
             self._ledger.give("gradients in fp32")
-
-
-def stage_of(assignment: Assignment, ledger: Ledger) -> Stage:
-    """The stage of `assignment`."""
-    kinds: dict[int, type[Stage]] = {0: _Replicated, 3: _Divided}
-    return kinds.get(assignment.stage, _Partitioned)(assignment, ledger)

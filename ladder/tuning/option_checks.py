@@ -100,8 +100,6 @@ def _require_backend(options: TuneOptions) -> None:
             raise UsageError(f"--rung {name} is not among the rungs of --backend {options.backend}; use --backend all.")
     if options.backend == "deepspeed":
         return
-    if options.launcher == "simulated":
-        raise UsageError("--launcher simulated knows DeepSpeed only; leave out --backend.")
 
 
 def backends_in(options: TuneOptions) -> frozenset[str]:

@@ -193,7 +193,11 @@ class OnPaper:
         options = self._options
         machine = self._simulated.machine(options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
         without = {rung.name: "no --nvme-path was given" for rung in RUNGS if "nvme" in rung.devices}
-        return replace(machine, nvme_path=options.nvme_path, unsupported={} if options.nvme_path else without)
+        return replace(
+            machine,
+            nvme_path=options.nvme_path,
+            unsupported=machine.unsupported | ({} if options.nvme_path else without),
+        )
 
     def look(self, command: Sequence[str], machine: Machine) -> Script:
         """Nothing runs on a simulated machine."""

@@ -27,17 +27,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def saved_bytes(shape: ModelShape, lora: Lora | None = None, tokens: int = SEQ_LEN) -> int:
-    """Of the tensors that a forward pass in training saves, whatever shares memory counted once, less the weights."""
+def saved_bytes(shape: ModelShape, lora: Lora | None = None, tokens: int = SEQ_LEN, *, autocast: bool = False) -> int:
+    """Of the tensors that a forward pass in training saves, whatever shares memory counted once, less the weights.
+
+    With `autocast`, what is trained is in fp32, as with DDP.
+    """
     fields = {key: value for key, value in shape.config.items() if key != "model_type"}
     config = transformers.AutoConfig.for_model(shape.model_type, **fields)
     for name in ("dropout", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"):
         if hasattr(config, name):
             setattr(config, name, 0.0)
     config.use_cache = False
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    of_weights = torch.float32 if autocast and lora is None else torch.bfloat16
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=of_weights)
     if lora is not None:
-        model = get_peft_model(model, LoraConfig(**lora.for_peft())).to(torch.bfloat16)  # as DeepSpeed's engine does
+        model = get_peft_model(model, LoraConfig(**lora.for_peft()))  # which makes adapters of 16-bit weights fp32
+        model = model if autocast else model.to(torch.bfloat16)  # as DeepSpeed's engine does
     model.train()
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.Tensor] = {}
@@ -47,16 +52,20 @@ def saved_bytes(shape: ModelShape, lora: Lora | None = None, tokens: int = SEQ_L
         return tensor
 
     sequence = torch.randint(4, shape.vocab_size, (1, tokens))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    casting = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+    with casting, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = model(input_ids=sequence, labels=sequence).loss
     assert loss.isfinite()
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own)
 
 
-def block_of(family: str, lora: Lora | None = None, tokens: int = SEQ_LEN) -> tuple[ModelShape, float]:
+def block_of(
+    family: str, lora: Lora | None = None, tokens: int = SEQ_LEN, *, autocast: bool = False
+) -> tuple[ModelShape, float]:
     """The shape of `family`, and the bytes that one of its blocks saves, with adapters beside frozen weights or not."""
     config = {"model_type": family.split(",")[0], **FAMILIES[family]}
     shape = shape_from_config(config, name=family, source="file")
     layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
     fewer = shape_from_config({**config, layers: 2}, name=family, source="file")
-    return shape, (saved_bytes(shape, lora, tokens) - saved_bytes(fewer, lora, tokens)) / 2
+    more, less = (saved_bytes(each, lora, tokens, autocast=autocast) for each in (shape, fewer))
+    return shape, (more - less) / 2

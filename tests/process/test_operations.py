@@ -19,13 +19,16 @@ NAMES = ("q_proj", "v_proj", "c_attn", "query_key_value")
 ADAPTERS = {"all": Lora(rank=16), "attention": Lora(rank=16, targets=NAMES)}
 
 
-def saved_by_a_block(family: str, lora: Lora | None = None, tokens: int = SEQ_LEN) -> tuple[float, float]:
+def saved_by_a_block(
+    family: str, lora: Lora | None = None, tokens: int = SEQ_LEN, rung: str = "zero1"
+) -> tuple[float, float]:
     """Bytes of the last block: by its operations, and counted."""
-    shape, measured = block_of(family, lora, tokens)
+    shape, measured = block_of(family, lora, tokens, autocast=rung == "ddp")
     workload = Workload(model=shape, task="causal-lm", seq_len=tokens, global_batch_size=2, lora=lora)
-    assignment = Assignment(workload, make_candidate("zero1", checkpointing=False), 1)
+    assignment = Assignment(workload, make_candidate(rung, checkpointing=False), 1)
     operations = assignment.network.blocks[-1].operations
-    return tokens * sum(each.saves for each in operations) + sum(each.fixed for each in operations), measured
+    fixed = sum(each.fixed + 2.0 * each.casts for each in operations)
+    return tokens * sum(each.saves for each in operations) + fixed, measured
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,6 +42,13 @@ def test_the_operations_of_a_block_save_what_its_modules_save(family: str) -> No
 def test_the_operations_of_a_frozen_block_with_adapters_save_what_its_modules_save(family: str, kind: str) -> None:
     said, measured = saved_by_a_block(family, ADAPTERS[kind])
     assert 0.97 - LEFT_OUT.get(family, 0.0) < said / measured < 1.03 + TOO_MUCH.get(family, 0.0)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=16)], ids=["whole", "adapters"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt2"])
+def test_the_operations_of_a_block_under_autocast_save_what_its_modules_save(family: str, lora: Lora | None) -> None:
+    said, measured = saved_by_a_block(family, lora, rung="ddp")
+    assert 0.97 < said / measured < 1.03 + TOO_MUCH.get(family, 0.0)
 
 
 # What is added by more tokens: DoRA also makes tensors of the size of the weights, which are not kept.

@@ -39,6 +39,16 @@ def test_more_of_the_model_off_the_gpu_starts_later() -> None:
     assert seconds == sorted(set(seconds))
 
 
+def test_with_adapters_an_offloaded_optimizer_starts_as_soon_as_its_few_states_are_there() -> None:
+    def more(rung: str, num_trained: int) -> float:
+        plain, offloaded = (start_seconds(RUNGS_BY_NAME[name], 7 * BILLION, num_trained) for name in ("zero2", rung))
+        return offloaded - plain
+
+    assert more("zero2+opt-cpu", BILLION // 100) < 3.1 < 15.0 < more("zero2+opt-cpu", 7 * BILLION)
+    # Parameters on the drive are written whoever trains them.
+    assert more("zero3+opt-nvme", BILLION // 100) + 3.0 < more("zero3+param-nvme+opt-nvme", BILLION // 100)
+
+
 def test_a_candidate_is_paid_for_its_untimed_step_and_two_more_however_long_they_are() -> None:
     outlook = believe(make_space("zero3"), ()).outlook(make_space("zero3").candidates[-1])
     step = outlook.speed.step_seconds(2)

@@ -17,6 +17,7 @@ from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
+from ladder.simulation.memory_walk import walk_memory
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
 from ladder.simulation.technique_effects import NEUTRAL, effects_of
@@ -27,7 +28,12 @@ from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
 
 SOURCES = sorted(Path(ladder.simulation.__file__).parent.glob("*.py"))
-THE_MODEL = ("ladder.search", "ladder.backends.activations", "ladder.backends.deepspeed.moments")
+THE_MODEL = (
+    "ladder.search",
+    "ladder.backends.activations",
+    "ladder.backends.deepspeed.moments",
+    "ladder.backends.plain.moments",
+)
 TECHNIQUES = (
     "liger",
     "ulysses",
@@ -111,6 +117,19 @@ def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even
     assert every.allocated - away.allocated == pytest.approx(inputs, rel=0.1)
     assert away.host - every.host == pytest.approx(4 * inputs, rel=0.01)
     assert kept.accumulate_seconds < half.accumulate_seconds < every.accumulate_seconds < away.accumulate_seconds
+
+
+def test_half_checkpointing_deviates_as_the_layers_that_it_leaves_alone_do():
+    """A machine on which activations without checkpointing take more, takes more with half of it too."""
+    peaks = {}
+    for factor in (1.0, 1.2):
+        for every in (0, 1, 2):
+            assignment = Assignment(LLAMA, replace(make_candidate("zero2", micro_batch=8), checkpoint_every=every), 4)
+            ledger = Ledger({"activations": factor})
+            peaks[every, factor] = walk_memory(assignment, gathering_of(assignment), ledger).peak
+    more = {every: peaks[every, 1.2] - peaks[every, 1.0] for every in (0, 1, 2)}
+    assert more[1] == 0
+    assert 0.4 < more[2] / more[0] < 0.6
 
 
 def test_stage_3_gathers_up_to_its_cap_and_needs_all_parameters_twice():

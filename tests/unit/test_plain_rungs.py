@@ -69,7 +69,8 @@ def test_ddp_holds_fp32_weights_two_moments_and_gradients_and_with_other_ranks_t
 def test_sharding_divides_all_but_the_layers_at_work_and_accumulating_keeps_whole_gradients() -> None:
     assert peak("fsdp2", 8) < peak("fsdp2+no-reshard", 8) < peak("ddp", 8)
     assert peak("fsdp2", 16) < 0.6 * peak("fsdp2", 8)
-    assert peak("fsdp2", 8, accumulation=4) > peak("fsdp2", 8) + 3.0 * P
+    # In 16 bits, as accelerate's policy reduces them.
+    assert 1.3 * P < peak("fsdp2", 8, accumulation=4) - peak("fsdp2", 8) < 2.0 * P
     assert peak("fsdp2+cpu", 8) < 0.5 * peak("fsdp2", 8)
 
 
@@ -156,7 +157,6 @@ def test_where_deepspeed_has_no_answer_the_other_is_all_there_is() -> None:
     [
         ({"rungs": ("ddp",)}, "use --backend all"),
         ({"rungs": ("zero1",), "backend": "torch"}, "not among the rungs of --backend torch"),
-        ({"backend": "all", "launcher": "simulated", "machine": "a100-40"}, "knows DeepSpeed only"),
         ({"backend": "all", "documented": True}, "--documented leaves out"),
         ({"backend": "torch", "strategy": "walk"}, "follows the documented ladder"),
     ],

@@ -17,6 +17,13 @@ from ladder.workload.workload import Workload
 _HOOKS_OF_AN_ADAPTER = 0.17
 """Stage 3's work for an adapter's modules over that for a whole block. Measured: with seven adapters a block, steps of
 Llama-3.2-1B that wait for it took 2.2 times as long."""
+_HOOK_OF_A_GRADIENT = 0.25e-3
+"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
+Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as launching kernels is."""
+_STEP_OF_A_TENSOR = 0.24e-3
+"""Host work of an optimizer step for each tensor of adapters: norm, flattening, copies. They are so small that nothing
+else takes time. Measured: 0.13 to 0.36 ms with ranks 8 to 256 of three families at stage 0
+(benchmarks/results/1xh200-adapters)."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
@@ -67,12 +74,12 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         doubts=known.doubts,
         inputs=2 * model.num_layers * offloaded_input(workload, candidate, world_size) / machine.pcie_bytes,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
-        update=once + _update_seconds(candidate, share, world_size, machine, known.update_traffic),
+        update=once + _update_seconds(workload, candidate, world_size, machine, known.update_traffic),
     )
 
 
 def _update_seconds(
-    candidate: Candidate, share: float, world_size: int, machine: MachineSpeed, traffic: float
+    workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, traffic: float
 ) -> float:
     """Seconds of the optimizer, and of copying updated parameters to their device.
 
@@ -80,22 +87,23 @@ def _update_seconds(
     master weights and gradients are read, states and master weights written). Measured: if only parameters are
     offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
-    rung, back = candidate.engine.rung, 2 * share / machine.pcie_bytes
+    rung, share = candidate.engine.rung, workload.weights.trained / world_size
+    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * _num_adapters(workload)
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
-        return traffic * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
+        return hooks + traffic * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
     if rung.offload_optimizer == "cpu":
-        return share * world_size / machine.cpu_adam_parameters + back
-    return 30 * share * world_size / machine.nvme_bytes + back
-
-
-_HOOK_OF_A_GRADIENT = 0.25e-3
-"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
-Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as launching kernels is."""
+        return hooks + share * world_size / machine.cpu_adam_parameters + back
+    return hooks + 30 * share * world_size / machine.nvme_bytes + back
 
 
 def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
-    """Seconds of the host for the gradients of adapters, two for each layer that has one, at stage 2."""
+    """Seconds of the host for the gradients of adapters at stage 2."""
     if candidate.engine.rung.stage != 2:
         return 0.0
-    return _HOOK_OF_A_GRADIENT * 2 * len(workload.weights.adapted) * workload.model.num_layers
+    return _HOOK_OF_A_GRADIENT * _num_adapters(workload)
+
+
+def _num_adapters(workload: Workload) -> int:
+    """Tensors of adapters: two for each layer that has one."""
+    return 2 * len(workload.weights.adapted) * workload.model.num_layers

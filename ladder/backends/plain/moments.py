@@ -9,6 +9,7 @@ to the step, which sets them to None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, tokens_of_a_rank
@@ -42,54 +43,96 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> lis
 def _replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """DDP: everything on every GPU. Its reducer holds a copy of all gradients in buckets, if there are other ranks.
 
-    Autocast keeps a 16-bit copy of each trained matrix from its use in forward until its block's backward.
+    Autocast keeps a 16-bit copy of each trained matrix until the end of forward, and of one whose block is not
+    recomputed until this block's backward. It casts no embeddings, unless the head shares their weights.
     """
-    weights = workload.weights
+    weights, model = workload.weights, workload.model
     t = weights.trained
     buckets = 4.0 * t if world_size > 1 else 0.0
     rest = Moment("initialisation", weights_bytes(workload), 0.0, _optimizer_bytes(workload) * t, buffers=buckets)
     accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
-    held = replace(rest, gradients=accumulated, live=2.0 * t)
+    cast = t if model.tied or not weights.is_whole else t - model.vocab_size * model.hidden_size
+    forgotten = candidate.checkpointed * min(cast, model.num_layers * model.num_block_parameters)
+    held = replace(rest, gradients=accumulated)
     more = _autocast_bytes(workload, candidate, world_size)
-    return _passes(rest, held, acts, more, first=4.0 * weights.largest_trained, gradients=4.0 * t, last_live=0.0)
+    live = {"forward": 2.0 * cast, "loss": 2.0 * (cast - forgotten)}
+    return _passes(rest, held, acts, more, live, first=4.0 * weights.largest_trained, gradients=4.0 * t)
 
 
 def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """FSDP2: fp32 shards, gathered in 16 bits layer by layer; without resharding, all layers from forward to backward.
 
-    While accumulating, the gradients of all parameters are kept unsharded, in fp32. A block's are scattered in fp32.
-    Quantised weights are gathered as they are.
+    A unit is copied from the buffer in which it was gathered, so two units are there at a time. The head is a unit that
+    stays until its backward; tied embeddings are part of it. accelerate reduces in 16 bits: while accumulating, whole
+    gradients are kept in 16 bits, and a unit's are copied into one more buffer to be scattered. Quantised weights are
+    gathered as they are.
     """
-    weights, model, rung = workload.weights, workload.model, candidate.engine.rung
+    weights, rung = workload.weights, candidate.engine.rung
     t, n = weights.trained, world_size
     on_gpu = 0.0 if rung.offload_param == "cpu" else 1.0
-    block = model.num_block_parameters
-    outside = max(0, model.num_parameters - model.num_layers * block)
-    held_in_blocks = weights.bytes_held - 2.0 * outside
-    live = weights.bytes_held if rung.stage == 2 else 2.0 * outside + 2 * held_in_blocks / model.num_layers
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
     )
-    accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
-    held = replace(rest, gradients=accumulated, live=live, buffers=2 * 4.0 * min(block, t / model.num_layers))
+    live, buffers = _gathered(workload, keeps=rung.stage == 2)
+    accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
+    held = replace(rest, gradients=accumulated, buffers=buffers)
+    tied_head = workload.model.vocab_size * workload.model.hidden_size if workload.model.tied else 0.0
+    first = 2.0 * (tied_head if weights.is_whole else weights.largest_trained)
     step = on_gpu * 4.0 * t / n
-    gradients = max(accumulated, step)
-    return _passes(rest, held, acts, 0.0, first=2.0 * weights.largest_trained, gradients=gradients, last_live=live)
+    return _passes(rest, held, acts, 0.0, live, first=first, gradients=max(accumulated, step), step=step)
+
+
+def _gathered(workload: Workload, *, keeps: bool) -> tuple[dict[str, float], float]:
+    """Bytes of gathered parameters at each moment, and of the buffers of reductions.
+
+    `keeps`: gathered parameters stay from forward to backward.
+    """
+    weights, model = workload.weights, workload.model
+    head = 2.0 * model.vocab_size * model.hidden_size
+    outside = 2.0 * max(0, model.num_parameters - model.num_layers * model.num_block_parameters)
+    block = (weights.bytes_held - outside) / model.num_layers
+    whole, tied = weights.bytes_held if keeps else 0.0, head if model.tied else 0.0
+    live = {
+        "forward": whole + block if whole else tied + 2 * block,
+        "loss": (whole or head) + (block if model.tied else head),
+        "backward": whole or tied + 2 * block,
+        "end": block + (tied or head) if whole else tied + 2 * block,
+    }
+    trained = 2.0 * min(model.num_block_parameters, weights.trained / model.num_layers)
+    reduced_first = max(trained, head) if weights.trains_head and not model.tied else trained
+    # The input of the last reduction, which is the head's at the start of backward, and a unit's gradients.
+    return live, trained + reduced_first
 
 
 def _passes(
-    rest: Moment, held: Moment, acts: Activations, more: float, *, first: float, gradients: float, last_live: float
+    rest: Moment,
+    held: Moment,
+    acts: Activations,
+    more: float,
+    live: Mapping[str, float],
+    *,
+    first: float,
+    gradients: float,
+    step: float | None = None,
 ) -> list[Moment]:
-    """Forward, loss, backward at its start and at its end, and the step. `more` bytes are saved under autocast."""
-    at_end = replace(held, name="backward", live=last_live)
+    """Forward, loss, backward at its start and at its end, and the step, with `gradients` unless `step` says less.
+
+    `more` bytes are saved under autocast, and `live` has those of 16-bit parameters: those at the start of backward are
+    as in the loss if they are not named.
+    """
     kept = acts.kept + more + acts.tail
+    at_start = replace(held, name="backward", live=live.get("backward", live["loss"]))
+    at_end = replace(held, name="backward", live=live.get("end", 0.0))
+    without_reduction = replace(held, buffers=rest.buffers)
     return [
         rest,
-        replace(held, name="forward", activations=kept, logits=acts.logits * 10 / 12),
-        replace(held, name="loss", activations=kept, logits=acts.logits),
-        replace(held, name="backward", activations=kept + acts.block, gradients=max(held.gradients, first)),
+        replace(
+            without_reduction, name="forward", activations=kept, logits=acts.logits * 10 / 12, live=live["forward"]
+        ),
+        replace(without_reduction, name="loss", activations=kept, logits=acts.logits, live=live["loss"]),
+        replace(at_start, activations=kept + acts.block, gradients=max(held.gradients, first)),
         replace(at_end, activations=acts.block, gradients=max(held.gradients, gradients)),
-        replace(rest, name="step", gradients=gradients),
+        replace(rest, name="step", gradients=gradients if step is None else step),
     ]
 
 

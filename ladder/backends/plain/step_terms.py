@@ -24,13 +24,13 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     """The parts of a step, with P parameters, T of them trained, and N ranks.
 
     DDP all-reduces fp32 gradients in the last micro-step, beside its backward. FSDP2 gathers 16-bit parameters in
-    forward, and in backward if it reshards, and scatters fp32 gradients in the last micro-step. With offload,
+    forward, and in backward if it reshards, and scatters 16-bit gradients in the last micro-step. With offload,
     parameters cross the bus for each gathering, gradients once, and Adam runs on the CPU.
     """
     rung, weights, model = candidate.engine.rung, workload.weights, workload.model
     known = terms_of(workload, candidate, world_size)
     over_links = (world_size - 1) / world_size / machine.link_bytes
-    scattered = 4.0 * weights.trained * over_links
+    scattered = (4.0 if rung.stage == 0 else 2.0) * weights.trained * over_links
     gather = 0.0
     if rung.stage > 0:
         passes = 2.0 if rung.stage == 3 else 1.0

@@ -1,0 +1,101 @@
+"""The operations of a model with fp32 weights under autocast, as DDP trains it: what is kept and cast besides.
+
+From torch's autocast: products cast their inputs, each for itself, and their trained matrices, once in a forward pass;
+norms and sums with fp32 values stay in fp32. The embeddings are fp32, so the residual stream is too. Frozen weights
+beside adapters are in 16 bits, with a 16-bit stream, and only adapters are cast: peft passes them fp32 inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder.candidates import Effects
+from ladder.simulation.operation import Block, Operation
+from ladder.workload.matrices import matrices_of
+from ladder.workload.workload import Workload
+
+_CAST = 6.0
+"""Bytes read and written to cast a value from fp32 to 16 bits, or back."""
+
+
+class Autocast:
+    """Changes the operations of a workload's blocks."""
+
+    def __init__(self, workload: Workload, effects: Effects) -> None:
+        self._whole, self._effects = workload.lora is None, effects
+        self._gated = workload.model.gated_mlp or workload.model.is_encoder_decoder
+        self._layers = [each for each in matrices_of(workload.model) if each.layer == 0]
+
+    def blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
+        """The same blocks under autocast; equal ones are one object."""
+        known = {block: replace(block, operations=self._operations(block)) for block in set(blocks)}
+        return tuple(known[block] for block in blocks)
+
+    def _operations(self, block: Block) -> tuple[Operation, ...]:
+        seen, changed = set[str](), list[Operation]()
+        for each in block.operations:
+            is_fused = each.reads in seen and sum(matrix.reads == each.reads for matrix in self._layers) == 1
+            changed.append(self.operation(each, shares_its_input=is_fused))
+            seen.add(each.reads)
+        return tuple(changed)
+
+    def operation(self, operation: Operation, *, shares_its_input: bool = False) -> Operation:
+        """`operation` under autocast."""
+        if not self._whole:
+            return self._beside_frozen(operation)
+        if operation.weight[0]:
+            operation = replace(operation, casts=operation.weight[0] * operation.weight[1])
+            if operation.reads in ("a", "n"):
+                return operation if shares_its_input else self._of_a_norm(operation)
+            return replace(operation, scratch=operation.scratch + 2.0 * operation.weight[1])
+        return self._norm(operation) if operation.name.endswith("norm") and operation.others else operation
+
+    def _of_a_norm(self, operation: Operation) -> Operation:
+        """A product that reads a norm's fp32 output, of which it saves a 16-bit copy."""
+        inputs = operation.weight[0]
+        merged = 2.0 * inputs if operation.ends > 2.0 * operation.weight[1] else 0.0
+        return replace(
+            operation,
+            saves=max(operation.saves, 2.0 * inputs),
+            makes=operation.makes + 4.0 * inputs,
+            ends=operation.ends + 2.0 * inputs + merged,
+        )
+
+    def _norm(self, norm: Operation) -> Operation:
+        """Input, normalised values and output in fp32, except for norms of queries and keys, which read 16 bits."""
+        if norm.name.startswith(("queries", "keys")):
+            return norm
+        width = norm.makes / 2.0
+        python = self._gated and self._effects.norm_keeps == 1.0
+        return replace(
+            norm,
+            saves=8.0 * width if python else 2.0 * norm.saves,
+            makes=2.0 * norm.makes,
+            ends=2.0 * norm.ends,
+            scratch=norm.scratch + 2.0 * width,
+            # An RMSNorm in Python needs no casts of its own; the sum with the residual stream is in fp32.
+            traffic=(28.0 * width if python else 2.0 * norm.traffic) + 4.0 * width,
+        )
+
+    def _beside_frozen(self, operation: Operation) -> Operation:
+        """Adapters have fp32 weights: their input is cast to fp32 and back, and each saves a copy of its own."""
+        inputs, outputs = operation.weight
+        if operation.name == "adapter A":
+            return replace(
+                operation,
+                casts=inputs * outputs,
+                saves=operation.saves + 2.0 * inputs,
+                scratch=operation.scratch + 4.0 * inputs,
+            )
+        if operation.name == "adapter B":
+            return replace(operation, casts=inputs * outputs)
+        if inputs and not operation.trained:
+            return replace(operation, saves=max(0.0, operation.saves - operation.for_weight))
+        return operation
+
+
+def bytes_cast(operation: Operation, tokens: int) -> float:
+    """Bytes that casts of a product's matrix and input move in forward; in backward, those of their gradients."""
+    reads_a_norm = operation.reads in ("a", "n") or operation.name == "adapter A"
+    return _CAST * (operation.casts + (tokens * operation.weight[0] if operation.casts and reads_a_norm else 0))

@@ -1,0 +1,48 @@
+"""A whole tune of all backends on a machine that exists on paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ladder.candidates import PLAIN_RUNGS
+from ladder.cli.main import main
+
+NAMES = {rung.name for rung in PLAIN_RUNGS}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tune(*arguments: str) -> int:
+    return main(["tune", *arguments, "--launcher", "simulated", "--machine", "h100-80"])
+
+
+def test_a_tune_of_all_backends_on_paper_has_two_answers_and_says_that_both_are_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("llama-3.2-1b", "--gpus", "2", "--backend", "all") == 0
+    printed = capsys.readouterr().out
+    assert "Without DeepSpeed: fsdp2" in printed
+    assert printed.count("simulated on the paper machine h100-80") == 2
+    assert json.loads((folder / "best_config.json").read_text())["ladder"]["rung"] not in NAMES
+    for name in ("accelerate.yaml", "trainer.json", "launch.sh"):
+        assert (folder / f"best_plain.{name}").is_file()
+    launch = (folder / "best_plain.launch.sh").read_text()
+    assert "no trial was run" in launch
+
+
+def test_without_deepspeed_only_the_plain_files_are_written(folder: Path) -> None:
+    assert tune("opt-125m", "--gpus", "2", "--backend", "torch") == 0
+    assert not (folder / "best_config.json").exists()
+    assert (folder / "best_plain.launch.sh").is_file()
+
+
+def test_one_gpu_on_paper_is_told_why_fsdp2_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("opt-125m", "--gpus", "1", "--backend", "all") == 0
+    assert "accelerate shards with FSDP2 on several GPUs only" in " ".join(capsys.readouterr().out.split())
