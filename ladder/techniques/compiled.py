@@ -25,7 +25,7 @@ class Compiled(Technique):
     rank_module = "ladder.trial.techniques.compiled"
     backends = frozenset({"plain"})
     breaks_as_one = True
-    why_not = "models are compiled on rungs without DeepSpeed; use --backend all or torch"
+    why_not = "only rungs without DeepSpeed are compiled, which --backend all or torch tries"
 
     def __init__(self, name: str, title: str, what: str, *, by_block: bool) -> None:
         self.name, self.title = name, title

@@ -40,7 +40,7 @@ def test_blocks_are_compiled_on_every_rung_without_deepspeed_and_whole_models_wh
 
 
 def test_on_rungs_of_deepspeed_alone_it_is_refused_with_the_option_that_helps() -> None:
-    with pytest.raises(UsageError, match=r"--allow compile has no effect here: .* use --backend all or torch"):
+    with pytest.raises(UsageError, match=r"--allow compile has no effect here: .* --backend all or torch tries; leave"):
         require_effective_techniques([COMPILE], problem_of(LLAMA, TWO), [RUNGS_BY_NAME["zero1"]])
     require_effective_techniques([COMPILE], problem_of(LLAMA, TWO), [RUNGS_BY_NAME["ddp"]])
 
