@@ -15,7 +15,8 @@ from helpers.shapes import Point, llama_like, measured
 
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import compiler, detect_machine
+from ladder.machine.host import compiler
+from ladder.machine.machine import detect_machine
 from ladder.workload.workload import Workload
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 
-from ladder.machine.machine import compiler
+from ladder.machine.host import compiler
 
 _KILLED = re.compile(r"its build was killed by signal (\d+)")
 _OUT_OF_MEMORY_KILLER = 9

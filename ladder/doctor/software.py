@@ -17,7 +17,7 @@ from ladder.doctor.builds import fix_of_build
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
-from ladder.machine.machine import compiler
+from ladder.machine.host import compiler
 from ladder.text import shown
 
 # DeepSpeed's operators, and what needs them.

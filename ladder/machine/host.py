@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,12 @@ MALLOC_OF_A_CPU_RANK = {
 _KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 _MOST_KERNELS = "32"
 """Chosen: it saves nearly as much memory as 1 does, and costs dense models no speed."""
+
+
+def compiler() -> str:
+    """The program that CXX names; CXX may be a command with arguments."""
+    words = [word for word in shlex.split(os.environ.get("CXX", "")) if not word.startswith("-")]
+    return words[-1] if words else "g++"
 
 
 def environment_of_a_cpu_rank(own: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.described import Gpu, Machine, without_peers
 from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
+from ladder.machine.host import compiler, usable_cores
 from ladder.machine.host import host_memory as all_host_memory
-from ladder.machine.host import usable_cores
 from ladder.units import format_bytes
 from ladder.workload.workload import OptimizerName
 
@@ -93,12 +92,6 @@ def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -
     if operators_of(rung, optimizer) and shutil.which(compiler()) is None:
         return "no C++ compiler to build DeepSpeed's operators (Debian and Ubuntu: apt-get install g++)"
     return None
-
-
-def compiler() -> str:
-    """The program that CXX names; CXX may be a command with arguments."""
-    words = [word for word in shlex.split(os.environ.get("CXX", "")) if not word.startswith("-")]
-    return words[-1] if words else "g++"
 
 
 def operators_of(rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Export, Problem, Rung, Technique, Terms
-from ladder.machine.machine import compiler
+from ladder.machine.host import compiler
 from ladder.workload.workload import Workload
 
 _DOUBT = 0.25

@@ -26,8 +26,10 @@ def options(*more: str) -> list[str]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("command", "run", "kind"),
-    [(f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer"), (f"{LOOP} 40", f"{LOOP} 1", "accelerate")],
-    ids=["trainer", "accelerate"],
+    [
+        pytest.param(f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer", id="trainer"),
+        pytest.param(f"{LOOP} 40", f"{LOOP} 1", "accelerate", id="accelerate", marks=pytest.mark.scripts),
+    ],
 )
 def test_a_script_is_tuned_and_trains_on_ddp_as_it_is(
     command: str, run: str, kind: str, tmp_path: Path, script_inputs: Path
