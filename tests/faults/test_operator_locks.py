@@ -107,7 +107,7 @@ def test_a_lock_whose_holder_cannot_be_seen_from_here_is_left_to_it(lock: Path) 
 
 
 def test_a_build_that_waits_for_its_turn_ends_with_its_parent(lock: Path) -> None:
-    program = "import os, subprocess, sys; subprocess.run([*sys.argv[1:], str(os.getpid())])"
+    program = "import os, subprocess, sys; subprocess.run([*sys.argv[1:], str(os.getpid()), '0'])"
     with in_turn(lock):
         parent = subprocess.Popen([sys.executable, "-c", program, *_LOAD], env=_environment())
         turn = Path(f"{lock.parent}.ladder-lock")
