@@ -11,7 +11,7 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
-from ladder.machine.described import Machine
+from ladder.machine.described import Gpu, Machine
 from ladder.search.space import Space
 from ladder.tuning.problem import make_space, problem_of, split_supported
 from ladder.units import GIB
@@ -125,6 +125,18 @@ def problem_for(workload: Workload, world_size: int = 1, device: Any = "cuda", *
     """`workload` on a machine with plenty of memory."""
     facts = {"memory_limit": 1 << 50, "host_memory": 1 << 50, **changes}
     return Problem(workload=workload, world_size=world_size, device=device, **facts)
+
+
+def machine_with(gpus: int, device: str = "cuda") -> Machine:
+    """H200s on one host, or CPU ranks in their place."""
+    return Machine(
+        device=device,  # type: ignore[arg-type]
+        world_size=gpus,
+        gpus=tuple(Gpu(f"GPU-{rank}", "NVIDIA H200", 140 * GIB) for rank in range(gpus)) if device == "cuda" else (),
+        memory_limit=140 * GIB,
+        host_memory=500 * GIB,
+        num_cores=32,
+    )
 
 
 def space_on(

@@ -7,27 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import bundled_workload
+from helpers import bundled_workload, machine_with
 from helpers.answers import answer
 
 from ladder.candidates import ALL_RUNGS
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
-from ladder.machine.described import Gpu, Machine
 from ladder.techniques.bound_cores import BIND_CORES, cores_of
 from ladder.techniques.keys import engine_named
 from ladder.tuning.problem import problem_of
-from ladder.units import GIB
 
 LLAMA = bundled_workload("llama-2-7b")
-TWO = Machine(
-    device="cuda",
-    world_size=2,
-    gpus=tuple(Gpu(f"GPU-{rank}", "NVIDIA H200", 140 * GIB) for rank in range(2)),
-    memory_limit=140 * GIB,
-    host_memory=500 * GIB,
-    num_cores=32,
-)
+TWO = machine_with(2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import bundled_workload, space_on
+from helpers import bundled_workload, machine_with, space_on
 from helpers.answers import answer
 
 from ladder.candidates import ALL_RUNGS, RUNGS_BY_NAME
@@ -13,23 +13,14 @@ from ladder.emit.accelerate import accelerate_config
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
 from ladder.events.verdict import _warnings
-from ladder.machine.described import Gpu, Machine
 from ladder.techniques.compiled import COMPILE, COMPILE_WHOLE
 from ladder.techniques.keys import engine_named
 from ladder.techniques.liger import LIGER
 from ladder.tuning.problem import problem_of
 from ladder.tuning.technique_choices import require_effective_techniques, require_usable
-from ladder.units import GIB
 
 LLAMA = bundled_workload("llama-2-7b")
-TWO = Machine(
-    device="cuda",
-    world_size=2,
-    gpus=tuple(Gpu(f"GPU-{rank}", "NVIDIA H200", 140 * GIB) for rank in range(2)),
-    memory_limit=140 * GIB,
-    host_memory=500 * GIB,
-    num_cores=32,
-)
+TWO = machine_with(2)
 
 
 def test_blocks_are_compiled_on_every_rung_without_deepspeed_and_whole_models_where_nothing_is_sharded() -> None:

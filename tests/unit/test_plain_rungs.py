@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate, make_record, space_on
+from helpers import bundled_workload, machine_with, make_candidate, make_record, space_on
 from helpers.scripts import make_script, script_workload
 
 from ladder.backends.base import Moment
@@ -17,7 +17,6 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.plain import plain_output
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
-from ladder.machine.described import Gpu, Machine
 from ladder.machine.machine import operators_of, unsupported_reason
 from ladder.search.policy import answer, faster_without_deepspeed
 from ladder.techniques.liger import LIGER
@@ -26,7 +25,6 @@ from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import of_backend
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
-from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation
 from ladder.workload.trained import LoadIn
@@ -48,17 +46,6 @@ def peak(rung: str, ranks: int, accumulation: int = 1, workload: Workload = LLAM
 
 def proof(rung: str, speed: float) -> Record:
     return make_record(make_candidate(rung), tokens_per_second=speed, purpose="proof")
-
-
-def machine_with(gpus: int, device: str = "cuda") -> Machine:
-    return Machine(
-        device=device,  # type: ignore[arg-type]
-        world_size=gpus,
-        gpus=tuple(Gpu(f"GPU-{rank}", "NVIDIA H200", 140 * GIB) for rank in range(gpus)) if device == "cuda" else (),
-        memory_limit=140 * GIB,
-        host_memory=500 * GIB,
-        num_cores=32,
-    )
 
 
 def test_ddp_holds_fp32_weights_two_moments_and_gradients_and_with_other_ranks_their_buckets() -> None:
