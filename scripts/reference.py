@@ -162,7 +162,7 @@ An answer for [adapters](../how-to/adapters.md), quantised or frozen weights als
 
 ## Without DeepSpeed
 
-If `--backend all` found something faster [without DeepSpeed](../how-to/without-deepspeed.md), the section names it. Its
+If something is faster [without DeepSpeed](../how-to/without-deepspeed.md), the section names it. Its
 settings are in `best_plain.…`.
 
 {table(("key", "type", "meaning"), plain)}

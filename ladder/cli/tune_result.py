@@ -76,7 +76,7 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
             console.print(f"[bold]{escape(said)}[/]")
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
-        _print_plain(done.plain, console, answer.tokens_per_second)
+        _print_plain(done.plain, console, answer)
         files = ", ".join(shlex.quote(str(path)) for path in done.files)
         console.print(f"Wrote {files}", soft_wrap=True, markup=False)
     elif done.plain is not None:
@@ -88,16 +88,22 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
 
 
-def _print_plain(plain: Answer | None, console: Console, with_deepspeed: float | None) -> None:
+def _print_plain(plain: Answer | None, console: Console, with_deepspeed: Answer | None) -> None:
     """The answer without DeepSpeed, and how much faster it is than the one with it."""
     if plain is None:
         return
-    than = "" if with_deepspeed is None else f", {plain.tokens_per_second / with_deepspeed:.2f} times as fast"
+    than = (
+        ""
+        if with_deepspeed is None
+        else f", {plain.tokens_per_second / with_deepspeed.tokens_per_second:.2f} times as fast"
+    )
     console.print(
         f"Without DeepSpeed: [bold green]{escape(plain.candidate.key)}[/]: {plain.tokens_per_second:,.0f} tokens/s in "
         f"its proof{than}, {format_bytes(plain.measurement.peak_device)} of {format_bytes(plain.memory_limit)}."
     )
     for warning in plain.warnings:
+        if with_deepspeed is not None and warning in with_deepspeed.warnings:
+            continue
         console.print(f"[yellow]Warning:[/] {escape(warning)}.")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ladder.candidates import Rung
+from ladder.candidates import ALL_RUNGS, Rung
 
 # Without it, trials fail because of fragmentation (measured: 10.1 GiB reserved for 7.7 GiB allocated).
 GROWING = "expandable_segments:True"
@@ -57,6 +57,11 @@ class Machine:
     def host_threads(self) -> int:
         """Threads per rank for work on the host."""
         return max(1, self.num_cores // self.world_size)
+
+
+def alone(device: str, world_size: int) -> dict[str, str]:
+    """By rung name: why it cannot work with so few GPUs, or on CPU ranks."""
+    return {rung.name: why for rung in ALL_RUNGS if (why := without_peers(rung, device, world_size))}
 
 
 def without_peers(rung: Rung, device: str, world_size: int) -> str | None:

@@ -16,6 +16,7 @@ from ladder.report.first_fit import compared
 from ladder.report.run_data import ReportedRun
 from ladder.search.bound import Bound, bound
 from ladder.search.knobs import turned
+from ladder.search.policy import faster_without_deepspeed
 from ladder.search.remedies import remedies
 from ladder.search.space import REFUSED, Space, measured
 from ladder.techniques.keys import engine_in
@@ -103,6 +104,9 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     ]
     if used is not None:
         figures.append(("model FLOP/s utilisation", f"{used:.0%}"))
+    if (plain := faster_without_deepspeed(run.records, space.tolerance)) is not None and plain != record:
+        times = f"{(plain.tokens_per_second or 0.0) / speed:.2f} times as fast: {plain.tokens_per_second:,.0f} tokens/s"
+        figures.append(("without DeepSpeed", f"{times} with {plain.candidate_key}, see best_plain.json"))
     if (limit := bound(space, run.records, record)) is not None:
         figures.append(("share of the physical limit", f"{limit.share:.0%} of {limit.tokens_per_second:,.0f} tokens/s"))
         figures.append(("where a step goes", where_a_step_goes(limit)))

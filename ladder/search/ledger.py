@@ -12,7 +12,7 @@ from ladder.events.outcome import Record
 from ladder.search.auto import UPPER_END, is_worth_a_trial
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.knobs import turned
-from ladder.search.policy import answer
+from ladder.search.policy import answer, faster_without_deepspeed
 from ladder.search.space import REFUSED, Space, disproved, fastest, measured, probed, proven, ruled_out
 from ladder.search.speed import STEP_NOISE
 from ladder.units import format_bytes
@@ -94,6 +94,7 @@ class _Teller:
     def __init__(self, space: Space, records: Sequence[Record], on_paper: bool) -> None:
         self._space, self._records, self._on_paper = space, records, on_paper
         self._best, self._tried = answer(records), measured(records)
+        self._plain = faster_without_deepspeed(records, space.tolerance)
         self._fastest = fastest(records)
         self._belief, self._failed_proofs, self._proofs = believe(space, records), disproved(records), proven(records)
         self._beliefs: dict[str, Belief] = {}
@@ -152,6 +153,8 @@ class _Teller:
             return "measured", f"its proof of fit failed: {failed_proof.outcome.sentence}"
         if self._best is None:
             return "measured", "fits"
+        if self._plain is not None and record.candidate_key == self._plain.candidate_key:
+            return "measured", f"faster than the answer, without DeepSpeed; {reached}"
         return "measured", self._against_the_answer(record, self._best, reached)
 
     def _against_the_answer(self, record: Record, best: Record, reached: str) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ladder.candidates import ALL_RUNGS
 from ladder.errors import UsageError
-from ladder.machine.described import Gpu, Machine, without_peers
+from ladder.machine.described import Gpu, Machine, alone
 from ladder.units import parse_bytes
 
 
@@ -77,10 +76,9 @@ class SimulatedMachine(BaseModel):
         if memory > self.gpu_memory:
             has = f"the {self.gpu_memory / 2**30:.0f} GiB that {self.name} has"
             raise UsageError(f"--gpu-memory is more than {has}; leave one of them out.")
-        alone = {rung.name: why for rung in ALL_RUNGS if (why := without_peers(rung, "cuda", world_size))}
         return Machine(
             device="cuda",
-            unsupported=alone,
+            unsupported=alone("cuda", world_size),
             world_size=world_size,
             gpus=tuple(Gpu(f"GPU-simulated-{rank}", self.gpu_name, self.gpu_memory) for rank in range(world_size)),
             memory_limit=memory,

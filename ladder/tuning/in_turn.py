@@ -10,13 +10,11 @@ from ladder.search.policy import answer
 from ladder.search.space import Space
 from ladder.tuning.tuner import Tuner, TuneResult
 
-MakeTuner = Callable[[Space, float | None, int], Tuner]
-"""A tuner of a space, with its seconds for the search and its trials of knobs."""
+MakeTuner = Callable[[Space, float, int], Tuner]
+"""A tuner of a space, with the seconds that were spent before it and its trials of knobs."""
 
 
-def tune_in_turn(
-    tuner: MakeTuner, space: Space, strategy: Strategy, *, time_budget: float | None, knob_trials: int
-) -> TuneResult:
+def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_trials: int) -> TuneResult:
     """The result over all of `space`; its answer is DeepSpeed's where DeepSpeed has one.
 
     The first search is the same as without the other rungs. The second begins with what it measured, so that only
@@ -24,18 +22,12 @@ def tune_in_turn(
     """
     own = of_backend(space, "deepspeed")
     if not own.engines or own.engines == space.engines:
-        return tuner(space, time_budget, knob_trials).tune(strategy)
-    first = tuner(own, time_budget, knob_trials).tune(strategy)
+        return tuner(space, 0.0, knob_trials).tune(strategy)
+    first = tuner(own, 0.0, knob_trials).tune(strategy)
     if first.cancelled:
         return first
-    left = None if time_budget is None else max(0.0, time_budget - first.seconds)
-    whole = tuner(space, left, 0).tune(strategy)
-    return replace(
-        whole,
-        answer=answer(whole.records),
-        seconds=first.seconds + whole.seconds,
-        out_of_time=first.out_of_time or whole.out_of_time,
-    )
+    whole = tuner(space, first.seconds, 0).tune(strategy)
+    return replace(whole, answer=answer(whole.records))
 
 
 def of_backend(space: Space, backend: str) -> Space:

@@ -82,7 +82,7 @@ def require_effective_options(options: TuneOptions) -> None:
     _require_usual_optimizer(options)
     beyond = choices_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
-    beyond += [f"--backend {options.backend}"] if options.backend != "deepspeed" else []
+    beyond += ["--backend torch"] if options.backend == "torch" else []
     _require_backend(options)
     if options.strategy in ALONG_THE_LADDER and beyond:
         raise UsageError(
@@ -94,12 +94,10 @@ def require_effective_options(options: TuneOptions) -> None:
 
 
 def _require_backend(options: TuneOptions) -> None:
-    """UsageError for rungs that --backend leaves out, and where there is nothing but DeepSpeed."""
+    """UsageError for rungs that --backend leaves out."""
     for name in options.rungs:
         if RUNGS_BY_NAME[name].backend not in backends_in(options):
             raise UsageError(f"--rung {name} is not among the rungs of --backend {options.backend}; use --backend all.")
-    if options.backend == "deepspeed":
-        return
 
 
 def backends_in(options: TuneOptions) -> frozenset[str]:

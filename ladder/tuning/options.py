@@ -242,7 +242,7 @@ class TuneOptions(WorkloadOptions):
     backend: Annotated[
         BackendName,
         Option("torch: train without DeepSpeed, by DDP or FSDP2; all: find out whether that is faster.", BEYOND),
-    ] = "deepspeed"
+    ] = "all"
     documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
     switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
     """The switches of techniques; ladder decides about those that are missing."""

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ladder.candidates import RUNGS, Technique
+from ladder.candidates import ALL_RUNGS, Technique
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
-from ladder.machine.described import Machine
+from ladder.machine.described import Machine, alone
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
@@ -111,6 +111,7 @@ def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_si
         memory_limit=options.gpu_memory or 0,
         host_memory=options.host_memory or _NO_LIMIT,
         num_cores=_CORES_OF_A_GPU * world_size,
+        unsupported=alone("cuda", world_size),
     )
 
 
@@ -118,7 +119,7 @@ def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique]
     """What a tune on `machine` would search, with an --nvme-path if it has a drive."""
     return make_space(
         problem_of(workload, machine),
-        [rung for rung in split_supported(RUNGS, machine, workload)[0] if has_nvme or "nvme" not in rung.devices],
+        [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if has_nvme or "nvme" not in rung.devices],
         micro_batches_of(workload, machine.world_size, None),
         techniques=techniques,
         checkpointing=ways_of_checkpointing(version("transformers")),

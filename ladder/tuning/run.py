@@ -190,7 +190,7 @@ def _search_at(
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
 
-    def tuner(part: Space, time_budget: float | None, knob_trials: int) -> Tuner:
+    def tuner(part: Space, spent: float, knob_trials: int) -> Tuner:
         return Tuner(
             workload=workload,
             machine=place.machine,
@@ -201,7 +201,8 @@ def _search_at(
             operators=place.operators,
             tell=tell,
             cancelled=cancelled,
-            time_budget=time_budget,
+            time_budget=options.time_budget,
+            spent=spent,
             swap_prefix=place.swap_prefix,
             save_folder=options.save_weights,
             clock=place.clock,
@@ -210,7 +211,7 @@ def _search_at(
         )
 
     strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
-    return tune_in_turn(tuner, space, strategy, time_budget=options.time_budget, knob_trials=num_knobs)
+    return tune_in_turn(tuner, space, strategy, knob_trials=num_knobs)
 
 
 def _require_within_reach(prepared: _Prepared) -> None:

@@ -65,6 +65,8 @@ class Tuner:
     steps: StepPolicy = field(default_factory=StepPolicy)
     time_budget: float | None = None
     """Seconds that the search may take."""
+    spent: float = 0.0
+    """Seconds of them that a search before this one took."""
     swap_prefix: str = "ladder-swap"
     save_folder: Path | None = None
     clock: Callable[[], float] = time.monotonic
@@ -91,7 +93,7 @@ class Tuner:
             tell=self.tell,
             cancelled=self.cancelled,
             steps=self.steps,
-            stop_at=None if self.time_budget is None else self._began + self.time_budget,
+            stop_at=None if self.time_budget is None else self._began + self.time_budget - self.spent,
             swap_prefix=self.swap_prefix,
             save_folder=self.save_folder,
         )
@@ -112,7 +114,7 @@ class Tuner:
             best_so_far=fastest(less_noise(self.space, records)),
             stopped=stopped,
             cancelled=self.cancelled(),
-            seconds=self.clock() - self._began,
+            seconds=self._seconds(),
             out_of_time=self._out_of_time(),
         )
 
@@ -141,7 +143,10 @@ class Tuner:
             self._measure(decision)
 
     def _out_of_time(self) -> bool:
-        return self.time_budget is not None and self.clock() - self._began > self.time_budget
+        return self.time_budget is not None and self._seconds() > self.time_budget
+
+    def _seconds(self) -> float:
+        return self.spent + self.clock() - self._began
 
     def _warn_of_small_budget(self, first: Measure) -> None:
         """Warn the user, since a trial measures its first candidate even if that exceeds the budget."""

@@ -26,15 +26,32 @@ def tune(*arguments: str) -> int:
 def test_a_tune_of_all_backends_on_paper_has_two_answers_and_says_that_both_are_simulated(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tune("llama-3.2-1b", "--gpus", "2", "--backend", "all") == 0
+    assert tune("llama-3.2-1b", "--gpus", "2") == 0
     printed = capsys.readouterr().out
     assert "Without DeepSpeed: fsdp2" in printed
-    assert printed.count("simulated on the paper machine h100-80") == 2
+    assert printed.count("simulated on the paper machine h100-80") == 1
+    assert "faster than the answer, without DeepSpeed" in " ".join(printed.split())
     assert json.loads((folder / "best_config.json").read_text())["ladder"]["rung"] not in NAMES
     for name in ("accelerate.yaml", "trainer.json", "launch.sh"):
         assert (folder / f"best_plain.{name}").is_file()
     launch = (folder / "best_plain.launch.sh").read_text()
     assert "no trial was run" in launch
+    capsys.readouterr()
+    assert main(["report", "--format", "markdown"]) == 0
+    assert "without DeepSpeed" in capsys.readouterr().out
+
+
+def test_a_budget_that_deepspeed_has_spent_is_not_spent_again_without_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("llama-3.2-1b", "--gpus", "2", "--time-budget", "1s") == 0
+    assert not (folder / "best_plain.json").exists()
+    assert "the time budget of 1 s is spent" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_documented_ladder_has_no_rung_without_deepspeed(folder: Path) -> None:
+    assert tune("llama-3.2-1b", "--gpus", "2", "--documented") == 0
+    assert not (folder / "best_plain.json").exists()
 
 
 def test_without_deepspeed_only_the_plain_files_are_written(folder: Path) -> None:
@@ -44,5 +61,5 @@ def test_without_deepspeed_only_the_plain_files_are_written(folder: Path) -> Non
 
 
 def test_one_gpu_on_paper_is_told_why_fsdp2_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune("opt-125m", "--gpus", "1", "--backend", "all") == 0
+    assert tune("opt-125m", "--gpus", "1") == 0
     assert "accelerate shards with FSDP2 on several GPUs only" in " ".join(capsys.readouterr().out.split())

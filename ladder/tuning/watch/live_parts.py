@@ -43,7 +43,7 @@ def ladder_table(progress: Progress, width: int, height: int) -> Table:
     table.add_column("outcome", no_wrap=True, overflow="ellipsis")
     running = _running_engine(progress)
     best = progress.best
-    for engine, records in _folded(progress.rows(), height - 1).items():
+    for engine, records in _folded(progress.rows(), height - 1, running).items():
         for record in records:
             is_best = best is not None and record.candidate_key == best.candidate_key
             memory = [] if narrow else [_memory(record, progress, wide)]
@@ -120,14 +120,19 @@ def time_line(progress: Progress) -> Text:
     return line.append(f", about {least} to {most} left" if least != most else f", about {most} left")
 
 
-def _folded(rows: Mapping[str, list[Record]], height: int) -> dict[str, list[Record]]:
-    """All records if there is room; otherwise each engine's fastest and last failure; otherwise one of these."""
+def _folded(rows: Mapping[str, list[Record]], height: int, running: str | None) -> dict[str, list[Record]]:
+    """All records if there is room; otherwise each engine's fastest and last failure; otherwise one of these.
+
+    If even that is too much, the last engines that were not tried are left out.
+    """
     choices = (list, _fastest_and_failure, lambda records: _fastest_and_failure(records)[:1])
     for choose in choices:
         chosen = {engine: choose(records) for engine, records in rows.items()}
         if sum(max(1, len(records)) for records in chosen.values()) <= height:
-            break
-    return chosen
+            return chosen
+    untried = [engine for engine, records in chosen.items() if not records and engine != running]
+    left_out = untried[-(len(chosen) - height) :]
+    return {engine: records for engine, records in chosen.items() if engine not in left_out}
 
 
 def _fastest_and_failure(records: list[Record]) -> list[Record]:
