@@ -6,7 +6,9 @@
 
 For each limit of GPU memory (GiB; 0 is none): `ladder tune`, then `by_hand.py` by each method, without checkpointing
 and with it, in processes of its own. `fsdp2-kept` keeps gathered weights from forward to backward; `trainer` is the
-Trainer without DeepSpeed. FILE.json gets a row for each limit; a row that it already holds is not run again. The last
+Trainer without DeepSpeed. FILE.json gets a row for each limit; a row that it already holds is not run again, and what
+was measured by hand under a larger limit is used again where it stayed below the smaller one. So give large limits
+first. The last
 line is `rows=…` and `worst`, the least of the answers' tokens/s over those of the fastest by hand.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -47,7 +50,8 @@ def main() -> None:
         if any(case.items() <= row.items() for row in rows):
             continue
         row = case | {"seq_len": options.seq_len, "batch": options.batch}
-        row |= {"answer": _tuned(options, cap), "by_hand": _all_by_hand(options, cap)}
+        larger = [each for each in rows if _is_under_a_larger_limit(each, row)]
+        row |= {"answer": _tuned(options, cap), "by_hand": _all_by_hand(options, cap, larger)}
         rows.append(row | _compared(row))
         options.file.write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
@@ -110,12 +114,38 @@ def _tuned(options: argparse.Namespace, cap: int) -> dict[str, Any]:
     }
 
 
-def _all_by_hand(options: argparse.Namespace, cap: int) -> list[dict[str, Any]]:
+def _all_by_hand(options: argparse.Namespace, cap: int, larger: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for method in options.methods:
-        for checkpointing in options.checkpointing:
-            rows += _by_hand(options, cap, method, checkpointing == "on")
+        for checkpointing in (each == "on" for each in options.checkpointing):
+            known = _known(larger, cap, method, checkpointing)
+            rows += _by_hand(options, cap, method, checkpointing) if known is None else known
     return rows
+
+
+def _is_under_a_larger_limit(other: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Whether `other` is of the same workload as `row`, with more memory or without a limit."""
+    limit = row["cap_gib"]
+    return row.items() <= (other | {"cap_gib": limit}).items() and (other["cap_gib"] or math.inf) > (limit or math.inf)
+
+
+def _known(larger: list[dict[str, Any]], cap: int, method: str, checkpointing: bool) -> list[dict[str, Any]] | None:
+    """What rows under larger limits say of one method; None if they leave it open which micro-batches fit.
+
+    One that stayed below `cap` (GiB) takes as long there, and tensors that need more do not fit. In between, the
+    allocator's cache decides.
+    """
+    all_known = larger[-1]["by_hand"] if larger else []
+    own = [each for each in all_known if (each["method"], each["checkpointing"]) == (method, checkpointing)]
+    if not own:
+        return None
+    fits = [each for each in own if each.get("peak_device_gib", math.inf) <= cap]
+    rest = own[len(fits) :]
+    if not rest or "ended" in rest[0]:
+        return own
+    if rest[0]["peak_allocated_gib"] <= cap:
+        return None
+    return [*fits, {"method": method, "checkpointing": checkpointing, "ended": "out of memory"}]
 
 
 def _by_hand(options: argparse.Namespace, cap: int, method: str, checkpointing: bool) -> list[dict[str, Any]]:
