@@ -151,7 +151,7 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
     """A whole tune of `case`, through the tuner: of DeepSpeed's engines, then of all, if the space has both."""
     history, launcher = MemoryHistory(), case.launcher()
 
-    def tuner(of: Space, _budget: float | None, _knob_trials: int) -> Tuner:
+    def tuner(of: Space, _spent: float, _knob_trials: int) -> Tuner:
         return Tuner(
             workload=case.workload,
             machine=case.machine,
@@ -161,7 +161,7 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
             launcher=launcher,
         )
 
-    tune_in_turn(tuner, space, strategy, time_budget=None, knob_trials=0)
+    tune_in_turn(tuner, space, strategy, knob_trials=0)
     return history
 
 
