@@ -36,7 +36,8 @@ def doctor(
         typer.Option("--measure", help="Measure the machine's speeds now, for tunes to start from; takes seconds."),
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="With --measure: so many GPUs, 0 for the CPU; all by default.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="With --measure: so many GPUs, 0 for the CPU; all by default."),
     ] = None,
     nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
     model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,

@@ -40,6 +40,11 @@ class MachineSpeed:
     beliefs: Mapping[str, Belief] = field(default_factory=dict)
     """By unknown of the speed model: what is known of it beside the data sheets."""
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something that is known of the machine is so far from data sheets that it may well be wrong."""
+        return any(found.disagreement > _FAR_OFF or abs(found.mean) > _FAR_OFF_MEAN for found in self.beliefs.values())
+
     def belief(self, unknown: str, sigma: float) -> tuple[float, float]:
         """Mean and deviation (logarithms) of an unknown; by the data sheet of a listed GPU they are 0 and `sigma`."""
         found = self.beliefs.get(unknown) or self.beliefs.get(unknown.partition(":")[0])
@@ -65,6 +70,12 @@ class Belief:
     deviation: float = 1.0
     """And what remains of its standard deviation."""
 
+
+_FAR_OFF = math.log(1.8)
+"""Of a measurement over the data sheet, as a logarithm. Chosen: real machines are seldom further away, and a smaller
+error is within what data sheets are doubted by."""
+_FAR_OFF_MEAN = 2.0
+"""As `_FAR_OFF`, of what tunes taught, in standard deviations. Chosen: as likely."""
 
 # Dense bf16 FLOP/s (fp16 where there is no bf16), memory bytes/s and NVLink or PCIe bytes/s between GPUs: data sheets.
 _GPUS: tuple[tuple[str, float, float, float], ...] = (
@@ -98,7 +109,6 @@ _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
 # rates are known are as far off as they say (tests/simulated/test_known_machine.py).
 _REMAINS = {
     "flops": (("compute", 0.6),),
-    "launch_seconds": (("launch", 0.6),),
     "link_bytes": (("reduce:0", 0.6), ("reduce:1", 0.6), ("reduce:2", 0.6), ("reduce:3", 0.6), ("gather", 0.7)),
     "pcie_bytes": (("inputs", 0.6),),
     "device_bytes": (("update:none", 0.6),),
@@ -116,11 +126,6 @@ measurement."""
 _OF_ADAM = 0.67
 """What an optimizer step reaches of Adam alone. Derived: it moves 28 bytes per parameter, and the step 42 with the
 norm, the scaling and the 16-bit copy."""
-_UNDER_DEEPSPEED = 1 / 0.6
-"""Launching a block's kernels under DeepSpeed over without it. Measured: on two H200, opt-125m."""
-_HOOKS_OF_A_BLOCK = 3.0
-"""Stage 3's hooks for a block over launching its kernels; both are Python's work. Measured: 13 to 16 ms and 4.4 to
-5.1 ms on the same hosts."""
 
 
 def known_speed(
@@ -133,8 +138,6 @@ def known_speed(
     changes: dict[str, Any] = {name: rate for name, rate in ours.items() if name != "flops"}
     if "flops" in ours:
         changes["achievable"] = ours["flops"] / speed.flops
-    if "launch_seconds" in ours:
-        changes["host_seconds"] = _HOOKS_OF_A_BLOCK * ours["launch_seconds"]
     new = replace(speed, **changes)
     beliefs: dict[str, Belief] = {}
     for name in ours:
@@ -149,13 +152,13 @@ def known_speed(
 _FROM_RATES = {
     "flops": _OF_PRODUCTS,
     "device_bytes": _OF_COPIES,
-    "launch_seconds": _UNDER_DEEPSPEED,
     "link_bytes": 1.0,
     "pcie_bytes": _OF_PINNED,
     "cpu_adam_parameters": _OF_ADAM,
     "nvme_bytes": 1.0,
 }
-"""By rate: what it is multiplied with to be a field of `MachineSpeed`; flops become `achievable`."""
+"""By rate: what it is multiplied with to be a field of `MachineSpeed`; flops become `achievable`. Launching a block is
+measured and shown, but not used: how much longer it takes under DeepSpeed's hooks was not measured on the same host."""
 
 
 def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:

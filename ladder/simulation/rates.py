@@ -9,11 +9,6 @@ from ladder.simulation.physics import Physics
 
 _COPIES = 1.09
 """A plain copy over element-wise kernels. Derived: 85 of 78 % of the data sheet."""
-_KERNELS_OF_A_BLOCK = 105
-"""Kernels of the measured block, forward and backward. Derived: 7 products, 12 of norms, 10 of rotary embeddings and 6
-others in forward, and twice as many in backward."""
-_WITHOUT_HOOKS = 0.6
-"""Launching without DeepSpeed's hooks over launching with them (measured: on two H200, opt-125m)."""
 _BYTES_OF_ADAM = 28.0
 """Read and written per parameter (derived: weight, gradient and two moments in fp32, and all but the gradient back)."""
 
@@ -24,7 +19,6 @@ def simulated_rates(physics: Physics, ranks: int, noise: float = 0.05) -> dict[s
     rates = {
         "flops": rig.chip.flops,
         "device_bytes": rig.chip.memory * _COPIES,
-        "launch_seconds": _KERNELS_OF_A_BLOCK * _WITHOUT_HOOKS * rig.launch * rig.host,
         "pcie_bytes": rig.bus,
         "cpu_adam_parameters": ranks * rig.dram / _BYTES_OF_ADAM,
         "nvme_bytes": ranks * rig.drive,

@@ -25,6 +25,7 @@ _SIZES = {"cuda": (1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 16, 1 << 20, 1 << 23
 _SECONDS = 0.15
 """Of one figure, after a first untimed repetition. Chosen: some thirty figures in less than ten seconds."""
 _MOST_REPEATS = 50
+"""Chosen: a median of more is no surer."""
 _BLOCK_WIDTH = 64
 """Of a block that is launched. Chosen: its kernels take no time, so only launching them is seen."""
 _OPTIMIZER_ELEMENTS = 8 << 20
