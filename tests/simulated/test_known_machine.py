@@ -1,4 +1,4 @@
-"""A search on a machine whose speeds are known, and on one whose are known wrongly: it costs time, and not the answer."""
+"""A search on a machine whose speeds are known, or known wrongly: that costs time, and not the answer."""
 
 from __future__ import annotations
 
