@@ -40,11 +40,6 @@ class MachineSpeed:
     beliefs: Mapping[str, Belief] = field(default_factory=dict)
     """By unknown of the speed model: what is known of it beside the data sheets."""
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether something that is known of the machine is so far from data sheets that it may well be wrong."""
-        return any(found.disagreement > _FAR_OFF or abs(found.mean) > _FAR_OFF_MEAN for found in self.beliefs.values())
-
     def belief(self, unknown: str, sigma: float) -> tuple[float, float]:
         """Mean and deviation (logarithms) of an unknown; by the data sheet of a listed GPU they are 0 and `sigma`."""
         found = self.beliefs.get(unknown) or self.beliefs.get(unknown.partition(":")[0])
@@ -70,12 +65,6 @@ class Belief:
     deviation: float = 1.0
     """And what remains of its standard deviation."""
 
-
-_FAR_OFF = math.log(1.8)
-"""Of a measurement over the data sheet, as a logarithm. Chosen: real machines are seldom further away, and a smaller
-error is within what data sheets are doubted by."""
-_FAR_OFF_MEAN = 2.0
-"""As `_FAR_OFF`, of what tunes taught, in standard deviations. Chosen: as likely."""
 
 # Dense bf16 FLOP/s (fp16 where there is no bf16), memory bytes/s and NVLink or PCIe bytes/s between GPUs: data sheets.
 _GPUS: tuple[tuple[str, float, float, float], ...] = (

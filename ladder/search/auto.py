@@ -95,7 +95,7 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     if not worth:
         if (again := second_chance(space, records)) is not None:
             return again
-        if belief.machine.is_doubtful:  # it may decide what comes first, and not what is left out
+        if space.rates or space.learned:  # they may decide what comes first, and not what is left out
             return auto(replace(space, rates=(), learned=()), records)
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
