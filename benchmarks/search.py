@@ -8,7 +8,8 @@ alike, is not counted. TPE and random search are stopped as soon as they are as 
 best, whichever comes first; a candidate that they ask for twice costs them nothing.
 
 With `--adapters`, the simulated machines train by LoRA or QLoRA (ranks 8 to 256), and recorded sweeps, which train all
-weights, are left out.
+weights, are left out. With `--known`, each machine's own speeds were measured before, with 5 % of noise; recorded
+machines' speeds are not known, so those sweeps are left out as well.
 
 The last line:
 
@@ -223,18 +224,24 @@ def main() -> None:
     parser.add_argument("--surprise", type=float, default=1.0, help="how far machines stray; 2 is twice as far")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--adapters", action="store_true", help="train by LoRA and QLoRA on the simulated machines")
+    parser.add_argument(
+        "--known", action="store_true", help="as if `ladder doctor --measure` had measured the machines"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     results: list[Result] = []
     sweeps = [
         sweep
         for sweep in recorded_sweeps(ACCUMULATIONS, every_cap=not options.quick)
-        if not options.adapters and (sweep.is_whole or not options.quick)  # the others are shown only
+        if not (options.adapters or options.known)
+        and (sweep.is_whole or not options.quick)  # the others are shown only
     ]
     with multiprocessing.Pool(options.jobs) as pool:
         # The recorded sweeps come first: they are few, and real.
         recorded = [(pool.apply_async(run_machine, (0, [sweep])), sweep.is_whole) for sweep in sweeps]
-        machines = simulated_cases(options.machines, options.surprise, options.first, adapters=options.adapters)
+        machines = simulated_cases(
+            options.machines, options.surprise, options.first, adapters=options.adapters, known=options.known
+        )
         pending = [pool.apply_async(run_machine, each) for each in enumerate(machines, options.first)]
         for each, is_whole in recorded:
             print_recorded(each.get())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from ladder.search.space import Space
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
 from ladder.simulation.physics import Physics
+from ladder.simulation.rates import simulated_rates
 from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
 from ladder.tuning.in_turn import tune_in_turn
@@ -171,12 +172,18 @@ def drawn_adapters(dice: random.Random) -> tuple[Lora, LoadIn | None]:
 
 
 def simulated_cases(
-    number: int, surprise: float = 1.0, first: int = 0, *, adapters: bool = False, plain: bool = False
+    number: int,
+    surprise: float = 1.0,
+    first: int = 0,
+    *,
+    adapters: bool = False,
+    plain: bool = False,
+    known: bool = False,
 ) -> Iterator[list[Case]]:
     """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive.
 
     Machines are drawn by their number, from `first` on. With `adapters`, the same machines train the same models by
-    LoRA or QLoRA; with `plain`, also without DeepSpeed.
+    LoRA or QLoRA; with `plain`, also without DeepSpeed. With `known`, the machine's speeds were measured before.
     """
     names = list(machine_files())
     for seed in range(first, first + number):
@@ -210,5 +217,7 @@ def simulated_cases(
             )
             gpus = f"{world_size} x {simulated.name}, {memory / 2**30:.0f} GiB"
             name = f"{seed}: {model.name}{trained} on {gpus}, A {accumulation}"
-            cases.append(Case(name, simulated, machine, workload, rungs))
+            case = Case(name, simulated, machine, workload, rungs)
+            rates = simulated_rates(case.physics, world_size) if known else {}
+            cases.append(replace(case, machine=replace(machine, rates=rates)))
         yield cases

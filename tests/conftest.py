@@ -20,6 +20,14 @@ from ladder.machine.machine import detect_machine
 from ladder.workload.workload import Workload
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this machine's tunes taught must not decide a test, and no test teaches anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LADDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(name="llama_like")
 def llama_like_fixture() -> Callable[..., Workload]:
     return llama_like

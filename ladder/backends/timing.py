@@ -13,9 +13,6 @@ _ELEMENT_WISE = 0.7
 """The share of the memory bandwidth that element-wise kernels reach. Chosen: as usual on data-centre GPUs."""
 _KERNELS_OF_AN_ADAPTER = 0.08
 """Kernels of an adapter, forward and backward, over those of a whole block. Derived: 10 of about 125."""
-_LAUNCH_SECONDS = 0.003
-"""Launching a block's kernels for forward and backward from Python. Measured: 0.0044 to 0.0051 s with 16 cores of a
-shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
 
 
 def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, kernels: float) -> float:
@@ -30,10 +27,10 @@ def ramp_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed
     return _RAMP_TOKENS * machine.flops / 1e15 * per_token + _dequantise_seconds(workload, candidate, machine)
 
 
-def launch_seconds(workload: Workload, candidate: Candidate) -> float:
+def launch_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
     """Seconds in which Python launches the kernels of forward and backward."""
     kernels = (1 + candidate.checkpointed / 3) * (1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted))
-    return _LAUNCH_SECONDS * workload.model.num_layers * kernels
+    return machine.launch_seconds * workload.model.num_layers * kernels
 
 
 def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:

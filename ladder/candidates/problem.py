@@ -25,3 +25,7 @@ class Problem:
     num_nodes: int = 1
     nvme_path: str | None = None
     """The folder for NVMe rungs: measurements in another folder may be of another drive."""
+    rates: tuple[tuple[str, float], ...] = ()
+    """What was measured of the machine (`known_machine.rates_of`), if anything."""
+    learned: tuple[tuple[str, float, float], ...] = ()
+    """What earlier tunes taught about the machine: unknowns of the speed model, each with mean and deviation."""

@@ -31,6 +31,14 @@ def doctor(
         bool,
         typer.Option("--build/--no-build", help="Build DeepSpeed's operators now; takes minutes.", show_default=False),
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure the machine's speeds now, for tunes to start from; takes seconds."),
+    ] = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="With --measure: so many GPUs, 0 for the CPU; all by default."),
+    ] = None,
     nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
     model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,
     output_format: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.text,
@@ -45,10 +53,13 @@ def doctor(
 
       ladder doctor --build --nvme-path /tmp
 
+      ladder doctor --measure --gpus 2
+
       ladder doctor --model meta-llama/Llama-2-7b-hf --format json
     """
     checks = []
-    for check in _checks(build=build, nvme_path=nvme_path, model=model):
+    speeds = partial(_speeds, measure=measure, gpus=gpus, nvme_path=nvme_path)
+    for check in _checks(speeds, build=build, nvme_path=nvme_path, model=model):
         checks.append(check)
         if output_format is DoctorFormat.text:
             _print(check)
@@ -86,7 +97,15 @@ def _as_json(checks: list[Check], failed: list[str]) -> str:
     return text
 
 
-def _checks(*, build: bool, nvme_path: Path | None, model: str | None) -> Iterator[Check]:
+def _speeds(*, measure: bool, gpus: int | None, nvme_path: Path | None) -> Iterator[Check]:
+    from ladder.tuning.known_check import speeds
+
+    yield from speeds(measure_now=measure, gpus=gpus, nvme_path=nvme_path)
+
+
+def _checks(
+    speeds: Callable[[], Iterator[Check]], *, build: bool, nvme_path: Path | None, model: str | None
+) -> Iterator[Check]:
     from ladder.doctor import hardware, hub, software
     from ladder.doctor.check import guarded
 
@@ -100,6 +119,7 @@ def _checks(*, build: bool, nvme_path: Path | None, model: str | None) -> Iterat
         "operators": partial(software.operators, build=build, on_gpus=cuda is not None),
         "memory": hardware.memory,
         "NVMe": partial(hardware.nvme, nvme_path),
+        "speeds": speeds,
         "Hub token": hub.token,
     }
     if model is not None:

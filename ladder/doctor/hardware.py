@@ -15,7 +15,7 @@ import pynvml
 from ladder.doctor.check import Check, fail, ok, parted, warn
 from ladder.doctor.drive import read_speed
 from ladder.errors import LadderError
-from ladder.machine.gpus import obstacle, visible_gpus
+from ladder.machine.gpus import driver_version, obstacle, visible_gpus
 from ladder.machine.host import host_memory
 from ladder.machine.nvme import check_nvme_path
 from ladder.units import GIB, MIB, format_bytes
@@ -49,7 +49,7 @@ def gpus() -> Iterator[Check]:
         fix = "if this machine has GPUs: install the NVIDIA driver (nvidia-smi lists them), unset CUDA_VISIBLE_DEVICES"
         yield warn("GPUs", "none is visible; a tune runs on the CPU", fix)
         return
-    yield ok("driver", _driver_version(), driver=_driver_version())
+    yield ok("driver", driver_version(), driver=driver_version())
     for number, gpu in enumerate(found):
         in_the_way = obstacle(gpu, None)
         if in_the_way is None:
@@ -57,13 +57,6 @@ def gpus() -> Iterator[Check]:
         else:
             severity = fail if in_the_way.lasting else warn
             yield severity(f"GPU {number}", *parted(in_the_way.sentence, f"nvidia-smi --gpu-reset -i {number}"))
-
-
-def _driver_version() -> str:
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
-        return f"unknown ({error})"
 
 
 def memory() -> Iterator[Check]:

@@ -7,9 +7,7 @@ import importlib.metadata
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 from ladder import __version__
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.secrets import blanked_secrets
+from ladder.machine.cache import cache_folder, keep
 from ladder.workload.config_guard import shorten
 from ladder.workload.counted import Count, Counted
 from ladder.workload.workload import Task
@@ -71,9 +70,8 @@ def _ask(asked: str) -> dict[str, Any] | None:
 
 def _file_of(asked: str) -> Path:
     """Where the reply is kept. What is counted depends on the versions of both programs."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     versions = f"{__version__} {importlib.metadata.version('transformers')}"
-    return root / "ladder" / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
+    return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
 
 
 def _read(kept: Path) -> dict[str, Any] | None:
@@ -86,11 +84,5 @@ def _read(kept: Path) -> dict[str, Any] | None:
 
 def _keep(kept: Path, reply: dict[str, Any] | None) -> None:
     """Without it the next call counts again, so nothing is said where the folder cannot be written."""
-    if reply is None:
-        return
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=kept.parent)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(reply, file)
-        os.replace(name, kept)
+    if reply is not None:
+        keep(kept, reply)

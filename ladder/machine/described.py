@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -48,6 +49,10 @@ class Machine:
     """By rung name: why it cannot work here."""
     allocator: dict[str, str] = field(default_factory=lambda: dict(BEST_FOR_TRIALS))
     """Environment variables for the allocators of torch and of the C library on a machine with GPUs."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """What `ladder doctor --measure` found (`known_machine.rates_of`); empty where it has not run."""
+    learned: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """What earlier tunes here taught about the machine (`KnownMachine.learned`)."""
 
     @property
     def gpu_name(self) -> str | None:

@@ -90,6 +90,14 @@ def visible_gpus() -> list[Gpu]:
     return _as_cuda_sees(gpus, visible, in_bus_order=os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID")
 
 
+def driver_version() -> str:
+    """Of the driver that NVML has loaded."""
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+
+
 def _explained(error: Any) -> str:
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return "the NVIDIA driver was updated and the old one is still loaded; reboot"

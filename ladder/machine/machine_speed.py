@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ladder.workload.workload import Workload
 
@@ -27,8 +30,40 @@ class MachineSpeed:
     """Bandwidth of the drive, for all ranks together."""
     host_seconds: float = 0.014
     """Host work per block for stage 3's gathering hooks (measured: 13 to 16 ms, with any micro-batch)."""
+    launch_seconds: float = 0.003
+    """Launching a block's kernels for forward and backward from Python. Measured: 0.0044 to 0.0051 s with 16 cores of a
+    shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
     doubt: float = 1.0
     """A factor on the standard deviations that all engines share: above 1 if less is known than about a listed GPU."""
+    of_formula: float = 1.0
+    """The part of `doubt` that no measurement of the machine lessens, because it is the formulas'."""
+    beliefs: Mapping[str, Belief] = field(default_factory=dict)
+    """By unknown of the speed model: what is known of it beside the data sheets."""
+
+    def belief(self, unknown: str, sigma: float) -> tuple[float, float]:
+        """Mean and deviation (logarithms) of an unknown; by the data sheet of a listed GPU they are 0 and `sigma`."""
+        found = self.beliefs.get(unknown) or self.beliefs.get(unknown.partition(":")[0])
+        usual = sigma * self.doubt
+        if found is None:
+            return 0.0, usual
+        deviation = usual
+        if found.share < 1:
+            deviation = math.hypot(found.share * sigma * self.of_formula, found.disagreement / 2)
+        return found.mean * deviation, found.deviation * deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belief:
+    """What is known of one unknown beside the data sheets."""
+
+    share: float = 1.0
+    """Of the data sheets' standard deviation, what remains after a measurement."""
+    disagreement: float = 0.0
+    """The logarithm of the measurement over the data sheet: a measurement that is far off is doubted."""
+    mean: float = 0.0
+    """What tunes taught: the unknown's most probable value, in standard deviations."""
+    deviation: float = 1.0
+    """And what remains of its standard deviation."""
 
 
 # Dense bf16 FLOP/s (fp16 where there is no bf16), memory bytes/s and NVLink or PCIe bytes/s between GPUs: data sheets.
@@ -58,6 +93,63 @@ _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
 """Figures as in `_GPUS`. Chosen: between an A10 and an RTX 4090; `MachineSpeed.doubt` says how little is known."""
 
 
+# What remains of the data sheets' doubts once a rate was measured: how far a step's terms still stray from what follows
+# from the rate, which is not the machine's but the formula's. Chosen so that predictions on simulated machines whose
+# rates are known are as far off as they say (tests/simulated/test_known_machine.py).
+_REMAINS = {
+    "flops": (("compute", 0.6),),
+    "link_bytes": (("reduce:0", 0.6), ("reduce:1", 0.6), ("reduce:2", 0.6), ("reduce:3", 0.6), ("gather", 0.7)),
+    "pcie_bytes": (("inputs", 0.6),),
+    "device_bytes": (("update:none", 0.6),),
+    "cpu_adam_parameters": (("update:cpu", 0.6),),
+    "nvme_bytes": (("update:nvme", 0.8),),
+}
+_OF_PRODUCTS = 0.55 / 0.62
+"""What blocks reach of the rate of their matrix products. Derived: 0.55 and 0.62 of H200's data sheet, both fitted to
+the same recorded sweeps (`machine_speed`, `simulation.physics`)."""
+_OF_COPIES = 1 / 0.85
+"""The data sheet's bandwidth over a plain copy's. Chosen: copies reach 80 to 90 % of it."""
+_OF_PINNED = 0.75
+"""What offload reaches of a long pinned copy. Chosen: 40 of the 55 GB/s of a 16-lane PCIe 5 link, as without a
+measurement."""
+_OF_ADAM = 0.67
+"""What an optimizer step reaches of Adam alone. Derived: it moves 28 bytes per parameter, and the step 42 with the
+norm, the scaling and the 16-bit copy."""
+
+
+def known_speed(
+    speed: MachineSpeed, rates: Mapping[str, float], learned: Mapping[str, tuple[float, float]]
+) -> MachineSpeed:
+    """`speed` with measured `rates` (`known_machine.rates_of`) in place of data sheets, and what tunes taught."""
+    if not rates and not learned:
+        return speed
+    ours = {name: rate * _FROM_RATES[name] for name, rate in rates.items() if name in _FROM_RATES}
+    changes: dict[str, Any] = {name: rate for name, rate in ours.items() if name != "flops"}
+    if "flops" in ours:
+        changes["achievable"] = ours["flops"] / speed.flops
+    new = replace(speed, **changes)
+    beliefs: dict[str, Belief] = {}
+    for name in ours:
+        before = speed.flops * speed.achievable if name == "flops" else getattr(speed, name)
+        off = abs(math.log(ours[name] / before))
+        beliefs |= {unknown: Belief(share=share, disagreement=off) for unknown, share in _REMAINS[name]}
+    for unknown, (mean, deviation) in learned.items():
+        beliefs[unknown] = replace(beliefs.get(unknown, Belief()), mean=mean, deviation=deviation)
+    return replace(new, beliefs=beliefs)
+
+
+_FROM_RATES = {
+    "flops": _OF_PRODUCTS,
+    "device_bytes": _OF_COPIES,
+    "link_bytes": 1.0,
+    "pcie_bytes": _OF_PINNED,
+    "cpu_adam_parameters": _OF_ADAM,
+    "nvme_bytes": 1.0,
+}
+"""By rate: what it is multiplied with to be a field of `MachineSpeed`; flops become `achievable`. Launching a block is
+measured and shown, but not used: how much longer it takes under DeepSpeed's hooks was not measured on the same host."""
+
+
 def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:
     """The prior for `world_size` GPUs of this name (None: unknown) on nodes with `cores` in all, or for CPU ranks.
 
@@ -77,6 +169,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
             nvme_bytes=1e9,
             host_seconds=0.010,
             doubt=2.0,
+            of_formula=2.0,
         )
     known = _gpu(gpu_name)
     flops, memory, link = known or _UNKNOWN_GPU

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from ladder.candidates import Engine
@@ -95,6 +95,8 @@ def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
     if not worth:
         if (again := second_chance(space, records)) is not None:
             return again
+        if space.rates or space.learned:  # they may decide what comes first, and not what is left out
+            return auto(replace(space, rates=(), learned=()), records)
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
         if not left:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement, Record
-from ladder.machine.machine_speed import MachineSpeed, machine_speed
+from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,
@@ -42,6 +42,9 @@ _NOISE_OF_THRASHING = 0.1
 """Relative error near the limit, where the allocator repeatedly empties its cache. Chosen: large enough that such a
 candidate says little about those with enough memory; with a smaller error, one made the search lose more than 5 %
 (benchmarks/results/search)."""
+_CONTRADICTED = 1.5
+"""If trials are further from the prior than this many times what it expects, what is known of the machine is compared
+with data sheets, and the one that surprises less is used. Chosen: a right measurement seldom surprises by half more."""
 SLIM = 0.03
 """A candidate less likely to fit than this is not tried. Chosen: thirty failed trials for one that fits are too
 many."""
@@ -148,10 +151,32 @@ class Belief:
         """The predictions for `candidate`, or for a probe of it."""
         return Outlook(candidate, self, shallow)
 
-    @cached_property
+    @property
     def machine(self) -> MachineSpeed:
+        """The machine's speeds before any trial: as measured, unless this tune's trials contradict the measurement."""
+        return self._calibrated[0]
+
+    @property
+    def speed(self) -> SpeedCalibration:
+        return self._calibrated[1]
+
+    @cached_property
+    def trusts_what_is_known(self) -> bool:
+        """Whether what was measured and learned about the machine before this tune agrees with its trials."""
+        return self._calibrated[2]
+
+    @cached_property
+    def _calibrated(self) -> tuple[MachineSpeed, SpeedCalibration, bool]:
         space = self.space
-        return machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
+        sheets = machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
+        learned = {name: (mean, deviation) for name, mean, deviation in space.learned}
+        known = known_speed(sheets, dict(space.rates), learned)
+        speed = self._calibrated_from(known)
+        if known is not sheets and speed.fit.surprise > _CONTRADICTED:
+            without = self._calibrated_from(sheets)
+            if without.fit.surprise < speed.fit.surprise:
+                return sheets, without, False
+        return known, speed, True
 
     @cached_property
     def _memory_seen(self) -> list[MemoryObservation]:
@@ -168,8 +193,7 @@ class Belief:
         fitting = [seen for seen in self._memory_seen if seen.fits]
         return host_ratios(self.space.workload, fitting, self.space.world_size)
 
-    @cached_property
-    def speed(self) -> SpeedCalibration:
+    def _calibrated_from(self, machine: MachineSpeed) -> SpeedCalibration:
         space = self.space
         observations = [
             SpeedObservation(
@@ -182,7 +206,7 @@ class Belief:
             for candidate, record in (*self.seen, *self.probed)
             if record.measurement is not None
         ]
-        return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=self.machine)
+        return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=machine)
 
     @cached_property
     def host_ceiling(self) -> float:

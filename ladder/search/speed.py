@@ -9,13 +9,13 @@ bytes by bytes/s), so there is a prior for every machine; `calibrate_speed` lear
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from ladder.backends.registry import backend_of
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
 from ladder.workload.workload import Workload
@@ -30,6 +30,22 @@ _DEPTH = 0.07
 4 to 10 % from 4 to 32 layers of Llama-2-7B, with offload. The error is independent between families of rungs."""
 _DEPTH_OF_UPDATE = 0.17
 """As `_DEPTH`, for the optimizer alone. Measured: up to 20 % of a step without accumulation."""
+
+_SHARED = {
+    "compute": 0.35,
+    "launch": 0.5,
+    "reduce": 0.4,
+    "gather": 0.4,
+    "exchange": 0.5,
+    "inputs": 0.4,
+    "update": 0.4,
+}
+"""By term of a step: the uncertainty of the machine, which all engines share, on a GPU whose data sheet is known."""
+_WITH = {"compute": ("ramp",)}
+"""Terms that an unknown of another term scales too."""
+_LEAST_LEFT = 0.5
+"""What remains at least of a shared uncertainty after a tune, for one of another model. Chosen: a factor of one model
+holds errors of the formula, too, which are half of what recorded sweeps of several models differ by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,23 +110,23 @@ class _Steps:
     ) -> None:
         rung, family = candidate.engine.rung, candidate.engine.rung.family
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
-        self._terms = backend_of(rung).step_terms(workload, candidate, world_size, machine)
-        doubt = machine.doubt
-        self._compute: Factor = (("compute", 0.35 * doubt), *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
+        terms, shared = backend_of(rung).step_terms(workload, candidate, world_size, machine), {}
+        for term, sigma in _SHARED.items():
+            name = _shared_name(term, rung)
+            mean, deviation = machine.belief(name, sigma)
+            shared[term] = (name, deviation)
+            moved = {of: getattr(terms, of) * math.exp(mean) for of in (term, *_WITH.get(term, ()))}
+            terms = replace(terms, **moved) if mean else terms
+        self._terms = terms
+        self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
-        self._launch: Factor = (("launch", 0.5 * doubt),)
-        reduce: Factor = ((f"reduce:{rung.stage}", 0.4 * doubt), *own("reduce", 0.4))
-        self._reduce: Factor = reduce if self._terms.reduce else ()
-        gather: Factor = (
-            ("gather", 0.4 * doubt),
-            *own("gather", 0.3),
-            *by_kind("gather", 0.1),
-            *by_kind(f"gather:{family}", 0.1),
-        )
-        self._gather: Factor = gather if self._terms.gather else ()
-        self._exchange: Factor = (("exchange", 0.5 * doubt),) if self._terms.exchange else ()
-        self._inputs: Factor = (("inputs", 0.4 * doubt),) if self._terms.inputs else ()
-        self._update: Factor = ((f"update:{rung.offload_optimizer}", 0.4 * doubt), *own("update", 0.4))
+        self._launch: Factor = (shared["launch"],)
+        self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4)) if terms.reduce else ()
+        kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))
+        self._gather: Factor = (shared["gather"], *own("gather", 0.3), *kinds) if terms.gather else ()
+        self._exchange: Factor = (shared["exchange"],) if terms.exchange else ()
+        self._inputs: Factor = (shared["inputs"],) if terms.inputs else ()
+        self._update: Factor = (shared["update"], *own("update", 0.4))
         if shallow:
             self._update += own("depth:update", _DEPTH_OF_UPDATE)
         # Errors of the formula: a factor per stage and per engine, and one that changes with the micro-batch, mostly
@@ -166,6 +182,29 @@ class _Steps:
             target=math.log(seconds),
             noise=noise,
         )
+
+
+def _shared_name(term: str, rung: Rung) -> str:
+    """The shared unknown of `term`: reductions differ by stage, and updates by where the optimizer is."""
+    return {"reduce": f"reduce:{rung.stage}", "update": f"update:{rung.offload_optimizer}"}.get(term, term)
+
+
+def lessons(
+    calibration: SpeedCalibration, rungs: Iterable[Rung], before: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """What measurements of engines on `rungs` say of the machine, for tunes of other models on it.
+
+    By unknown: mean and standard deviation in units of its prior. `before` is what earlier tunes had said, from which
+    `calibration` began.
+    """
+    fit, found = calibration.fit, {}
+    for name in dict.fromkeys(_shared_name(term, rung) for rung in rungs for term in _SHARED):
+        if name not in fit.covariance:
+            continue
+        mean, deviation = before.get(name, (0.0, 1.0))
+        left = fit.surprise * math.sqrt(max(0.0, fit.covariance[name][name]))
+        found[name] = (mean + deviation * fit.values[name], min(1.0, max(_LEAST_LEFT, deviation * left)))
+    return found
 
 
 def _own(candidate: Candidate, term: str, sigma: float) -> Factor:

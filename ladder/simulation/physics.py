@@ -127,6 +127,16 @@ class Physics:
             self._known[candidate] = self._truth(candidate)
         return self._known[candidate]
 
+    @property
+    def rig(self) -> Rig:
+        """The speeds of the machine."""
+        return self._rig
+
+    @property
+    def seed(self) -> int:
+        """By which the machine was drawn."""
+        return self._machine.seed
+
     def engine_of(self, spec: TrialSpec) -> Engine:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
         config = spec.deepspeed

@@ -24,10 +24,9 @@ def with_obstacles(machine: Machine, rungs: Sequence[Rung], workload: Workload) 
     return replace(machine, unsupported=obstacles(rungs, machine, workload))
 
 
-def operators_of_every_trial(machine: Machine, workload: Workload) -> tuple[str, ...]:
-    """Those that DeepSpeed's CPU backend loads in every rank as it starts, and those that a script loads itself."""
-    of_device = ("shm_comm",) if machine.device == "cpu" else ()
-    return (*of_device, *(workload.script.facts.operators if workload.script is not None else ()))
+def operators_of_every_trial(workload: Workload) -> tuple[str, ...]:
+    """Those that a script loads itself; a model's trials need none (`trial.backends.deepspeed`)."""
+    return workload.script.facts.operators if workload.script is not None else ()
 
 
 def without_operator(

@@ -119,6 +119,8 @@ def problem_of(workload: Workload, machine: Machine) -> Problem:
         num_cores=machine.num_cores,
         num_nodes=machine.num_nodes,
         nvme_path=str(machine.nvme_path.absolute()) if machine.nvme_path is not None else None,
+        rates=tuple(sorted(machine.rates.items())),
+        learned=tuple((name, *belief) for name, belief in sorted(machine.learned.items())),
     )
 
 

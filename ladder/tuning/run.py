@@ -30,6 +30,7 @@ from ladder.search.space import Space
 from ladder.tuning.answering import answer_of
 from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import tune_in_turn
+from ladder.tuning.known import learn, with_known
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import backends_in, require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, choices_in, num_knob_trials
@@ -115,7 +116,10 @@ def run_tune(
         venue = venue_of(options, leases, tell, cancelled)
         prepared = _prepare(options, venue, tell)
         leases.name_run(prepared.run_dir)
-        done = _deliver(prepared, _search(prepared, venue, tell, cancelled), venue, tell)
+        searched = _search(prepared, venue, tell, cancelled)
+        done = _deliver(prepared, searched, venue, tell)
+        if venue.paper_name is None:
+            learn(prepared.machine, searched.result.space, searched.result.records, prepared.run_dir, tell)
     tell(TuneEnds(done.answer, stopped=done.result.stopped, interrupted=done.result.cancelled))
     return done
 
@@ -130,6 +134,8 @@ def space_of(options: TuneOptions, leases: Leases, tell: Subscriber = ignore) ->
 def _prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> _Prepared:
     """Check everything that could make the tune fail later, so that hours of trials are not lost."""
     workload, machine = workload_and_machine(options, venue, tell)
+    if venue.paper_name is None:
+        machine = with_known(machine, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     techniques, rungs = venue.techniques(choices_in(options), workload, machine), _rungs(options)
     if workload.script is not None:

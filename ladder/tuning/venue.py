@@ -152,7 +152,7 @@ class ThisHost:
         try:
             with closing(launcher):
                 operators = Operators(
-                    operators_of_every_trial(machine, workload),
+                    operators_of_every_trial(workload),
                     workload.optimizer,
                     environment,
                     launcher.load,

@@ -112,7 +112,7 @@ def test_a_model_of_images_alone_is_refused_in_a_sentence_that_says_so() -> None
 def test_what_transformers_counts_is_kept_and_what_it_does_not_know_stays_an_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LADDER_CACHE", str(tmp_path))
     notes: list[str] = []
     ask = counting(notes.append)
     first = ask(OTHERS["distilbert"], None)
@@ -128,7 +128,7 @@ def test_what_transformers_counts_is_kept_and_what_it_does_not_know_stays_an_est
 
 
 def test_a_damaged_file_of_what_was_counted_is_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LADDER_CACHE", str(tmp_path))
     ask = counting()
     first = ask(OTHERS["distilbert"], None)
     (kept,) = tmp_path.rglob("*.json")

@@ -27,7 +27,7 @@ def write_model(folder: Path, config: dict[str, Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LADDER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -67,7 +67,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, per_token),
-        launch=launch_seconds(workload, candidate) + _hook_seconds(workload, candidate),
+        launch=launch_seconds(workload, candidate, machine) + _hook_seconds(workload, candidate),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,

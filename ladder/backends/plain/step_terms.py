@@ -44,7 +44,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, per_token),
-        launch=_LAUNCHES * launch_seconds(workload, candidate),
+        launch=_LAUNCHES * launch_seconds(workload, candidate, machine),
         reduce=0.0,
         gather=gather,
         exchange=0.0,

@@ -1,0 +1,199 @@
+"""What was measured of this machine, and what tunes taught about it: one file a machine in the user's cache.
+
+The file's name is a digest of `facts_of` the machine, which are in the file too. A file with other facts, an old one,
+and one that cannot be read are ignored, and the reason is said in one sentence: the search then starts from data
+sheets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.machine.cache import cache_folder, keep
+from ladder.machine.described import Machine
+from ladder.machine.gpus import driver_version
+from ladder.text import shown
+
+VERSION = 1
+"""Of the file's format and of what is measured. Chosen: increased when older figures would mean something else."""
+_OLDEST_SECONDS = 180 * 86400.0
+"""Chosen: half a year. Driver and torch are among the facts; what else changes (cooling, firmware) changes slowly."""
+_MOST_TUNES = 20
+"""Of which the file names the source. Chosen: enough to see where its figures come from."""
+_SHARED_BY_LINKS = ("all_gather", "reduce_scatter", "all_reduce")
+_MOVES = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0}
+"""How often a collective moves (N − 1)/N of its bytes over each link (derived: ring algorithms)."""
+
+Points = Mapping[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownMachine:
+    """The content of a file. All rates are finite and positive."""
+
+    facts: dict[str, Any]
+    """What tells this machine from others."""
+    measured_at: float | None = None
+    """Seconds since 1970; None if `ladder doctor --measure` has not run, and only tunes taught something."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """By `MachineSpeed`'s terms, see `rates_of`."""
+    points: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Everything that was measured, for people."""
+    drive: str | None = None
+    """The folder whose drive was measured."""
+    learned: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By unknown of the speed model: mean and standard deviation, in units of its prior with these `rates`."""
+    tunes: list[dict[str, Any]] = field(default_factory=list)
+    """Where `learned` comes from, the latest last."""
+
+
+def facts_of(machine: Machine) -> dict[str, Any]:
+    """What tells the machine from others whose figures would mislead."""
+    return {
+        "device": machine.device,
+        "gpu": machine.gpu_name,
+        "ranks": machine.world_size,
+        "driver": driver_version() if machine.device == "cuda" else None,
+        "cores": machine.num_cores,
+        "cpu": _cpu_name(),
+        "torch": _version("torch"),
+    }
+
+
+def file_of(facts: Mapping[str, Any]) -> Path:
+    """Where the machine with these facts has its file."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "machines" / f"{digest}.json"
+
+
+def read_known(facts: Mapping[str, Any]) -> tuple[KnownMachine | None, str]:
+    """What is known of the machine with these facts; or None, and why its file is ignored, if there is one."""
+    file = file_of(facts)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError):
+        return None, _ignored(file, "cannot be read")
+    try:
+        if content["version"] != VERSION:
+            return None, _ignored(file, "is of another version of ladder")
+        known = _checked(content)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None, _ignored(file, "is damaged")
+    if known.facts != dict(facts):
+        return None, _ignored(file, "describes another machine")
+    if known.measured_at is not None and not 0 <= time.time() - known.measured_at <= _OLDEST_SECONDS:
+        return None, _ignored(file, "is older than half a year, or from the future")
+    return known, ""
+
+
+def keep_known(known: KnownMachine) -> bool:
+    """Write the file; False where the cache cannot be written, so that the next tune knows no more than this one."""
+    return keep(file_of(known.facts), {"version": VERSION, **asdict(known)})
+
+
+def measured(facts: Mapping[str, Any], points: Points, drive: tuple[str, float] | None) -> KnownMachine:
+    """What follows from new measurements. What tunes taught was relative to older ones, so it is given up."""
+    rates = rates_of(points, int(facts["ranks"]))
+    if drive is not None:
+        rates["nvme_bytes"] = drive[1]
+    return KnownMachine(
+        facts=dict(facts),
+        measured_at=time.time(),
+        rates=rates,
+        points={name: list(each) for name, each in points.items()},
+        drive=drive[0] if drive is not None else None,
+    )
+
+
+def rates_of(points: Points, ranks: int) -> dict[str, float]:
+    """Rates per second and rank, and seconds of launching a block, as far as they were measured.
+
+    - flops: operations in matrix products, weighted by their operations;
+    - device_bytes: bytes that a copy on the device reads and writes;
+    - launch_seconds: of the host, for forward and backward of a small block;
+    - link_bytes: bus bandwidth of collectives at their largest size, the mean of all three;
+    - pcie_bytes: one way between GPU and pinned host memory, the slower way;
+    - cpu_adam_parameters: parameters that all ranks together update.
+    """
+    rates = {}
+    if products := points.get("products"):
+        rates["flops"] = sum(each["operations"] for each in products) / sum(each["seconds"] for each in products)
+    if copies := points.get("copies"):
+        rates["device_bytes"] = copies[0]["bytes"] / copies[0]["seconds"]
+    if launches := points.get("launches"):
+        rates["launch_seconds"] = launches[0]["seconds"]
+    buses = [_bus_bytes(name, points[name], ranks) for name in _SHARED_BY_LINKS if points.get(name)]
+    if buses and ranks > 1:
+        rates["link_bytes"] = statistics.geometric_mean(buses)
+    one_way = [each["bytes"] / each["seconds"] for each in points.get("pinned", ()) if each["way"] != "both"]
+    if one_way:
+        rates["pcie_bytes"] = min(one_way)
+    if adam := points.get("adam"):
+        rates["cpu_adam_parameters"] = ranks * adam[0]["parameters"] / adam[0]["seconds"]
+    return {name: rate for name, rate in rates.items() if math.isfinite(rate) and rate > 0}
+
+
+def _bus_bytes(name: str, points: list[dict[str, Any]], ranks: int) -> float:
+    largest = max(points, key=lambda point: float(point["bytes"]))
+    return float(_MOVES[name] * (ranks - 1) / ranks * largest["bytes"] / largest["seconds"])
+
+
+def taught(known: KnownMachine, learned: Mapping[str, tuple[float, float]], source: Mapping[str, Any]) -> KnownMachine:
+    """`known` after one more tune."""
+    return KnownMachine(
+        **{
+            **{name: getattr(known, name) for name in known.__dataclass_fields__},
+            "learned": {**known.learned, **learned},
+            "tunes": [*known.tunes, dict(source)][-_MOST_TUNES:],
+        }
+    )
+
+
+def _checked(content: Mapping[str, Any]) -> KnownMachine:
+    """ValueError, KeyError or TypeError if `content` is not what `keep_known` writes."""
+    rates = {str(name): float(rate) for name, rate in content["rates"].items()}
+    learned = {str(name): (float(mean), float(sigma)) for name, (mean, sigma) in content["learned"].items()}
+    measured_at = content["measured_at"]
+    if not all(math.isfinite(rate) and rate > 0 for rate in rates.values()):
+        raise ValueError("a rate is not positive")
+    if not all(math.isfinite(mean) and math.isfinite(sigma) and sigma > 0 for mean, sigma in learned.values()):
+        raise ValueError("what was learned is not a distribution")
+    return KnownMachine(
+        facts=dict(content["facts"]),
+        measured_at=None if measured_at is None else float(measured_at),
+        rates=rates,
+        points={str(name): list(points) for name, points in content["points"].items()},
+        drive=content["drive"],
+        learned=learned,
+        tunes=list(content["tunes"]),
+    )
+
+
+def _ignored(file: Path, why: str) -> str:
+    return f"What was measured of this machine is ignored, because {shown(file)} {why}; run `ladder doctor --measure`."
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

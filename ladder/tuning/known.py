@@ -1,0 +1,69 @@
+"""What is known of this machine before a tune, and what a tune adds for the next one, of any model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ladder.doctor.drive import read_speed
+from ladder.events.outcome import Record
+from ladder.launch.machine_measuring import measure_points
+from ladder.machine.described import Machine
+from ladder.machine.known_machine import KnownMachine, facts_of, keep_known, measured, read_known, taught
+from ladder.machine.nvme import check_nvme_path
+from ladder.search.belief import believe
+from ladder.search.space import Space
+from ladder.search.speed import lessons
+from ladder.tuning.preparation import rank_environment
+from ladder.tuning.tune_events import Note, Subscriber
+
+
+def with_known(machine: Machine, tell: Subscriber) -> Machine:
+    """`machine` with what is known of it. Of a file that is ignored, the user is told in one sentence."""
+    known, ignored = read_known(facts_of(machine))
+    if ignored:
+        tell(Note(ignored))
+    if known is None:
+        return machine
+    rates = dict(known.rates)
+    if machine.nvme_path is None or str(machine.nvme_path) != known.drive:
+        rates.pop("nvme_bytes", None)
+    return replace(machine, rates=rates, learned=known.learned)
+
+
+def measure(machine: Machine) -> tuple[KnownMachine, dict[str, str], bool]:
+    """Measure the machine now and keep it; also what failed, with the reasons, and whether it could be kept.
+
+    EnvironmentFaultError if nothing can be measured.
+    """
+    points, failed = measure_points(machine, rank_environment(machine))
+    drive = None
+    if machine.nvme_path is not None:
+        write, read = check_nvme_path(machine.nvme_path), read_speed(machine.nvme_path)
+        drive = (str(machine.nvme_path), 2 / (1 / write + 1 / read))  # a step reads about as much as it writes
+    known = measured(facts_of(machine), points, drive)
+    return known, failed, keep_known(known)
+
+
+def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Path, tell: Subscriber) -> None:
+    """Keep what this tune's trials say about the machine. Nothing is kept where they contradict what was measured."""
+    belief = believe(space, records)
+    if not belief.trusts_what_is_known:
+        tell(
+            Note(
+                "This tune's trials contradict what was measured of this machine before, so it was not used; "
+                "`ladder doctor --measure` measures it again."
+            )
+        )
+        return
+    found = lessons(belief.speed, [engine.rung for engine in space.engines], dict(machine.learned))
+    facts = facts_of(machine)
+    known, _ = read_known(facts)
+    trials = len({record.trial for record in records})
+    source = {"run": str(run_dir.absolute()), "model": space.workload.model.name, "trials": trials}
+    known = known or KnownMachine(facts=facts)
+    if not found or any(source.items() <= tune.items() for tune in known.tunes):
+        return  # nothing new was measured
+    keep_known(taught(known, found, {**source, "ended_at": time.time()}))

@@ -1,0 +1,77 @@
+"""A search on a machine whose speeds are known, or known wrongly: that costs time, and not the answer."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.search.belief import believe
+from ladder.search.policy import STRATEGIES
+from ladder.search.space import ranking
+from ladder.simulation.rates import simulated_rates
+
+MOST = 0.05
+"""What a search may lose at most in any case of benchmarks/search.py, with or without anything known."""
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+cases = pytest.importorskip("search_cases")
+
+
+def case_of(machine: int, rates: dict[str, float]) -> Any:
+    (drawn,) = cases.simulated_cases(1, first=machine)
+    return replace(drawn[1], machine=replace(drawn[1].machine, rates=rates))
+
+
+def true_rates(machine: int) -> dict[str, float]:
+    case = case_of(machine, {})
+    return simulated_rates(case.physics, case.machine.world_size)
+
+
+def errors(machine: int, rates: dict[str, float]) -> list[tuple[float, float]]:
+    """Of predicted tokens/s before any trial, as logarithms: the error, and what the prediction says of it."""
+    case = case_of(machine, rates)
+    space, speeds = case.space(), case.speeds()
+    outlooks = {key: believe(space, ()).outlook(space.by_key[key]) for key in list(speeds)[::4]}
+    return [(math.log(each.speed.tokens_per_second / speeds[key]), each.deviation) for key, each in outlooks.items()]
+
+
+def test_on_a_known_machine_predictions_are_better_and_as_sure_as_they_say() -> None:
+    machines = range(3000, 3010)
+    unknown = [error for machine in machines for error, _ in errors(machine, {})]
+    known = [each for machine in machines for each in errors(machine, true_rates(machine))]
+    assert rms([error for error, _ in known]) < 0.9 * rms(unknown)
+    assert 0.5 < rms([error / said for error, said in known]) < 1.4
+
+
+def rms(values: list[float]) -> float:
+    return math.sqrt(statistics.mean(value * value for value in values))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("machine", [4001, 4003, 4006, 4008])
+def test_rates_that_are_wrong_by_up_to_four_times_lose_no_more_than_any_search_may(machine: int, seed: int) -> None:
+    dice = random.Random(seed)
+    wrong = {name: rate * dice.choice((0.25, 0.5, 2.0, 4.0)) for name, rate in true_rates(machine).items()}
+    assert regret(machine, wrong, ()) <= MOST
+
+
+@pytest.mark.parametrize("machine", [4003, 4008])
+@pytest.mark.parametrize("mean", [-4.0, 4.0])
+def test_wrong_lessons_of_earlier_tunes_lose_no_more_either(machine: int, mean: float) -> None:
+    names = ("compute", "launch", "gather", "reduce:2", "reduce:3", "update:none", "update:cpu")
+    assert regret(machine, {}, tuple((name, mean, 0.5) for name in names)) <= MOST
+
+
+def regret(machine: int, rates: dict[str, float], learned: tuple[tuple[str, float, float], ...]) -> float:
+    case = case_of(machine, rates)
+    space = replace(case.space(), learned=learned)
+    history, speeds = cases.search(case, space, STRATEGIES["auto"]), case.speeds()
+    best = ranking(history.records)[0]
+    return float(1 - speeds[best.candidate_key] / max(speeds.values()))

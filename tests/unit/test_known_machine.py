@@ -1,0 +1,205 @@
+"""What is known of a machine: kept by its facts, never mixed with another's, and doubted where it is far off."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.searches import BILLION
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.machine.described import Machine
+from ladder.machine.known_machine import (
+    KnownMachine,
+    facts_of,
+    file_of,
+    keep_known,
+    measured,
+    rates_of,
+    read_known,
+    taught,
+)
+from ladder.machine.machine_speed import known_speed, machine_speed
+from ladder.search.speed import SpeedObservation, calibrate_speed, lessons, predict_speed
+from ladder.tuning.known import with_known
+from ladder.tuning.tune_events import Note
+from ladder.units import GIB
+
+FACTS = {"device": "cuda", "gpu": "NVIDIA H200", "ranks": 2, "driver": "580", "cores": 32, "cpu": "x", "torch": "2.11"}
+POINTS: dict[str, list[dict[str, Any]]] = {
+    "products": [{"operations": 4e12, "seconds": 0.008}, {"operations": 2e12, "seconds": 0.002}],
+    "copies": [{"bytes": 4e9, "seconds": 0.001}],
+    "launches": [{"seconds": 0.002}],
+    "all_reduce": [{"bytes": 1e6, "seconds": 1e-4}, {"bytes": 1e9, "seconds": 0.005}],
+    "all_gather": [{"bytes": 1e9, "seconds": 0.0025}],
+    "pinned": [
+        {"way": "up", "bytes": 1e9, "seconds": 0.02},
+        {"way": "down", "bytes": 1e9, "seconds": 0.025},
+        {"way": "both", "bytes": 1e9, "seconds": 0.05},
+    ],
+    "adam": [{"parameters": 8e6, "seconds": 0.008}],
+}
+H200 = machine_speed("NVIDIA H200", "cuda", 2, 32)
+ZERO2 = Candidate(Engine(RUNGS_BY_NAME["zero2"]), 1, 4, 8)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LADDER_CACHE", str(tmp_path))
+
+
+def cpu_machine(**changes: Any) -> Machine:
+    plain = Machine(device="cpu", world_size=2, memory_limit=GIB, host_memory=8 * GIB, num_cores=4)
+    return replace(plain, **changes)
+
+
+def test_rates_follow_from_the_points_of_the_slowest_rank() -> None:
+    rates = rates_of(POINTS, 2)
+    assert rates == pytest.approx(
+        {
+            "flops": 6e14,
+            "device_bytes": 4e12,
+            "launch_seconds": 0.002,
+            "link_bytes": 2e11,  # both move half of the bytes: all-reduce twice, in twice the time
+            "pcie_bytes": 4e10,
+            "cpu_adam_parameters": 2e9,
+        }
+    )
+
+
+def test_one_rank_has_no_links_and_a_missing_or_impossible_point_is_left_out() -> None:
+    assert "link_bytes" not in rates_of(POINTS, 1)
+    assert rates_of({}, 2) == {}
+    assert "flops" not in rates_of({"products": [{"operations": 0.0, "seconds": 1.0}]}, 2)
+
+
+def test_what_is_kept_is_read_again_by_the_same_facts_and_by_no_others() -> None:
+    known = measured(FACTS, POINTS, ("/scratch", 3e9))
+    assert keep_known(known)
+    assert read_known(FACTS) == (known, "")
+    for name in FACTS:
+        assert read_known({**FACTS, name: "another"}) == (None, "")
+
+
+def content(**changes: Any) -> str:
+    return json.dumps({"version": 1, **asdict(measured(FACTS, POINTS, None)), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (lambda: "", "cannot be read"),
+        (lambda: "{", "cannot be read"),
+        (lambda: "[1]", "is damaged"),
+        (lambda: content(version=99), "another version"),
+        (lambda: content(rates={"flops": -1.0}), "is damaged"),
+        (lambda: content(rates={"flops": "fast"}), "is damaged"),
+        (lambda: content(rates={"flops": math.nan}), "is damaged"),
+        (lambda: content(learned={"compute": [0.1, 0.0]}), "is damaged"),
+        (lambda: content(learned={"compute": 1.0}), "is damaged"),
+        (lambda: content(facts={**FACTS, "gpu": "NVIDIA A100"}), "another machine"),
+        (lambda: content(measured_at=time.time() - 200 * 86400), "older than half a year"),
+        (lambda: content(measured_at=time.time() + 86400), "from the future"),
+    ],
+)
+def test_a_damaged_stale_or_foreign_file_is_ignored_in_one_sentence(text: Callable[[], str], words: str) -> None:
+    file = file_of(FACTS)
+    file.parent.mkdir(parents=True)
+    file.write_text(text())
+    known, sentence = read_known(FACTS)
+    assert known is None
+    assert words in sentence
+    assert sentence.endswith("run `ladder doctor --measure`.")
+    assert sentence.count(". ") == 0
+
+
+def test_a_tune_is_told_of_an_ignored_file_and_starts_from_data_sheets() -> None:
+    file = file_of(facts_of(cpu_machine()))
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    told: list[object] = []
+    assert with_known(cpu_machine(), told.append) == cpu_machine()
+    assert [type(event) for event in told] == [Note]
+
+
+def test_a_drive_counts_only_for_its_own_folder() -> None:
+    facts = facts_of(cpu_machine())
+    keep_known(measured(facts, POINTS, ("/scratch", 3e9)))
+    same, other = (cpu_machine(nvme_path=Path(path)) for path in ("/scratch", "/elsewhere"))
+    assert with_known(same, lambda _: None).rates["nvme_bytes"] == 3e9
+    assert "nvme_bytes" not in with_known(other, lambda _: None).rates
+    assert "nvme_bytes" not in with_known(cpu_machine(), lambda _: None).rates
+
+
+def test_measuring_again_gives_up_what_tunes_taught_about_older_measurements() -> None:
+    known = taught(measured(FACTS, POINTS, None), {"compute": (1.0, 0.5)}, {"model": "a"})
+    assert (known.learned, known.tunes) == ({"compute": (1.0, 0.5)}, [{"model": "a"}])
+    assert measured(FACTS, POINTS, None).learned == {}
+
+
+def test_only_the_last_tunes_are_named_and_a_later_lesson_replaces_an_earlier_one() -> None:
+    known = KnownMachine(facts=FACTS)
+    for number in range(30):
+        known = taught(known, {"compute": (number / 100, 0.5)}, {"number": number})
+    assert known.learned == {"compute": (0.29, 0.5)}
+    assert [tune["number"] for tune in known.tunes] == list(range(10, 30))
+
+
+def test_without_anything_known_the_data_sheets_stand() -> None:
+    assert known_speed(H200, {}, {}) is H200
+
+
+def test_a_measurement_moves_the_speed_and_leaves_less_doubt() -> None:
+    known = known_speed(H200, {"flops": 0.62 * H200.flops, "link_bytes": 2e11}, {})
+    assert known.achievable == pytest.approx(H200.achievable)
+    assert known.link_bytes == 2e11
+    assert known.belief("compute", 0.35)[1] == pytest.approx(0.21)
+    assert known.belief("reduce:2", 0.4)[1] < 0.4
+    assert known.belief("launch", 0.5) == (0.0, 0.5)  # it was not measured
+
+
+def test_a_measurement_that_is_far_off_the_data_sheet_is_doubted() -> None:
+    known = known_speed(H200, {"link_bytes": H200.link_bytes / 4}, {})
+    assert known.belief("gather", 0.4)[1] > math.log(4) / 2
+
+
+def test_an_unlisted_gpu_that_is_measured_is_doubted_like_a_listed_one_but_cpu_ranks_are_not() -> None:
+    unlisted, cpu = machine_speed(None, "cuda", 2, 32), machine_speed(None, "cpu", 2, 4)
+    for speed, doubt in ((unlisted, 1.0), (cpu, 2.0)):
+        rates = {"flops": speed.flops * speed.achievable * 0.62 / 0.55}
+        assert known_speed(speed, rates, {}).belief("compute", 0.35)[1] == pytest.approx(0.6 * 0.35 * doubt)
+
+
+def step_seconds(learned: dict[str, tuple[float, float]]) -> float:
+    machine = known_speed(H200, {}, learned)
+    return predict_speed(BILLION, ZERO2, world_size=2, machine=machine).accumulate_seconds
+
+
+def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:
+    usual = step_seconds({})
+    slower = SpeedObservation(candidate=ZERO2, boundary_seconds=2 * usual, accumulate_seconds=2 * usual)
+    calibration = calibrate_speed(BILLION, [slower], world_size=2, machine=H200)
+    learned = lessons(calibration, [ZERO2.engine.rung], {})
+    assert usual < step_seconds(learned) < 2 * usual
+    assert set(learned) <= {"compute", "launch", "reduce:2", "update:none"}
+    assert all(0.5 <= deviation <= 1.0 for _, deviation in learned.values())
+
+
+def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
+    learned: dict[str, tuple[float, float]] = {}
+    seconds = 1.5 * step_seconds({})
+    seen = [SpeedObservation(candidate=ZERO2, boundary_seconds=seconds, accumulate_seconds=seconds)]
+    errors = []
+    for _ in range(4):
+        errors.append(abs(math.log(step_seconds(learned) / seconds)))
+        machine = known_speed(H200, {}, learned)
+        calibration = calibrate_speed(BILLION, seen, world_size=2, machine=machine)
+        learned = lessons(calibration, [ZERO2.engine.rung], learned)
+    assert errors == sorted(errors, reverse=True)
+    assert min(deviation for _, deviation in learned.values()) >= 0.5
