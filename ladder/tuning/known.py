@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,4 +65,4 @@ def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Pa
     known = known or KnownMachine(facts=facts)
     if not found or any(source.items() <= tune.items() for tune in known.tunes):
         return  # nothing new was measured
-    keep_known(taught(known, found, {**source, "ended_at": time.time()}))
+    keep_known(taught(known, found, source))
