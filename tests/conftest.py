@@ -14,6 +14,9 @@ from helpers.scripts import make_inputs
 from helpers.shapes import Point, llama_like, measured
 
 from ladder.launch.local import LocalLauncher
+from ladder.launch.nodes.cluster import Cluster, Wanted
+from ladder.launch.nodes.connection import Node
+from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.operator_builds import build_operators
 from ladder.machine.host import compiler
 from ladder.machine.machine import detect_machine
@@ -110,6 +113,29 @@ def local_bench(
         return Bench(launcher, cancellation, marker)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def nodes_bench(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> Iterator[Bench]:
+    """Two agents, as on two nodes, with one rank each. Here they are this host's processes."""
+    cancellation: list[bool] = []
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    nodes = [Node(name=f"node{number}", command=list) for number in (1, 2)]
+    wanted = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+    cluster = Cluster(nodes, wanted, lambda: bool(cancellation))
+    folder = tmp_path_factory.mktemp("nodes")
+    launcher = NodesLauncher(
+        lambda: cluster.opened(folder, marker, trial_job, trial_environment, cold=False),
+        ranks=cluster.machine().world_size // len(nodes),
+        cancelled=lambda: bool(cancellation),
+    )
+    bench = Bench(launcher, cancellation, marker)
+    yield bench
+    launcher.close()
+    cluster.close()
+    assert bench.processes() == []
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """The data exchanged between controller and ranks: a trial's specification, and the events in a rank's file.
 
 Both cross a process boundary, so pydantic validates them. Times are seconds on CLOCK_MONOTONIC, which is the same for
-all processes of a host, so events of different ranks can be ordered.
+all processes of a host, so events of different ranks can be ordered. A launcher on several hosts moves them to its own.
 """
 
 from __future__ import annotations
@@ -135,6 +135,17 @@ class ScriptSpec(_Frozen):
     """What the look found; for a trial."""
 
 
+class Share(_Frozen):
+    """The ranks of a trial that run on one of several nodes, and where all ranks meet."""
+
+    first: int
+    count: int
+    address: str
+    """Of the node of rank 0, as the other nodes reach it."""
+    port: int = 0
+    """Of the meeting point; 0 on the node of rank 0, which chooses it."""
+
+
 DEEPSPEED_MODULE = "ladder.trial.backends.deepspeed"
 
 
@@ -146,7 +157,7 @@ class TrialSpec(_Frozen):
     device: Literal["cuda", "cpu"]
     world_size: int
     gpu_uuids: tuple[str, ...] = ()
-    """By local rank; empty on CPU."""
+    """By rank of this node; empty on CPU."""
     model_config_json: dict[str, Any]
     task: Task
     seq_len: int
@@ -192,6 +203,13 @@ class TrialSpec(_Frozen):
     seed: int = 0
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
+    share: Share | None = None
+    """The part of one node, if the trial runs on several; None is all of it."""
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks that run on this node."""
+        return range(self.share.first, self.share.first + self.share.count) if self.share else range(self.world_size)
 
     @property
     def uses_deepspeed(self) -> bool:

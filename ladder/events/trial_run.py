@@ -52,3 +52,5 @@ class TrialRun:
     """When no process and no GPU memory of the trial was left."""
     device_use: dict[str, DeviceUse] = field(default_factory=dict)
     """By candidate key."""
+    nodes: tuple[str, ...] = ()
+    """By rank, the name of its node; empty on this host alone."""

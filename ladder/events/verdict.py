@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from ladder.candidates import Candidate
@@ -56,8 +57,16 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
         culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in passed), None)
         if culprit is None:  # everything was measured and then the teardown failed, which is no candidate's fault
             return records
-        records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=ending))
+        outcome = _placed(ending, run)
+        records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=outcome))
     return records
+
+
+def _placed(ending: Outcome, run: TrialRun) -> Outcome:
+    """With the node of its rank, where there are several."""
+    if ending.rank is None or not run.nodes:
+        return ending
+    return replace(ending, sentence=f"{ending.sentence} (node {run.nodes[ending.rank]})")
 
 
 def _left_out(spec: TrialSpec, by_all: Mapping[str, Sequence[MeasuredEvent]]) -> set[str]:

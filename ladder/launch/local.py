@@ -31,7 +31,10 @@ _KILL_SECONDS = 20.0
 
 
 class LocalLauncher(Launcher):
-    """Runs trials one after another. With `cold`, every trial starts a new server, which repeats all imports."""
+    """Runs trials one after another. With `cold`, every trial starts a new server, which repeats all imports.
+
+    It runs only the ranks of a trial's `share`, if it has one, and calls `on_port` with the port where they meet.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class LocalLauncher(Launcher):
         gpu_uuids: tuple[str, ...] = (),
         cancelled: Callable[[], bool] = lambda: False,
         cold: bool = False,
+        on_port: Callable[[int], None] = lambda port: None,
         kill_seconds: float = _KILL_SECONDS,
     ) -> None:
         self._job = {"operators": [], **job}
@@ -52,7 +56,7 @@ class LocalLauncher(Launcher):
         self._server: TrialServer | None = None if cold else self._started()
         self._ready = False
         self._cold, self._kill_seconds = cold, kill_seconds
-        self._cancelled = cancelled
+        self._cancelled, self._on_port = cancelled, on_port
         self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
 
     def load(self, operators: Sequence[str]) -> None:
@@ -62,7 +66,7 @@ class LocalLauncher(Launcher):
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        spec_file = folder / "spec.json"
+        spec_file = folder / ("spec.json" if spec.share is None else f"spec-from-rank{spec.share.first}.json")
         spec_file.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
         run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=now())
         server = self._ready_server()
@@ -90,7 +94,7 @@ class LocalLauncher(Launcher):
         if sampler:
             run.device_use = {
                 event.candidate: sampler.between(event.began, event.t)
-                for event in run.events[0]
+                for event in run.events[spec.local_ranks[0]]
                 if isinstance(event, MeasuredEvent)
             }
         return run
@@ -148,7 +152,8 @@ class LocalLauncher(Launcher):
         """Follow a trial from its start until none of its processes is left. False if the server ended or is stuck."""
         server.start(run.spec.trial, spec_file)
         watch = Watch(run.spec, deadlines, listener, now())
-        run.events = [file.events for file in watch.files]
+        for rank, file in watch.files.items():
+            run.events[rank] = file.events
         killed_at: float | None = None
         while True:
             events = server.poll(_TICK_SECONDS)
@@ -157,6 +162,9 @@ class LocalLauncher(Launcher):
                 watch.read()
                 return False
             watch.read()
+            for event in events:
+                if event["event"] == "started":
+                    self._on_port(event["port"])
             if _note(events, run, watch):
                 return True
             watch.leave_out_pause()
@@ -167,7 +175,7 @@ class LocalLauncher(Launcher):
             if run.stop is None:
                 run.stop = self._cancellation() or _lost_gpu(sampler) or watch.overdue(server.is_stopped)
             if run.stop is not None or watch.must_end():
-                run.killed = frozenset(range(run.spec.world_size)) - run.exits.keys()
+                run.killed = frozenset(run.spec.local_ranks) - run.exits.keys()
                 server.kill_ranks()
                 killed_at = watch.time()
 

@@ -112,7 +112,8 @@ class TrialServer:
         events = [json.loads(line) for line in lines]
         for event in events:
             if event["event"] == "started":
-                self._ranks = {rank: it for rank, pid in enumerate(event["pids"]) if (it := _process(pid)) is not None}
+                pids = {int(rank): pid for rank, pid in event["pids"].items()}  # JSON has no numbers as keys
+                self._ranks = {rank: it for rank, pid in pids.items() if (it := _process(pid)) is not None}
         return events
 
     def is_stopped(self, rank: int) -> bool:

@@ -81,12 +81,13 @@ class Watch:
     def __init__(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener, started: float) -> None:
         self._deadlines, self._listener, self._started = deadlines, listener, started
         self._looked, self._paused = started, 0.0
-        self.files = [RankFile(Path(spec.folder) / f"rank{rank}.jsonl") for rank in range(spec.world_size)]
-        self._logs = [Path(spec.folder) / f"rank{rank}.log" for rank in range(spec.world_size)]
-        self._heard = [started] * spec.world_size
+        ranks = spec.local_ranks
+        self.files = {rank: RankFile(Path(spec.folder) / f"rank{rank}.jsonl") for rank in ranks}
+        self._logs = [Path(spec.folder) / f"rank{rank}.log" for rank in ranks]
+        self._heard = dict.fromkeys(ranks, started)
         # Kept up to date event by event: a soak test has thousands of events, and every check needs these.
-        self._phase: list[Phase] = ["process_group"] * spec.world_size
-        self._has_stepped = [False] * spec.world_size
+        self._phase: dict[int, Phase] = dict.fromkeys(ranks, "process_group")
+        self._has_stepped = dict.fromkeys(ranks, False)
         self._slowest_step = 0.0
         self._failed_at: float | None = None
 
@@ -108,7 +109,7 @@ class Watch:
         self.leave_out_pause()
         for log in self._logs:
             _cap(log)
-        for rank, file in enumerate(self.files):
+        for rank, file in self.files.items():
             for event in file.read_new():
                 self._heard[rank] = self.time()
                 self._take(rank, event)
@@ -138,7 +139,7 @@ class Watch:
         """A rank has failed and the others had time to report their cause, or all are done but have not ended."""
         if self._failed_at is not None:
             return self.time() - self._failed_at > _GRACE_SECONDS
-        return all(map(self.is_done, range(len(self.files)))) and self.time() - max(self._heard) > _LINGER_SECONDS
+        return all(map(self.is_done, self.files)) and self.time() - max(self._heard.values()) > _LINGER_SECONDS
 
     def overdue(self, is_stopped: Callable[[int], bool] = lambda rank: False) -> Ending | None:
         """The ending of a trial in which a rank has been silent for longer than its phase allows; None otherwise.
@@ -148,7 +149,7 @@ class Watch:
         time_now = self.time()
         if time_now - self._started > self._deadlines.total:
             return Ending(kind="hang", sentence=f"the trial took longer than {self._deadlines.total:.0f} s")
-        waiting = [rank for rank in range(len(self.files)) if not self.is_done(rank)]
+        waiting = [rank for rank in self.files if not self.is_done(rank)]
         silent = [rank for rank in waiting if time_now - self._heard[rank] > self._phase_and_limit(rank)[1]]
         if not silent:
             return None

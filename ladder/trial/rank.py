@@ -32,12 +32,16 @@ buckets."""
 
 
 def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:
-    """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket on which it serves the rendezvous."""
+    """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket on which it serves the rendezvous.
+
+    `rank` counts over all nodes.
+    """
     faulthandler.enable()  # a segmentation fault leaves its stack in the rank's log
     ending = _Ending(spec, Reporter(Path(spec.folder) / f"rank{rank}.jsonl"))
     try:
         ending.reporter.phase("process_group")
-        gauge = ending.gauge = make_gauge(spec.device, spec.gpu_uuids[rank] if spec.gpu_uuids else None)
+        uuid = spec.gpu_uuids[spec.local_ranks.index(rank)] if spec.gpu_uuids else None
+        gauge = ending.gauge = make_gauge(spec.device, uuid)
         _join(spec, rank, port, listen_fd)
         if spec.script is None:
             gauge.start(spec.memory_limit)
@@ -83,21 +87,22 @@ class _Ending:
 
 
 def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
-    world_size = str(spec.world_size)
+    local_rank, num_local = spec.local_ranks.index(rank), len(spec.local_ranks)
+    address = spec.share.address if spec.share is not None else "127.0.0.1"
     os.environ.update(spec.environment)
     for technique in techniques_of(spec):
-        technique.claim_host(rank, spec.world_size)
+        technique.claim_host(local_rank, num_local)
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=world_size,
-        LOCAL_WORLD_SIZE=world_size,
-        MASTER_ADDR="127.0.0.1",
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(spec.world_size),
+        LOCAL_WORLD_SIZE=str(num_local),
+        MASTER_ADDR=address,
         MASTER_PORT=str(port),
     )
     if spec.device == "cuda":
         # CUDA starts sooner if a process sees only its own GPU; NCCL finds the others anyway.
-        os.environ.update(CUDA_VISIBLE_DEVICES=spec.gpu_uuids[rank], LOCAL_RANK="0")
+        os.environ.update(CUDA_VISIBLE_DEVICES=spec.gpu_uuids[local_rank], LOCAL_RANK="0")
     if spec.script is not None and spec.script.mode == "look":
         # A look: one process that trains nothing, but whose script may ask for its rank.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
@@ -109,7 +114,7 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         torch.zeros(1, device=device)
         clock.lap("context")
     store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without declaring so
-        "127.0.0.1", port, spec.world_size, rank == 0, datetime.timedelta(seconds=60), master_listen_fd=listen_fd
+        address, port, spec.world_size, rank == 0, datetime.timedelta(seconds=60), master_listen_fd=listen_fd
     )
     clock.lap("store")
     dist.init_process_group(

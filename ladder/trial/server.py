@@ -8,7 +8,7 @@ It may also have `preload`, the names of more modules, and `preload_if_there`, o
 requests:
 
     {"op": "load", "operators": […]}                            →  {"event": "loaded"}
-    {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "trial": …, "pids": […]}
+    {"op": "start", "trial": "0001", "spec": "/…/spec.json"}   →  {"event": "started", "port": …, "pids": {rank: pid}}
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
                                                                 →  {"event": "exit", "rank": 0, "status": -9}
                                                                 →  {"event": "empty"}: no process is left
@@ -95,17 +95,21 @@ class Server:
 
         spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
         self._busy = True
-        with socket.socket() as listener:  # bound here and served by rank 0, so that no other process can take the port
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(spec.world_size)
-            for rank in range(spec.world_size):
+        address, port = (spec.share.address, spec.share.port) if spec.share is not None else ("127.0.0.1", 0)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as listener:
+            if port == 0:  # bound here and served by rank 0, so that no other process can take the port
+                listener.bind((address, 0))
+                listener.listen(spec.world_size)
+                port = listener.getsockname()[1]
+            for rank in spec.local_ranks:
                 pid = os.fork()
                 if pid == 0:
-                    self._become_rank(spec, rank, listener)
+                    self._become_rank(spec, rank, listener, port)
                 self._ranks[pid] = rank
-        self._send(event="started", trial=request["trial"], pids=list(self._ranks))
+        self._send(event="started", port=port, pids={rank: pid for pid, rank in self._ranks.items()})
 
-    def _become_rank(self, spec: Any, rank: int, listener: socket.socket) -> NoReturn:
+    def _become_rank(self, spec: Any, rank: int, listener: socket.socket, port: int) -> NoReturn:
         status = 1
         try:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -119,7 +123,6 @@ class Server:
             log = os.open(Path(spec.folder) / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            port = listener.getsockname()[1]
             # The rendezvous takes the descriptor over; the other ranks must not keep it open.
             listen_fd = listener.detach() if rank == 0 else None
             if rank != 0:

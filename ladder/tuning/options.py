@@ -177,6 +177,19 @@ class TuneOptions(WorkloadOptions):
     gpus: Annotated[
         int | None, Option("How many GPUs; 0 trains on the CPU.", MACHINE, whole(0), unset="all that are visible")
     ] = None
+    nodes: Annotated[
+        int | None,
+        Option(
+            "How many nodes of the Slurm job or of --hostfile.",
+            MACHINE,
+            whole(1),
+            unset="this host alone, or all hosts of --hostfile",
+        ),
+    ] = None
+    hostfile: Annotated[
+        Path | None,
+        Option("A file of lines `host slots=N`: run the trials there, started by ssh.", MACHINE),
+    ] = None
     gpu_memory: Annotated[
         int | None,
         Option("Tune for smaller cards, e.g. 40GiB. It counts all that NVML counts.", MACHINE, SIZE),

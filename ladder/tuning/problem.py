@@ -194,6 +194,8 @@ def run_fingerprint(
         "memory limit": machine.memory_limit,
         "versions": {name: versions[name] for name in sorted(versions) if name != "python"},
     }
+    if machine.num_nodes > 1:
+        facts["nodes"] = machine.num_nodes
     if machine.device == "cuda":
         facts["allocator"] = machine.allocator
     if simulated is not None:

@@ -90,6 +90,10 @@ def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: 
         return OnPaper(_paper_machine(options), options, tell, cancelled)
     if options.machine is not None:
         raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
+    if options.hostfile is not None or (options.nodes or 1) > 1:
+        from ladder.tuning.nodes_venue import OnNodes  # it builds on this module
+
+        return OnNodes(options, leases, tell, cancelled)
     return ThisHost(options, leases, tell, cancelled)
 
 
@@ -142,7 +146,7 @@ class ThisHost:
         environment = {**rank_environment(machine), RUN_MARKER: marker}  # operator builds get the marker too
         launcher = LocalLauncher(
             marker=marker,
-            job=_job(workload),
+            job=job_of(workload),
             environment=environment,
             log=run_dir / "server.log",
             gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
@@ -225,7 +229,7 @@ class OnPaper:
         return said_to_be_simulated(answer, self.paper_name, machine.num_nodes)
 
 
-def _job(workload: Workload) -> dict[str, Any]:
+def job_of(workload: Workload) -> dict[str, Any]:
     """What a trial server imports for it."""
     if workload.script is None:
         # peft asks once whether bitsandbytes is there, which a rank with quantised weights has to answer anew.

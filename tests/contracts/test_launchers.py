@@ -38,7 +38,7 @@ def bench_on_paper() -> Bench:
 
 
 # The fixtures of a bench with each launcher. A launcher to come is one more word.
-QUICK_TO_START = ["warm_bench", "bench_on_paper"]
+QUICK_TO_START = ["warm_bench", "bench_on_paper", "nodes_bench"]
 LAUNCHERS = [*QUICK_TO_START, "cold_bench"]
 
 

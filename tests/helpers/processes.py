@@ -103,12 +103,17 @@ class Bench:
         self.cancellation.append(True)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything alive that the launcher started."""
-        return processes_with(RUN_MARKER, self.marker)
+        """Everything alive that the launcher started; an agent on a node has no marker, but what it starts has."""
+        return [each for each in psutil.process_iter() if self._is_marked(each)]
 
     def ranks(self) -> list[psutil.Process]:
-        """Those of them that belong to a trial: all but the server that a warm launcher keeps."""
-        return [process for process in self.processes() if _parent(process) not in (None, psutil.Process())]
+        """Those of them that belong to a trial: all but the servers that a warm launcher keeps."""
+        return [each for each in self.processes() if (parent := _parent(each)) is not None and self._is_marked(parent)]
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        """Nodes add their names to the marker."""
+        found = _environment(process).get(RUN_MARKER, "")
+        return found == self.marker or found.startswith(f"{self.marker}-")
 
     def server(self) -> psutil.Process:
         """The trial server of a local launcher."""

@@ -102,7 +102,7 @@ class Unread(list[Event]):
 def test_what_a_rank_has_said_is_looked_at_once_however_often_its_silence_is_judged(
     begun: Watch, tmp_path: Path, clock: Clock
 ) -> None:
-    for file in begun.files:
+    for file in begun.files.values():
         file.events = Unread(file.events)
     for rank in range(2):
         events = (PhaseEvent(t=clock(), phase="measure"), StepEvent(t=clock(), candidate="any", seconds=1.0))

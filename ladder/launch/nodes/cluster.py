@@ -1,0 +1,173 @@
+"""All nodes of a tune before its first trial: they are described, compared, and meet."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.nodes.connection import Connection, Node, close_all
+from ladder.machine.described import Gpu, Machine
+from ladder.machine.machine import CPU_RANKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What of each node is used."""
+
+    gpus: int | None
+    """As for `detect_machine`, but of one node."""
+    gpu_memory: int | None
+    host_memory: int | None
+    """Bytes of one node, for all its ranks together; None takes what it has."""
+    nvme_path: Path | None
+
+
+class Cluster:
+    """The agents on `nodes`, of which the first is where the ranks meet."""
+
+    def __init__(self, nodes: Sequence[Node], wanted: Wanted, cancelled: Callable[[], bool]) -> None:
+        self._nodes, self._wanted, self._cancelled = list(nodes), wanted, cancelled
+        self._agents: list[Connection] = []
+        self._described: list[dict[str, Any]] = []
+
+    def machine(self) -> Machine:
+        """All nodes as one machine, of which the smallest node decides; the GPUs are leased from here on.
+
+        EnvironmentFaultError names the node that cannot be reached, lacks something, or is unlike the first.
+        """
+        self._connect()
+        return machine_of(self._described, [node.name for node in self._nodes], self._wanted.nvme_path)
+
+    def opened(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], *, cold: bool
+    ) -> tuple[Sequence[Connection], str]:
+        """The agents ready for trials in `folder`, and the address at which all reach the first node."""
+        if not self._agents:
+            self._connect()
+        agents, self._agents = self._agents, []
+        try:
+            _require_shared(agents, folder)
+            address = _meeting_address(agents, self._described[0]["addresses"])
+            for agent in agents:
+                agent.send(
+                    "open",
+                    marker=f"{marker}-{agent.name}",  # two nodes of a test may be one host
+                    job=dict(job),
+                    environment=dict(environment),
+                    log=str(folder.absolute() / f"server-{agent.name}.log"),
+                    address=address,
+                    cold=cold,
+                )
+            for agent in agents:
+                agent.wait_for("opened")
+        except BaseException:
+            close_all(agents)
+            raise
+        return agents, address
+
+    def close(self) -> None:
+        """End the agents that were described and never opened."""
+        close_all(self._agents)
+        self._agents = []
+
+    def _connect(self) -> None:
+        """Start all agents at once, and have each describe its node."""
+        wanted = self._wanted
+        try:
+            for node in self._nodes:
+                self._agents.append(Connection(node, self._cancelled))
+            for agent in self._agents:
+                agent.wait_here()
+                agent.send(
+                    "describe",
+                    gpus=wanted.gpus,
+                    gpu_memory=wanted.gpu_memory,
+                    host_memory=wanted.host_memory,
+                    nvme_path=str(wanted.nvme_path) if wanted.nvme_path is not None else None,
+                )
+            self._described = [agent.wait_for("described") for agent in self._agents]
+            require_alike(self._described, [node.name for node in self._nodes])
+        except BaseException:
+            self.close()
+            raise
+
+
+def machine_of(described: Sequence[Mapping[str, Any]], names: Sequence[str], nvme_path: Path | None) -> Machine:
+    """All nodes as one machine: each rank has what it has on the smallest."""
+    parts, count = [each["machine"] for each in described], len(names)
+    first = parts[0]
+    # Two ranks on one host show what ZeRO partitions; of several hosts each needs one only.
+    ranks = len(first["gpus"]) or max(1, CPU_RANKS // count)
+    speeds = [part["nvme_write_speed"] for part in parts]
+    return Machine(
+        device=first["device"],
+        world_size=ranks * count,
+        gpus=tuple(Gpu(**gpu) for gpu in first["gpus"]),
+        memory_limit=min(part["memory_limit"] for part in parts),
+        host_memory=min(part["host_memory"] for part in parts) * count,
+        num_cores=min(part["num_cores"] for part in parts) * count,
+        num_nodes=count,
+        nvme_path=nvme_path,
+        nvme_write_speed=min(speeds) if None not in speeds else None,
+        allocator=first["allocator"],
+    )
+
+
+def require_alike(described: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """EnvironmentFaultError if a node has other software or other GPUs than the first."""
+    first = described[0]
+    for name, other in zip(names[1:], described[1:], strict=True):
+        for package, version in first["software"].items():
+            if (there := other["software"].get(package)) != version:
+                raise EnvironmentFaultError(
+                    f"Node {name} has {package} {there or '(none)'} and node {names[0]} has {version or '(none)'}; "
+                    "install the same on both."
+                )
+        here, there = (_gpus_of(each) for each in (first, other))
+        if here != there:
+            raise EnvironmentFaultError(
+                f"Node {name} has {there} and node {names[0]} has {here}; choose nodes that are alike, or as many "
+                "GPUs of each with --gpus."
+            )
+
+
+def _gpus_of(described: Mapping[str, Any]) -> str:
+    gpus = described["machine"]["gpus"]
+    return f"{len(gpus)} × {gpus[0]['name']}" if gpus else "no GPU"
+
+
+def _require_shared(agents: Sequence[Connection], folder: Path) -> None:
+    """EnvironmentFaultError names a node that does not see the run folder: it could not report there."""
+    token = secrets.token_hex(16)
+    file = folder / "seen_by_all_nodes"
+    file.write_text(token, encoding="utf-8")
+    try:
+        for agent in agents:
+            if agent.ask("see", "seen", path=str(file.absolute()))["content"] != token:
+                raise EnvironmentFaultError(
+                    f"Node {agent.name} does not see {folder.absolute()}; choose a --run-dir on a file system that "
+                    "all nodes share."
+                )
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _meeting_address(agents: Sequence[Connection], addresses: Sequence[str]) -> str:
+    """The first of the first node's `addresses` at which it answers all nodes."""
+    token = secrets.token_hex(16)
+    port = agents[0].ask("serve", "serving", token=token)["port"]
+    for agent in agents:
+        agent.send("reach", addresses=list(addresses), port=port, token=token)
+    usable = list(addresses)
+    for agent in agents:
+        reached = agent.wait_for("reached")["addresses"]
+        if not (usable := [address for address in usable if address in reached]):
+            raise EnvironmentFaultError(
+                f"Node {agent.name} does not reach node {agents[0].name} at {', '.join(addresses)}, port {port}; open "
+                "the ports between the nodes, or choose others."
+            )
+    return usable[0]

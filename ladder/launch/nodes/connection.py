@@ -1,0 +1,152 @@
+"""The controller's side of one agent: starts it on its node, talks to it, and ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.errors import EnvironmentFaultError
+from ladder.launch.modules import module_command, module_environment
+from ladder.launch.watch import now
+from ladder.text import shown
+
+_START_SECONDS = 60.0
+"""How long a node may take to start its agent. Chosen: Python from a slow shared file system takes some 20 s."""
+_ANSWER_SECONDS = 120.0
+"""For a request. Chosen: the slowest, to describe a node with an NVMe drive, takes some 10 s."""
+_SILENT_SECONDS = 15.0
+"""An agent says every second that it is alive; after this silence its node counts as lost. Chosen: much longer than a
+busy network or a paging host delays a line."""
+_TURN_SECONDS = 1.0
+"""If more than this passes between two looks, the controller itself was stopped, and the silence does not count."""
+_END_SECONDS = 8.0
+"""How long an agent may take to end. Chosen: its trial server takes up to 5 s."""
+_SAID_CHARACTERS = 200
+"""Of what ssh, srun or the agent said last, in an error. Chosen: about two lines of a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node and how a program is started on it."""
+
+    name: str
+    command: Callable[[Sequence[str]], list[str]]
+    """From what is to run there to what is run here; its stdin and stdout are the program's."""
+    end: Callable[[str], None] = lambda step: None
+    """Ends the step of a program that no longer listens."""
+
+
+class Connection:
+    """One agent. EnvironmentFaultError names the node if it does not start, does not answer, or cannot do something."""
+
+    def __init__(self, node: Node, cancelled: Callable[[], bool]) -> None:
+        self.name = node.name
+        self._node, self._cancelled = node, cancelled
+        self._buffer, self._step = b"", ""
+        self._heard = self._looked = now()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+        self._process = subprocess.Popen(
+            node.command(module_command("ladder.launch.nodes.agent")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=module_environment({}),
+            start_new_session=True,  # only the controller handles Ctrl-C
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self.stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self.ahead = 0.0
+        """Seconds by which the node's clock is ahead of ours."""
+
+    def wait_here(self) -> None:
+        """Wait until the agent is there, and compare its clock with ours."""
+        self._step = self._await("here", _START_SECONDS, f"did not start ladder within {_START_SECONDS:.0f} s")["step"]
+        asked = now()
+        then = self.ask("clock", "clock")["now"]
+        self.ahead = then - (asked + now()) / 2
+
+    def ask(self, op: str, expected: str, **content: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
+        self.send(op, **content)
+        return self.wait_for(expected)
+
+    def wait_for(self, expected: str) -> dict[str, Any]:
+        """The answer to a request that was sent."""
+        return self._await(expected, _ANSWER_SECONDS, f"did not answer within {_ANSWER_SECONDS:.0f} s")
+
+    def send(self, op: str, **content: Any) -> None:
+        """Send a request. If the agent has ended, `poll` will say so."""
+        line = json.dumps({"op": op, **content}).encode() + b"\n"
+        with suppress(BrokenPipeError):
+            while line:
+                line = line[os.write(self._stdin, line) :]
+
+    def poll(self) -> list[dict[str, Any]] | None:
+        """What the agent has said, possibly nothing; None once it has ended, or has been silent for too long."""
+        time_now = now()
+        self._heard += max(0.0, time_now - self._looked - _TURN_SECONDS)
+        self._looked = time_now
+        if not select.select([self.stdout], [], [], 0)[0]:
+            return [] if time_now - self._heard < _SILENT_SECONDS else None
+        data = os.read(self.stdout, 1 << 16)
+        if not data:
+            return None
+        self._heard = time_now
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [event for event in map(json.loads, lines) if event["event"] != "alive"]
+
+    def _await(self, expected: str, seconds: float, late: str) -> dict[str, Any]:
+        deadline = now() + seconds
+        while now() < deadline and not self._cancelled():
+            select.select([self.stdout], [], [], 0.1)
+            if (events := self.poll()) is None:
+                raise self.fault("its connection ended")
+            for event in events:
+                if event["event"] == "failed":
+                    raise EnvironmentFaultError(f"Node {self.name}: {event['sentence']}")
+                if event["event"] == expected:
+                    return dict(event)
+        raise self.fault("it was interrupted" if self._cancelled() else f"it {late}")
+
+    def fault(self, what: str) -> EnvironmentFaultError:
+        """With the last thing that ssh, srun or the agent said."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = next((shown(line.strip()) for line in reversed(lines) if line.strip()), "")[:_SAID_CHARACTERS]
+        return EnvironmentFaultError(
+            f"Node {self.name} cannot run trials: {what}{f' ({said})' if said else ''}; mend that, or leave the node "
+            "out, and start the same command again (earlier measurements are kept)."
+        )
+
+    def let_go(self) -> None:
+        """Let the agent end, without waiting for it: it ends when its stdin does."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+    def close(self) -> None:
+        """End the agent and what started it."""
+        self.let_go()
+        try:
+            self._process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._node.end(self._step)
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+def close_all(agents: Sequence[Connection]) -> None:
+    """End all `agents` at once."""
+    for agent in agents:
+        agent.let_go()
+    for agent in agents:
+        agent.close()

@@ -1,0 +1,69 @@
+"""One trial out of what each of its nodes saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder.events.protocol import Event, MeasuredEvent, TrialSpec
+from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+
+
+def merged(
+    spec: TrialSpec, parts: Sequence[TrialRun], names: Sequence[str], events: list[list[Event]], stop: Ending | None
+) -> TrialRun:
+    """The whole trial. `parts` are the nodes', called `names`; `stop` is why the controller ended it, if it did.
+
+    Times are on the controller's clock. It started when the last node's ranks existed. The caller knows when it was
+    requested, and when it ended.
+    """
+    return TrialRun(
+        spec=spec,
+        events=events,
+        exits={rank: status for part in parts for rank, status in part.exits.items()},
+        killed=frozenset().union(*(part.killed for part in parts)),
+        stop=stop or _first_stop(parts, names),
+        oom_kills=sum(part.oom_kills for part in parts),
+        started=max((part.started for part in parts), default=0.0),
+        device_use={key: _together([part.device_use[key] for part in parts]) for key in _used_everywhere(parts)},
+    )
+
+
+def moved(event: Event, ahead: float) -> Event:
+    """`event` on a clock that is behind its own by `ahead` seconds."""
+    change = {"t": event.t - ahead}
+    if isinstance(event, MeasuredEvent):
+        change["began"] = event.began - ahead
+    return event.model_copy(update=change)
+
+
+def _first_stop(parts: Sequence[TrialRun], names: Sequence[str]) -> Ending | None:
+    """Why a node ended its part: the machine before a hang. That it was told to end says nothing."""
+    named = [
+        replace(part.stop, sentence=f"on node {name}: {part.stop.sentence}")
+        for part, name in zip(parts, names, strict=True)
+        if part.stop is not None and part.stop.kind != "cancelled"
+    ]
+    return min(named, key=lambda stop: stop.kind == "hang", default=None)
+
+
+def _used_everywhere(parts: Sequence[TrialRun]) -> list[str]:
+    """The candidates whose device use every node knows."""
+    first = parts[0].device_use if parts else {}
+    return [key for key in first if all(key in part.device_use for part in parts)]
+
+
+def _together(uses: Sequence[DeviceUse]) -> DeviceUse:
+    """Of nodes with as many GPUs each: power adds up, shares and clocks are means."""
+    watts = [use.watts for use in uses]
+    return DeviceUse(
+        utilisation=_mean([use.utilisation for use in uses]),
+        watts=None if None in watts else sum(each for each in watts if each is not None),
+        sm_clock_mhz=_mean([use.sm_clock_mhz for use in uses]),
+        peak_bytes=max((use.peak_bytes for use in uses if use.peak_bytes is not None), default=None),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,104 @@
+"""Several nodes as the place of a tune's trials: those of a Slurm job, or of a hostfile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ladder.candidates import Rung
+from ladder.emit import Answer
+from ladder.errors import UsageError
+from ladder.events.protocol import RUN_MARKER
+from ladder.launch.nodes.cluster import Cluster, Wanted
+from ladder.launch.nodes.connection import Node
+from ladder.launch.nodes.hostfile import hostfile_nodes
+from ladder.launch.nodes.launcher import NodesLauncher
+from ladder.launch.nodes.slurm import is_in_allocation, slurm_nodes
+from ladder.machine.described import Machine
+from ladder.machine.lease import Leases
+from ladder.tuning.operators import Operators
+from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
+from ladder.tuning.sweep import run_marker
+from ladder.tuning.tune_events import Note, Subscriber
+from ladder.tuning.venue import OpenVenue, ThisHost, job_of
+from ladder.workload.script import Script
+from ladder.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from ladder.tuning.options import TuneOptions
+
+
+class OnNodes(ThisHost):
+    """Ranks on several nodes, as many on each. The command itself runs on one of them, or where they can be reached."""
+
+    def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
+        super().__init__(options, leases, tell, cancelled)
+        nodes, slots = _nodes(options)
+        self._cluster = Cluster(nodes, _wanted(options, len(nodes), slots), cancelled)
+        self._names = [node.name for node in nodes]
+
+    def machine(self) -> Machine:
+        """All nodes as one machine, of which the smallest node decides."""
+        machine = self._cluster.machine()
+        self._tell(Note(f"Nodes: {', '.join(self._names)}, with {machine.world_size // len(self._names)} ranks each."))
+        return machine
+
+    def look(self, command: Sequence[str], machine: Machine) -> Script:
+        """Scripts have only been tried on one node."""
+        raise UsageError("A script is tuned on one node; leave out --nodes and --hostfile, or name a MODEL.")
+
+    @contextmanager
+    def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
+        """The agents sweep their nodes before the trials and when they end."""
+        marker, job = run_marker(run_dir), job_of(workload)
+        environment = {**rank_environment(machine), RUN_MARKER: marker}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # each agent knows its own GPUs
+        launcher = NodesLauncher(
+            lambda: self._cluster.opened(run_dir, marker, job, environment, cold=self._options.cold),
+            ranks=machine.world_size // machine.num_nodes,
+            cancelled=self._cancelled,
+        )
+        always = operators_of_every_trial(workload)
+        with closing(launcher), closing(self._cluster):
+            operators = Operators(always, workload.optimizer, environment, launcher.load, self._tell, self._cancelled)
+            with closing(operators):
+                machine = with_obstacles(machine, rungs, workload)
+                yield OpenVenue(machine=machine, launcher=launcher, operators=operators, swap_prefix=marker)
+
+    def signed(self, answer: Answer, machine: Machine) -> Answer:
+        """With a warning, as its files start one node."""
+        warning = f"it was measured on {machine.num_nodes} nodes, but the launch script and the exports are for one"
+        return replace(answer, warnings=(warning, *answer.warnings)) if machine.num_nodes > 1 else answer
+
+
+def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
+    """The nodes, and how many ranks a hostfile wants on each."""
+    if options.hostfile is not None:
+        return hostfile_nodes(options.hostfile, options.nodes)
+    if not is_in_allocation():
+        raise UsageError(
+            "--nodes is for a Slurm job, and this is none; start it with salloc or sbatch, or name the hosts with "
+            "--hostfile."
+        )
+    assert options.nodes is not None  # `venue_of` asks
+    return slurm_nodes(options.nodes), None
+
+
+def _wanted(options: TuneOptions, count: int, slots: int | None) -> Wanted:
+    """What of each node is used. UsageError if --gpus cannot be divided evenly, or is not what the hostfile says."""
+    if options.gpus and options.gpus % count:
+        near = max(count, options.gpus // count * count)
+        raise UsageError(
+            f"--gpus {options.gpus} cannot be divided evenly over {count} nodes; it counts the GPUs of all nodes "
+            f"together: use --gpus {near}."
+        )
+    gpus = options.gpus // count if options.gpus else options.gpus if options.gpus is not None else slots
+    return Wanted(
+        gpus=gpus,
+        gpu_memory=options.gpu_memory,
+        host_memory=options.host_memory // count if options.host_memory is not None else None,
+        nvme_path=options.nvme_path.resolve() if options.nvme_path is not None else None,
+    )
