@@ -20,6 +20,8 @@ class TuneArguments(Switches, total=False):
     freeze: str | Sequence[str]
     gradient_clipping: float
     gpus: int | None
+    nodes: int | None
+    hostfile: Path | str | None
     gpu_memory: int | str | None
     host_memory: int | str | None
     nvme_path: Path | str | None

@@ -75,7 +75,9 @@ class OnNodes(ThisHost):
 
 
 def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
-    """The nodes, and how many ranks a hostfile wants on each."""
+    """The nodes, and how many ranks a hostfile wants on each. UsageError outside of both."""
+    if options.wait:
+        raise UsageError("--wait waits for the GPUs of this host alone; leave it out, or --nodes and --hostfile.")
     if options.hostfile is not None:
         return hostfile_nodes(options.hostfile, options.nodes)
     if not is_in_allocation():

@@ -19,6 +19,7 @@ def require_text(options: TuneOptions) -> None:
         options.output,
         options.nvme_path,
         options.save_weights,
+        options.hostfile,
     ):
         try:
             str(value).encode()

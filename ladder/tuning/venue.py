@@ -244,7 +244,13 @@ def _paper_machine(options: TuneOptions) -> SimulatedMachine:
     """UsageError if no machine is named, or if an option has no effect on a simulated one."""
     if options.machine is None:
         raise UsageError("--launcher simulated needs a --machine, such as a100-80 or a machine file.")
-    for name, value in (("--cold", options.cold), ("--wait", options.wait), ("--save-weights", options.save_weights)):
+    for name, value in (
+        ("--cold", options.cold),
+        ("--wait", options.wait),
+        ("--save-weights", options.save_weights),
+        ("--nodes", options.nodes),
+        ("--hostfile", options.hostfile),
+    ):
         if value:
             raise UsageError(f"{name} has no effect with --launcher simulated, which runs no trials; leave it out.")
     if options.gpus == 0:

@@ -25,7 +25,8 @@ _SILENT_SECONDS = 15.0
 """An agent says every second that it is alive; after this silence its node counts as lost. Chosen: much longer than a
 busy network or a paging host delays a line."""
 _TURN_SECONDS = 1.0
-"""If more than this passes between two looks, the controller itself was stopped, and the silence does not count."""
+"""If more than this passes between two looks, the controller itself was stopped, and the silence does not count.
+Chosen: a look takes milliseconds, and it looks many times a second."""
 _END_SECONDS = 8.0
 """How long an agent may take to end. Chosen: its trial server takes up to 5 s."""
 _SAID_CHARACTERS = 200

@@ -17,13 +17,17 @@ _ANSWER_SECONDS = 30.0
 
 def is_in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process belongs to a Slurm job, so that srun can start steps."""
-    return "SLURM_JOB_ID" in environment
+    return "SLURM_JOB_ID" in environment and "SLURM_JOB_NODELIST" in environment
 
 
 def slurm_nodes(count: int, environment: Mapping[str, str] = os.environ) -> list[Node]:
     """The first `count` nodes of this job. EnvironmentFaultError if it has fewer, or if Slurm does not answer."""
-    job, listed = environment["SLURM_JOB_ID"], environment.get("SLURM_JOB_NODELIST", "")
-    names = _scontrol("show", "hostnames", listed).split()
+    return nodes_among(_scontrol("show", "hostnames", environment["SLURM_JOB_NODELIST"]).split(), count, environment)
+
+
+def nodes_among(names: Sequence[str], count: int, environment: Mapping[str, str]) -> list[Node]:
+    """As `slurm_nodes`, where the job's nodes are known to be `names`."""
+    job, listed = environment["SLURM_JOB_ID"], environment["SLURM_JOB_NODELIST"]
     if len(names) < count:
         raise EnvironmentFaultError(
             f"--nodes {count} asks for more than the {len(names)} of Slurm job {job} ({listed}); use --nodes "
