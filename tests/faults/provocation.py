@@ -51,7 +51,7 @@ class FaultyBench(Bench):
 class Once:
     """A listener that does something at the first event that `when` accepts, and remembers the trial's processes."""
 
-    bench: FaultyBench
+    bench: Bench
     when: Callable[[int, Event], bool]
     act: Callable[[], Any]
     at: float = 0.0

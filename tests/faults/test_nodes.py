@@ -1,0 +1,177 @@
+"""Whatever ends on one of several nodes, the trial ends on all of them within seconds, and the next one works.
+
+Both nodes are this host; the programs that would start on them start here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faults.provocation import ENDLESS, Once, a_step_of, records_of
+from helpers import Bench, is_alive, tiny_trial, wait_until
+
+from ladder.errors import EnvironmentFaultError
+from ladder.events.protocol import MeasuredEvent
+from ladder.launch.nodes import connection
+from ladder.launch.nodes.cluster import Cluster, Wanted
+from ladder.launch.nodes.connection import Node
+from ladder.launch.nodes.launcher import NodesLauncher
+
+Command = Callable[[Sequence[str]], list[str]]
+WANTED = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+FREE_SECONDS = 5.0
+
+
+def agents_here() -> list[psutil.Process]:
+    """All that this process has started, in that order."""
+    children = (each for each in psutil.Process().children() if is_alive(each))
+    return sorted(
+        (it for it in children if "ladder.launch.nodes.agent" in it.cmdline()), key=lambda it: it.create_time()
+    )
+
+
+class NodesBench(Bench):
+    """With agents that can be found."""
+
+    def agents(self) -> list[psutil.Process]:
+        """In the order of the nodes."""
+        return agents_here()
+
+    def servers(self) -> list[psutil.Process]:
+        return [agent.children()[0] for agent in self.agents()]
+
+
+def made_bench(
+    folder: Path, environment: dict[str, str], job: dict[str, Any], second: Command = list
+) -> tuple[NodesBench, Cluster]:
+    """Of two nodes; `second` starts programs on the second one."""
+    cancellation: list[bool] = []
+    nodes = [Node(name="node1", command=list), Node(name="node2", command=second)]
+    cluster = Cluster(nodes, WANTED, lambda: bool(cancellation))
+    marker = f"ladder-test-{folder.name}"
+    launcher = NodesLauncher(
+        lambda: cluster.opened(folder, marker, job, environment, cold=False),
+        ranks=1,
+        cancelled=lambda: bool(cancellation),
+    )
+    return NodesBench(launcher, cancellation, marker), cluster
+
+
+@pytest.fixture(scope="module")
+def nodes(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> Iterator[NodesBench]:
+    bench, _ = made_bench(tmp_path_factory.mktemp("nodes"), trial_environment, trial_job)
+    yield bench
+    bench.launcher.close()
+    assert bench.processes() == []
+    assert bench.agents() == []
+
+
+def a_rank(bench: NodesBench) -> psutil.Process:
+    return bench.servers()[1].children()[0]
+
+
+def a_server(bench: NodesBench) -> psutil.Process:
+    return bench.servers()[1]
+
+
+def the_first_agent(bench: NodesBench) -> psutil.Process:
+    return bench.agents()[0]
+
+
+def the_second_agent(bench: NodesBench) -> psutil.Process:
+    return bench.agents()[1]
+
+
+@pytest.mark.parametrize("victim", [a_rank, a_server, the_first_agent, the_second_agent])
+def test_a_process_that_is_killed_on_one_node_frees_both_within_five_seconds(
+    nodes: NodesBench, tmp_path: Path, victim: Callable[[NodesBench], psutil.Process]
+) -> None:
+    ranks: list[psutil.Process] = []
+
+    def kill() -> None:
+        ranks.extend(nodes.ranks())
+        victim(nodes).kill()
+
+    happen = Once(nodes, a_step_of(0), kill)
+    run = nodes.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), happen)
+    assert len(ranks) == 2
+    assert run.ended - happen.at < FREE_SECONDS
+    wait_until(lambda: not any(map(is_alive, ranks)), FREE_SECONDS - (run.ended - happen.at))
+    assert nodes.ranks() == []
+    (record,) = records_of(run)
+    assert record.outcome.kind == "crash"
+    assert f"node{1 if victim is the_first_agent else 2}" in record.outcome.sentence
+    again = nodes.run(tiny_trial(tmp_path / "0002", 1))
+    assert [record.outcome.kind for record in records_of(again)] == ["fits"]
+
+
+def test_a_node_that_hangs_is_lost_and_its_ranks_end_with_it(
+    nodes: NodesBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(connection, "_END_SECONDS", 1.0)
+    happen = Once(nodes, a_step_of(0), lambda: the_second_agent(nodes).suspend())
+    run = nodes.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), happen)
+    assert run.stop is not None
+    assert (run.stop.kind, run.stop.sentence) == ("lost_server", "node node2 was lost during the trial")
+    wait_until(lambda: nodes.ranks() == [], FREE_SECONDS)
+    assert [record.outcome.kind for record in records_of(nodes.run(tiny_trial(tmp_path / "0002", 1)))] == ["fits"]
+
+
+def test_clocks_that_are_an_hour_apart_change_no_time(
+    tmp_path: Path, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> None:
+    ahead = ["unshare", "--time", "--monotonic=3600", "--boottime=3600", "--fork", "--kill-child"]
+    if subprocess.run([*ahead, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no time namespaces")
+    bench, cluster = made_bench(tmp_path, trial_environment, trial_job, lambda program: [*ahead, *program])
+    try:
+        run = bench.run(tiny_trial(tmp_path / "0001", 1))
+    finally:
+        bench.launcher.close()
+        cluster.close()
+    ours, theirs = ([event for event in events if isinstance(event, MeasuredEvent)] for events in run.events)
+    assert abs(ours[0].t - theirs[0].t) < 2
+    assert abs(ours[0].began - theirs[0].began) < 2
+    assert run.requested < run.started < ours[0].began < run.ended
+
+
+def test_a_run_folder_that_one_node_does_not_see_is_found_before_the_first_trial(
+    tmp_path: Path, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> None:
+    hidden = tmp_path / "run"
+    hidden.mkdir()
+    hiding = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
+    if subprocess.run([*hiding, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no mount namespaces")
+    before = agents_here()
+    bench, cluster = made_bench(hidden, trial_environment, trial_job, lambda program: [*hiding, *program])
+    with pytest.raises(EnvironmentFaultError, match=r"Node node2 does not see .*choose a --run-dir"):
+        bench.run(tiny_trial(hidden / "0001", 1))
+    cluster.close()
+    assert agents_here() == before
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (lambda program: [shutil.which("false") or "false"], "Node node2 cannot run trials: its connection ended"),
+        (lambda program: [sys.executable, "-c", "import sys; sys.exit('no such host')"], "no such host"),
+        (lambda program: ["env", "PYTHONPATH=/nowhere", sys.executable, "-S", *program[1:]], "ModuleNotFoundError"),
+    ],
+)
+def test_a_node_that_cannot_be_reached_is_named_with_what_was_said(second: Command, said: str) -> None:
+    before = agents_here()
+    cluster = Cluster([Node(name="node1", command=list), Node(name="node2", command=second)], WANTED, lambda: False)
+    with pytest.raises(EnvironmentFaultError, match=said):
+        cluster.machine()
+    assert agents_here() == before
