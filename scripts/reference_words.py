@@ -126,6 +126,7 @@ KEYS = {
     "micro_batch": ("integer", "Sequences that one GPU processes at once."),
     "accumulation": ("integer", "Micro-steps per optimizer step."),
     "world_size": ("integer", "The number of ranks: one per GPU."),
+    "num_nodes": ("integer", "The number of nodes, which share the ranks evenly."),
     "device": ("string", "`cuda` or `cpu`."),
     "gpu": ("string or null", "The name of the GPU; null on a CPU."),
     "tokens_per_second": ("number", "The speed over all ranks, as the proof measured it."),

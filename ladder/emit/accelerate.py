@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.emit.answer import Answer
+from ladder.emit.nodes import PORT
 from ladder.emit.settings import Settings, settings_of
 from ladder.emit.sharding import sharding
 
@@ -17,11 +18,11 @@ def accelerate_config(answer: Answer | Settings, config_path: Path) -> dict[str,
     return {
         "compute_environment": "LOCAL_MACHINE",
         **(_deepspeed(settings, config_path) if settings.trains_with_deepspeed else _without(settings)),
-        "num_machines": 1,
+        "num_machines": settings.num_nodes,
         "num_processes": settings.world_size,
         "machine_rank": 0,
         # Any free port, so that two trainings on one machine do not collide.
-        "main_process_port": 0,
+        "main_process_port": 0 if settings.num_nodes == 1 else PORT,
         "main_training_function": "main",
         "use_cpu": settings.device == "cpu",
         **{name: value for technique in settings.techniques for name, value in technique.accelerate_config().items()},
@@ -36,6 +37,8 @@ def _deepspeed(settings: Settings, config_path: Path) -> dict[str, Any]:
             "deepspeed_config_file": os.path.abspath(config_path),
             # Stage 3 builds the model in shards, because the whole model may not fit on a rank.
             "zero3_init_flag": settings.stage == 3,
+            # Without this, accelerate has DeepSpeed start the other nodes by pdsh.
+            **({"deepspeed_multinode_launcher": "standard"} if settings.num_nodes > 1 else {}),
         },
     }
 

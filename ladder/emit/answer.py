@@ -26,6 +26,8 @@ class Answer:
     mfu: float | None
     """Model FLOP/s utilisation, 0 to 1; None for a GPU whose peak is unknown."""
     world_size: int
+    num_nodes: int = 1
+    """Each has as many ranks."""
     device: Literal["cuda", "cpu"]
     gpu_name: str | None
     memory_limit: int

@@ -18,8 +18,8 @@ def started(answer: Answer) -> tuple[list[str], str, str]:
     if not any(technique.binds_cores for technique in answer.candidate.engine.techniques):
         return [], "", '"$@"'
     here = sorted(os.sched_getaffinity(0))
-    ranks = range(answer.world_size)
-    cores = " ".join(",".join(map(str, cores_of(rank, here, answer.world_size))) for rank in ranks)
+    count = answer.world_size // answer.num_nodes
+    cores = " ".join(",".join(map(str, cores_of(rank, here, count))) for rank in range(count))
     lines = [
         "# The launcher starts each rank by this script again, which binds it to the cores on which it was measured.",
         'if [ "${1-}" = --rank ]; then',

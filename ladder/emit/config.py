@@ -149,6 +149,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "micro_batch": candidate.micro_batch,
         "accumulation": candidate.accumulation,
         "world_size": answer.world_size,
+        "num_nodes": answer.num_nodes,
         "device": answer.device,
         "gpu": answer.gpu_name,
         "tokens_per_second": round(answer.tokens_per_second, 2),

@@ -10,6 +10,7 @@ from ladder.emit.answer import Answer
 from ladder.emit.binding import started
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
+from ladder.emit.nodes import finding, on_this_node, torchrun_options
 from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
@@ -36,6 +37,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     arguments = trainer_arguments(answer, paths.config)
     del arguments["deepspeed"]
     binding, option, script = started(answer)
+    option = on_this_node(answer.num_nodes) + option
     lines = [
         "#!/usr/bin/env bash",
         *_comment(_explanation(answer, paths)),
@@ -57,6 +59,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         "# The environment of the trials. Without OMP_NUM_THREADS, launchers give every rank one thread, which makes",
         "# an optimizer on the CPU slow; without the allocator's settings, more memory is needed than was measured.",
         *exports,
+        *finding(answer.num_nodes),
         "",
         f"exec accelerate launch{option} --config_file {accelerate} --deepspeed_config_file {config} \\",
         f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
@@ -96,11 +99,21 @@ def _explanation(answer: Answer, paths: OutputPaths) -> str:
     scripts = _with_any_script(answer, paths)
     if alone is not None:
         scripts = _with_the_trainer_alone(alone, answer, paths)
-    return f"{_headline(answer)}\n\n{scripts}"
+    return f"{_headline(answer)}\n\n{scripts}{_on_each_node(answer, paths)}"
+
+
+def _on_each_node(answer: Answer, paths: OutputPaths) -> str:
+    if answer.num_nodes == 1:
+        return ""
+    return f"""
+
+Start it once on each of the {answer.num_nodes} nodes. In a Slurm job:
+  srun --nodes={answer.num_nodes} --ntasks-per-node=1 bash {_quoted(paths.launch.name)} train.py --its-own arguments
+Elsewhere, set NODE_RANK (0 on the first) and MASTER_ADDR (the first's address) on each."""
 
 
 def _with_any_script(answer: Answer, paths: OutputPaths) -> str:
-    candidate, ranks = answer.candidate, answer.world_size
+    candidate = answer.candidate
     demands = _client_optimizer(answer) + _shards(candidate)
     return f"""\
 A script that uses accelerate, with {_of_a_script(answer)}:
@@ -114,7 +127,7 @@ A script that uses the Hugging Face Trainer: --trainer adds the Trainer's argume
 
 A script that calls deepspeed.initialize(model=…, {_given(answer)}=…, config={str(paths.config)!r}):
 run the exports below, then
-  torchrun --standalone --nproc_per_node {ranks} train.py --its-own arguments{demands}"""
+  torchrun {torchrun_options(answer.world_size, answer.num_nodes)} train.py --its-own arguments{demands}"""
 
 
 def _with_the_trainer_alone(alone: TrainerOnly, answer: Answer, paths: OutputPaths) -> str:

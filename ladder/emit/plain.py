@@ -11,6 +11,7 @@ from ladder.emit.binding import started
 from ladder.emit.config import best_config, launch_environment, to_json
 from ladder.emit.files import OutputPaths, write_atomically
 from ladder.emit.launch import own_script, words_of_adapters
+from ladder.emit.nodes import finding, on_this_node, torchrun_options
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
 
@@ -64,6 +65,7 @@ def _launch_script(answer: Answer, paths: OutputPaths) -> str:
         "  exit 2",
         "fi",
         *exports,
+        *finding(answer.num_nodes),
         f"exec {_start(answer, paths)}{option} \\",
         f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
@@ -80,9 +82,10 @@ def _start(answer: Answer, paths: OutputPaths) -> str:
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
         }
         words = " ".join(f"{name}={value}" for name, value in told.items())
-        return f"env {words} torchrun --standalone --nproc_per_node {answer.world_size}"
+        return f"env {words} torchrun {torchrun_options(answer.world_size, answer.num_nodes)}"
     file = f'"$here"/{shlex.quote(paths.accelerate.name)}'
-    return f"accelerate launch --config_file {file} --gradient_accumulation_steps {accumulation}"
+    node = on_this_node(answer.num_nodes)
+    return f"accelerate launch{node} --config_file {file} --gradient_accumulation_steps {accumulation}"
 
 
 def _explanation(answer: Answer, paths: OutputPaths) -> str:

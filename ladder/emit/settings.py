@@ -41,6 +41,7 @@ class Settings:
     """The name in a candidate's key."""
     techniques: tuple[Technique, ...]
     world_size: int
+    num_nodes: int = 1
     device: Literal["cuda", "cpu"]
     rung: Rung
     environment: Mapping[str, str]
@@ -57,6 +58,10 @@ class Settings:
     """What the script's trainer generates at once on all ranks; None for a training that generates nothing."""
     warnings: tuple[str, ...]
     """Sentences without a full stop; they may contain any characters."""
+
+    @property
+    def ranks_of_a_node(self) -> int:
+        return self.world_size // self.num_nodes
 
     @property
     def stage(self) -> int:
@@ -99,6 +104,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         checkpointing=candidate.checkpointing,
         techniques=candidate.engine.techniques,
         world_size=source.world_size,
+        num_nodes=source.num_nodes,
         device=source.device,
         rung=candidate.engine.rung,
         environment=launch_environment(source),
@@ -132,6 +138,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         checkpointing=candidate.checkpointing,
         techniques=candidate.engine.techniques,
         world_size=section["world_size"],
+        num_nodes=section["num_nodes"],
         device=section["device"],
         rung=candidate.engine.rung,
         environment=section["environment"],

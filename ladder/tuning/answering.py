@@ -45,6 +45,7 @@ def answer_of(
         mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
         bound=limit.tokens_per_second if limit is not None else None,
         world_size=machine.world_size,
+        num_nodes=machine.num_nodes,
         device=machine.device,
         gpu_name=machine.gpu_name,
         memory_limit=machine.memory_limit,
@@ -65,12 +66,10 @@ def answer_of(
     )
 
 
-def said_to_be_simulated(answer: Answer, name: str, num_nodes: int) -> Answer:
+def said_to_be_simulated(answer: Answer, name: str) -> Answer:
     """`answer` with warnings that it is simulated on the machine `name`, so that nobody takes it for measured."""
-    warnings = [f"simulated on the paper machine {name}: no trial was run, so nothing here is measured or proven"]
-    if num_nodes > 1:
-        warnings.append(f"it needs {num_nodes} nodes, but the launch script and the exports are for one")
-    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(*warnings, *answer.warnings))
+    warning = f"simulated on the paper machine {name}: no trial was run, so nothing here is measured or proven"
+    return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
 
 
 def require_answer(result: TuneResult) -> Record:

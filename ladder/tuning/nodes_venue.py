@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ladder.candidates import Rung
-from ladder.emit import Answer
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.nodes.cluster import Cluster, Wanted
@@ -67,11 +65,6 @@ class OnNodes(ThisHost):
             with closing(operators):
                 machine = with_obstacles(machine, rungs, workload)
                 yield OpenVenue(machine=machine, launcher=launcher, operators=operators, swap_prefix=marker)
-
-    def signed(self, answer: Answer, machine: Machine) -> Answer:
-        """With a warning, as its files start one node."""
-        warning = f"it was measured on {machine.num_nodes} nodes, but the launch script and the exports are for one"
-        return replace(answer, warnings=(warning, *answer.warnings)) if machine.num_nodes > 1 else answer
 
 
 def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:

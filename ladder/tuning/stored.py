@@ -68,7 +68,7 @@ def _answer(found: Record, stored: StoredRun, folder: Path) -> Answer:
     made = answer_of(found, space.workload, machine, space, versions, folder, stored.records)
     if not is_simulated(facts):
         return made
-    return said_to_be_simulated(made, str(facts["simulated machine"]["name"]), space.num_nodes)
+    return said_to_be_simulated(made, str(facts["simulated machine"]["name"]))
 
 
 def _machine(space: Space, allocator: dict[str, str]) -> Machine:

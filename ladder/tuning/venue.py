@@ -226,7 +226,7 @@ class OnPaper:
 
     def signed(self, answer: Answer, machine: Machine) -> Answer:
         """With warnings that it is simulated."""
-        return said_to_be_simulated(answer, self.paper_name, machine.num_nodes)
+        return said_to_be_simulated(answer, self.paper_name)
 
 
 def job_of(workload: Workload) -> dict[str, Any]:

@@ -360,7 +360,18 @@ def test_an_answer_for_several_nodes_says_so_in_its_job(tmp_path: Path, capsys: 
     assert main(["tune", "llama-2-7b", "--quiet", *paper, *files]) == 0
     capsys.readouterr()
     assert main(["export", str(answer), "--for", "sbatch"]) == 0
-    assert "# Warning: it needs 2 nodes, " in capsys.readouterr().out
+    job = capsys.readouterr().out
+    assert "#SBATCH --nodes=2\n" in job
+    assert "#SBATCH --gpus-per-node=8\n" in job
+    assert job.count('--rdzv_endpoint "$head:$port"') == 1
+    assert "--machine_rank" in job
+    assert main(["export", str(answer), "--for", "axolotl"]) == 0
+    assert "--nproc_per_node=8 --nnodes=2 " in capsys.readouterr().out
+    assert main(["export", str(answer), "--for", "llama-factory"]) == 0
+    assert "NPROC_PER_NODE=8 NNODES=2 " in capsys.readouterr().out
+    assert (
+        "srun --nodes=2 --ntasks-per-node=1 bash best_config.launch.sh" in answer.with_suffix(".launch.sh").read_text()
+    )
 
 
 def test_a_file_that_was_edited_is_not_exported(

@@ -99,6 +99,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "micro_batch": 4,
         "accumulation": 2,
         "world_size": 4,
+        "num_nodes": 1,
         "device": "cuda",
         "gpu": "NVIDIA H200",
         "tokens_per_second": 32_768.0,

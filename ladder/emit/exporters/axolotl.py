@@ -11,6 +11,7 @@ from ladder.emit.exporters.base import (
     Exporter,
     opening_comment,
 )
+from ladder.emit.nodes import PORT
 from ladder.emit.settings import Settings
 from ladder.emit.sharding import sharding
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
@@ -49,7 +50,10 @@ class Axolotl(Exporter):
             fragment[CHECKPOINTING_KWARGS] = arguments[CHECKPOINTING_KWARGS]
         fragment |= _adapters(settings)
         self.apply(settings, fragment)
-        run = f"axolotl train your.yaml --launcher torchrun -- --nproc_per_node={settings.world_size}"
+        place = f"--nproc_per_node={settings.ranks_of_a_node}"
+        if settings.num_nodes > 1:
+            place += f" --nnodes={settings.num_nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST-NODE:{PORT}"
+        run = f"axolotl train your.yaml --launcher torchrun -- {place}"
         return opening_comment(settings, run) + to_yaml(fragment)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ladder.candidates import Export
 from ladder.emit.files import OutputPaths
+from ladder.emit.nodes import torchrun_options
 from ladder.emit.settings import YOUR_MODEL, Settings
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.errors import UsageError
@@ -68,7 +69,7 @@ def making_accelerate(config: Path) -> str:
 def launch_line(settings: Settings, config: Path) -> str:
     """The command with torchrun and the Trainer's arguments; the script and its own arguments are "$@"."""
     arguments = trainer_command_line(trainer_arguments(settings, config))
-    return f'torchrun --standalone --nproc_per_node {settings.world_size} "$@" {arguments}'
+    return f'torchrun {torchrun_options(settings.world_size, settings.num_nodes)} "$@" {arguments}'
 
 
 def export_lines(settings: Settings) -> list[str]:

@@ -12,6 +12,7 @@ from ladder.emit.exporters.base import (
     as_text,
     opening_comment,
 )
+from ladder.emit.nodes import PORT
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
 
@@ -39,7 +40,10 @@ class LlamaFactory(Exporter):
             fragment["use_reentrant_gc"] = False  # as it was measured
         notes = self.apply(settings, fragment)
         # With OPTIM_TORCH, its default, it replaces the allocator's settings by its own.
-        run = f"OPTIM_TORCH=0 FORCE_TORCHRUN=1 NPROC_PER_NODE={settings.world_size} llamafactory-cli train your.yaml"
+        place = f"NPROC_PER_NODE={settings.ranks_of_a_node}"
+        if settings.num_nodes > 1:
+            place += f" NNODES={settings.num_nodes} NODE_RANK=THIS-NODE MASTER_ADDR=FIRST-NODE MASTER_PORT={PORT}"
+        run = f"OPTIM_TORCH=0 FORCE_TORCHRUN=1 {place} llamafactory-cli train your.yaml"
         return opening_comment(settings, run) + as_text(notes) + to_yaml(fragment)
 
 

@@ -17,6 +17,7 @@ from ladder.emit.exporters.base import (
     warning_comments,
 )
 from ladder.emit.files import OutputPaths
+from ladder.emit.nodes import accelerate_options, finding, number_of_node
 from ladder.emit.settings import Settings
 from ladder.units import GIB, format_bytes
 
@@ -34,7 +35,7 @@ class Sbatch(Exporter):
     name = "sbatch"
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
-        cores = int(settings.environment["OMP_NUM_THREADS"]) * settings.world_size
+        cores = int(settings.environment["OMP_NUM_THREADS"]) * settings.ranks_of_a_node
         lines = [
             "#!/usr/bin/env bash",
             *warning_comments(settings),
@@ -44,12 +45,13 @@ class Sbatch(Exporter):
             "##SBATCH --time=24:00:00",
             "##SBATCH --account=YOUR-ACCOUNT",
             "##SBATCH --partition=YOUR-PARTITION",
-            "#SBATCH --nodes=1",
+            f"#SBATCH --nodes={settings.num_nodes}",
             "#SBATCH --ntasks-per-node=1",  # a launcher starts the ranks
-            *([f"#SBATCH --gpus-per-node={settings.world_size}"] if settings.device == "cuda" else []),
+            *([f"#SBATCH --gpus-per-node={settings.ranks_of_a_node}"] if settings.device == "cuda" else []),
             f"#SBATCH --cpus-per-task={cores}",
             *_host_memory(settings),
             "set -euo pipefail",
+            *finding(settings.num_nodes),
             *_launch(settings, config),
             *export_lines(settings),
             # Since Slurm 22.05, srun does not inherit the number of cores from the job.
@@ -65,6 +67,10 @@ def _launch(settings: Settings, config: Path) -> list[str]:
     if not settings.trains_with_deepspeed:
         told = f"--gradient_accumulation_steps {settings.accumulation}"
     with_accelerate = [f"--config_file {shlex.quote(str(accelerate))}", told]
+    start = "accelerate launch"
+    if settings.num_nodes > 1:  # each copy has to know the number of its node
+        start = f"bash -c 'exec accelerate launch --machine_rank {number_of_node()} \"$@\"' bash"
+        with_accelerate.insert(0, accelerate_options(settings.num_nodes).strip())
     return [
         "form=accelerate",
         'if [ "${1-}" = --trainer ]; then form=trainer; shift; fi',
@@ -77,7 +83,7 @@ def _launch(settings: Settings, config: Path) -> list[str]:
         f"  launch=({launch_line(settings, config)})",
         "else",
         *(f"  {line}" for line in _required(accelerate, f"make it with: {making_accelerate(config)}")),
-        f'  launch=(accelerate launch {" ".join(with_accelerate)} "$@")',
+        f'  launch=({start} {" ".join(with_accelerate)} "$@")',
         "fi",
     ]
 
@@ -97,10 +103,10 @@ def _host_memory(settings: Settings) -> list[str]:
 
     Empty if the file does not say how much was used: a guess could be less than the default.
     """
-    held = settings.host_memory
+    held = settings.host_memory // settings.num_nodes
     if held is None:
         return []
-    asked = held + held // 10 + _LOADERS_OF_A_RANK * settings.world_size
+    asked = held + held // 10 + _LOADERS_OF_A_RANK * settings.ranks_of_a_node
     return [
         f"# Host memory: the ranks used {format_bytes(held)} when this was measured; this requests a tenth more, and",
         f"# {format_bytes(_LOADERS_OF_A_RANK)} per rank. Data loaders, and loading the weights, may need more:",

@@ -13,6 +13,7 @@ from ladder.emit.exporters.base import (
     launch_line,
     warning_comments,
 )
+from ladder.emit.nodes import finding
 from ladder.emit.settings import Settings
 
 
@@ -30,6 +31,7 @@ class Torchrun(Exporter):
             "  exit 2",
             "fi",
             *export_lines(settings),
+            *finding(settings.num_nodes),
             launch_line(settings, config),
         ]
         return as_text(lines)
