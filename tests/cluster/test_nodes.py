@@ -1,0 +1,118 @@
+"""Tunes over the two nodes of a real Slurm, and over two hosts by a real ssh; trials run real DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.conftest import Daemons
+from helpers import wait_until
+
+from ladder.emit import load_best_config
+
+pytestmark = pytest.mark.cluster
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ON_TWO = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
+LADDER = [sys.executable, "-m", "ladder.cli.main"]
+TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--backend", "deepspeed", "--quiet"]
+Check = Callable[[], None]
+
+
+def test_a_tune_over_two_nodes_of_a_job_is_proven_and_its_files_train_on_both(
+    slurm: Daemons, tmp_path: Path, leaves_nothing: Check
+) -> None:
+    done = slurm.command([*ON_TWO, *TUNE, "--nodes", "2", "--time-budget", "10s"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    section = load_best_config(tmp_path / "best_config.json")["ladder"]
+    assert (section["num_nodes"], section["world_size"]) == (2, 2)
+    assert section["proof"]["tokens_per_second"] > 0
+    leaves_nothing()
+    for name in ("train_accelerate.py", "tiny.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    launch = ["srun", "--nodes=2", "--ntasks-per-node=1", "bash", "best_config.launch.sh", "train_accelerate.py"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where accelerate is
+    # Both nodes are this host, which has no name that Slurm's names resolve to.
+    trained = slurm.command([*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch], tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert f"accelerate: ZeRO stage {section['rung'][4]}, losses" in trained.stdout
+
+
+def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm: Daemons, tmp_path: Path) -> None:
+    done = slurm.command([*ON_TWO, *TUNE, "--nodes", "3"], tmp_path)
+    assert done.returncode == 4
+    assert "--nodes 3 asks for more than the 2 of Slurm job" in done.stderr
+
+
+def test_a_job_that_is_over_is_told(slurm: Daemons, tmp_path: Path) -> None:
+    over = ["env", "SLURM_JOB_ID=999999", "SLURM_JOB_NODELIST=node[1-2]"]
+    done = slurm.command([*over, *TUNE, "--nodes", "2"], tmp_path)
+    assert done.returncode == 4
+    assert "Node node1 cannot run trials: " in done.stderr
+    assert "Expired or invalid job 999999" in done.stderr
+
+
+def _begun(slurm: Daemons, folder: Path) -> subprocess.Popen[bytes]:
+    """A tune over two nodes in the middle of a trial."""
+    with (folder / "out.txt").open("wb") as out:
+        tune = subprocess.Popen(
+            [*ON_TWO, *TUNE, "--nodes", "2", "--run-dir", "run", "--time-budget", "10s"],
+            cwd=folder,
+            env={**os.environ, **slurm.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    wait_until(lambda: any("step" in file.read_text() for file in (folder / "run").glob("trials/*/rank1.jsonl")), 60)
+    return tune
+
+
+def test_a_step_that_is_cancelled_during_a_trial_costs_that_trial_alone(
+    slurm: Daemons, tmp_path: Path, leaves_nothing: Check
+) -> None:
+    tune = _begun(slurm, tmp_path)
+    steps = slurm.command(["squeue", "--steps", "--noheader", "--format=%i"], tmp_path).stdout.split()
+    on_a_node = [step for step in steps if step.rpartition(".")[2].isdigit()]
+    assert len(on_a_node) == 2
+    slurm.command(["scancel", max(on_a_node)], tmp_path)
+    assert tune.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
+    assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
+    leaves_nothing()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_tune_that_is_ended_leaves_nothing_on_any_node(
+    slurm: Daemons, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
+) -> None:
+    tune = _begun(slurm, tmp_path)
+    (controller,) = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"ladder.cli.main\0tune" in path.read_bytes() and b"salloc" not in path.read_bytes()
+    ]
+    os.kill(controller, number)
+    began = time.monotonic()
+    tune.wait(timeout=30)
+    assert time.monotonic() - began < 10
+    leaves_nothing()
+
+
+def test_a_tune_over_the_hosts_of_a_hostfile_is_proven(ssh: Daemons, tmp_path: Path, leaves_nothing: Check) -> None:
+    (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
+    done = ssh.command([*TUNE, "--hostfile", "hosts", "--time-budget", "10s"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
+    leaves_nothing()
+
+
+def test_a_host_that_ssh_does_not_know_is_named_with_what_ssh_says(ssh: Daemons, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("worker-1 slots=1\nnobody.invalid slots=1\n")
+    done = ssh.command([*TUNE, "--hostfile", "hosts"], tmp_path)
+    assert done.returncode == 4
+    assert "Node nobody.invalid cannot run trials: its connection ended (ssh: Could not resolve" in done.stderr
