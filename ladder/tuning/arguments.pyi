@@ -26,7 +26,7 @@ class TuneArguments(Switches, total=False):
     host_memory: int | str | None
     nvme_path: Path | str | None
     wait: bool
-    launcher: Literal["local", "simulated"]
+    launcher: Literal["local", "ray", "simulated"]
     machine: str | None
     time_budget: float | str | None
     strategy: Literal["auto", "exhaustive", "walk", "reverse", "bisect"]

@@ -14,6 +14,7 @@ from ladder.launch.nodes.cluster import Cluster, Wanted
 from ladder.launch.nodes.connection import Node
 from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.launcher import NodesLauncher
+from ladder.launch.nodes.ray_cluster import ray_nodes
 from ladder.launch.nodes.slurm import is_in_allocation, slurm_nodes
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
@@ -71,6 +72,11 @@ def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
     """The nodes, and how many ranks a hostfile wants on each. UsageError outside of both."""
     if options.wait:
         raise UsageError("--wait waits for the GPUs of this host alone; leave it out, or --nodes and --hostfile.")
+    if options.launcher == "ray":
+        if options.hostfile is not None:
+            raise UsageError("--launcher ray has the nodes of its cluster; leave --hostfile out.")
+        count = options.nodes or 1
+        return ray_nodes(count, options.gpus // count if options.gpus is not None else None), None
     if options.hostfile is not None:
         return hostfile_nodes(options.hostfile, options.nodes)
     if not is_in_allocation():

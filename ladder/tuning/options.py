@@ -22,7 +22,7 @@ from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
-LauncherName = Literal["local", "simulated"]
+LauncherName = Literal["local", "ray", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
 BackendName = Literal["deepspeed", "torch", "all"]
@@ -180,7 +180,7 @@ class TuneOptions(WorkloadOptions):
     nodes: Annotated[
         int | None,
         Option(
-            "How many nodes of the Slurm job or of --hostfile.",
+            "How many nodes of the Slurm job, of --hostfile or of the Ray cluster.",
             MACHINE,
             whole(1),
             unset="this host alone, or all hosts of --hostfile",
@@ -201,7 +201,11 @@ class TuneOptions(WorkloadOptions):
     wait: Annotated[bool, Option("Wait for GPUs that another tune or process uses.", MACHINE)] = False
     launcher: Annotated[
         LauncherName,
-        Option("simulated: a simulator of --machine answers in place of the GPUs. No trial is run.", MACHINE),
+        Option(
+            "ray: run the trials on --nodes of a Ray cluster. simulated: a simulator of --machine answers in place of "
+            "the GPUs, and no trial is run.",
+            MACHINE,
+        ),
     ] = "local"
     machine: Annotated[
         str | None,
