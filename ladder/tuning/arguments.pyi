@@ -65,4 +65,6 @@ class VerifyArguments(TypedDict, total=False):
     script: str | Sequence[str]
     steps: int | None
     minutes: float | None
+    hostfile: Path | str | None
+    launcher: Literal["local", "ray"]
     tolerance: float

@@ -42,7 +42,9 @@ class OnNodes(ThisHost):
     def machine(self) -> Machine:
         """All nodes as one machine, of which the smallest node decides."""
         machine = self._cluster.machine()
-        self._tell(Note(f"Nodes: {', '.join(self._names)}, with {machine.world_size // len(self._names)} ranks each."))
+        count = machine.world_size // len(self._names)
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        self._tell(Note(f"Nodes: {', '.join(self._names)}, with {ranks} each."))
         return machine
 
     def look(self, command: Sequence[str], machine: Machine) -> Script:

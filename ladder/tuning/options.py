@@ -329,6 +329,12 @@ class VerifyOptions:
     script: OtherCommand = ()
     steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
     minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
+    hostfile: Annotated[
+        Path | None, Option("The hosts of an answer for several nodes. Without it, those of the Slurm job.", MACHINE)
+    ] = None
+    launcher: Annotated[
+        Literal["local", "ray"], Option("ray: an answer for several nodes runs on a Ray cluster.", MACHINE)
+    ] = "local"
     tolerance: Annotated[
         float,
         Option(

@@ -38,7 +38,7 @@ from ladder.tuning.trial_request import (
     trial_spec,
 )
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
-from ladder.tuning.venue import ThisHost
+from ladder.tuning.venue import venue_of
 from ladder.tuning.verified import Verification
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import GIB
@@ -67,8 +67,8 @@ def run_verification(
     document = _measured_document(path)
     promise = document[SECTION]
     with Leases(note=noting(tell), cancelled=cancelled) as leases:
-        options = _options(promise, document, asked.script)
-        host = ThisHost(options, leases, tell, cancelled)
+        options = _options(promise, document, asked)
+        host = venue_of(options, leases, tell, cancelled)
         workload, machine = workload_and_machine(options, host, tell)
         require_adapters(workload)
         _compare(path, promise, workload, machine, tell)
@@ -198,13 +198,13 @@ def _model(promised: Mapping[str, Any]) -> str:
     return folder if folder is not None and Path(folder).is_dir() else original_text(promised["name"])
 
 
-def _options(promise: Mapping[str, Any], document: Mapping[str, Any], asked: tuple[str, ...]) -> TuneOptions:
+def _options(promise: Mapping[str, Any], document: Mapping[str, Any], asked: VerifyOptions) -> TuneOptions:
     workload, on_cpu = promise["workload"], promise["device"] == "cpu"
     limit = promise["memory_per_gpu"]["limit_bytes"]
     # A limit equal to the whole GPU is no limit: another driver may leave a little less memory.
     smallest = 0 if on_cpu else min((gpu.total_bytes for gpu in visible_gpus() if not gpu.fault), default=0)
     swap = [section["nvme_path"] for section in _offloads(document) if "nvme_path" in section]
-    script = asked or tuple(promise.get("script", {}).get("command", ()))
+    script = asked.script or tuple(promise.get("script", {}).get("command", ()))
     partly: dict[str, Any] = {"freeze": tuple(workload.get("freeze", ()))}
     if "lora" in workload:
         partly["lora"] = Lora.from_peft(workload["lora"])
@@ -212,6 +212,9 @@ def _options(promise: Mapping[str, Any], document: Mapping[str, Any], asked: tup
         model="" if script else _model(promise["model"]),
         script=script,
         gpus=0 if on_cpu else promise["world_size"],
+        nodes=promise["num_nodes"] if promise["num_nodes"] > 1 or asked.hostfile else None,
+        hostfile=asked.hostfile,
+        launcher=asked.launcher,
         gpu_memory=limit if on_cpu or limit < 0.99 * smallest else None,
         nvme_path=Path(swap[0]) if swap else None,
         **workload | partly,

@@ -34,6 +34,9 @@ def test_a_tune_over_two_nodes_of_a_job_is_proven_and_its_files_train_on_both(
     assert (section["num_nodes"], section["world_size"]) == (2, 2)
     assert section["proof"]["tokens_per_second"] > 0
     leaves_nothing()
+    verified = slurm.command([*ON_TWO, *LADDER, "verify", "best_config.json", "--tolerance", "0.9"], tmp_path)
+    assert verified.returncode == 0, verified.stderr
+    assert "Nodes: node1, node2, with 1 rank each." in verified.stdout + verified.stderr
     for name in ("train_accelerate.py", "tiny.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
     launch = ["srun", "--nodes=2", "--ntasks-per-node=1", "bash", "best_config.launch.sh", "train_accelerate.py"]
