@@ -14,10 +14,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ladder.cli import bundled, doctor, explain, export, plan, report, run, tune, verify
+from ladder.cli import bundled, doctor, explain, export, plan, report, run, sbatch, tune, verify
 from ladder.cli.command_help import PanelledCommand
 from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
+from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
 from ladder.tuning.options import rung_names
 
@@ -65,6 +66,7 @@ _TUNING, _RESULTS, _LOOKING_UP = "Find a configuration", "Use the answer", "Look
 _COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
     ("tune", _TUNING, tune.tune),
     ("plan", _TUNING, plan.plan),
+    ("sbatch", _TUNING, sbatch.sbatch),
     ("run", _RESULTS, run.run),
     ("explain", _RESULTS, _completing(explain.explain, "why", rung_names)),
     ("report", _RESULTS, report.report),
@@ -98,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-_WITH_A_SCRIPT = ("tune", "plan", "verify", "run")
+_WITH_A_SCRIPT = ("tune", "plan", "sbatch", "verify", "run")
+_STARTING_RANKS = ("tune", "verify", "run")
 
 
 def _with_script(typed: list[str]) -> list[str]:
@@ -111,6 +114,10 @@ def _with_script(typed: list[str]) -> list[str]:
 
 def _run(typed: list[str]) -> int:
     defaults: dict[str, dict[str, Any]] = {}
+    extra = said_to_extra_copy(os.environ) if typed and typed[0] in _STARTING_RANKS else None
+    if extra is not None:
+        print(f"ladder: {extra}", file=sys.stderr)
+        return EXIT_FOUND  # with another code, `srun --kill-on-bad-exit` would end the copy that works
     typed = _with_script(typed)
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -172,7 +179,10 @@ def _heed_children() -> None:
 
 def _defaults(typed: list[str]) -> dict[str, dict[str, Any]]:
     try:
-        return read_defaults(app)
+        defaults = read_defaults(app)
+        if typed and typed[0] == "sbatch":  # it takes the options of `tune`, and so its defaults
+            defaults["sbatch"] = {**defaults.get("tune", {}), **defaults.get("sbatch", {})}
+        return {name: values for name, values in defaults.items() if values}
     except LadderError as error:
         _answer_in_json(error, typed, {})
         raise

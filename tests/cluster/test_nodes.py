@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster.conftest import Daemons
+from cluster.conftest import Cluster, Slurm
 from helpers import wait_until
 
 from ladder.emit import load_best_config
@@ -26,15 +26,17 @@ Check = Callable[[], None]
 
 
 def test_a_tune_over_two_nodes_of_a_job_is_proven_and_its_files_train_on_both(
-    slurm: Daemons, tmp_path: Path, leaves_nothing: Check
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check
 ) -> None:
-    done = slurm.command([*ON_TWO, *TUNE, "--nodes", "2", "--time-budget", "10s"], tmp_path)
+    done = slurm.run(*ON_TWO, *TUNE, "--nodes", "2", "--time-budget", "10s", folder=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert (section["num_nodes"], section["world_size"]) == (2, 2)
     assert section["proof"]["tokens_per_second"] > 0
     leaves_nothing()
-    verified = slurm.command([*ON_TWO, *LADDER, "verify", "best_config.json", "--tolerance", "0.9"], tmp_path)
+    verified = slurm.run(
+        *ON_TWO, *LADDER, "verify", "best_config.json", "--tolerance", "0.9", folder=tmp_path, timeout=240
+    )
     assert verified.returncode == 0, verified.stderr
     assert "Nodes: node1, node2, with 1 rank each." in verified.stdout + verified.stderr
     for name in ("train_accelerate.py", "tiny.py"):
@@ -42,32 +44,32 @@ def test_a_tune_over_two_nodes_of_a_job_is_proven_and_its_files_train_on_both(
     launch = ["srun", "--nodes=2", "--ntasks-per-node=1", "bash", "best_config.launch.sh", "train_accelerate.py"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where accelerate is
     # Both nodes are this host, which has no name that Slurm's names resolve to.
-    trained = slurm.command([*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch], tmp_path)
+    trained = slurm.run(*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch, folder=tmp_path, timeout=240)
     assert trained.returncode == 0, trained.stderr
     assert f"accelerate: ZeRO stage {section['rung'][4]}, losses" in trained.stdout
 
 
-def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm: Daemons, tmp_path: Path) -> None:
-    done = slurm.command([*ON_TWO, *TUNE, "--nodes", "3"], tmp_path)
+def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm: Slurm, tmp_path: Path) -> None:
+    done = slurm.run(*ON_TWO, *TUNE, "--nodes", "3", folder=tmp_path, timeout=240)
     assert done.returncode == 4
     assert "--nodes 3 asks for more than the 2 of Slurm job" in done.stderr
 
 
-def test_a_job_that_is_over_is_told(slurm: Daemons, tmp_path: Path) -> None:
+def test_a_job_that_is_over_is_told(slurm: Slurm, tmp_path: Path) -> None:
     over = ["env", "SLURM_JOB_ID=999999", "SLURM_JOB_NODELIST=node[1-2]"]
-    done = slurm.command([*over, *TUNE, "--nodes", "2"], tmp_path)
+    done = slurm.run(*over, *TUNE, "--nodes", "2", folder=tmp_path, timeout=240)
     assert done.returncode == 4
     assert "Node node1 cannot run trials: " in done.stderr
     assert "Expired or invalid job 999999" in done.stderr
 
 
-def _begun(slurm: Daemons, folder: Path) -> subprocess.Popen[bytes]:
+def _begun(slurm: Slurm, folder: Path) -> subprocess.Popen[bytes]:
     """A tune over two nodes in the middle of a trial."""
     with (folder / "out.txt").open("wb") as out:
         tune = subprocess.Popen(
             [*ON_TWO, *TUNE, "--nodes", "2", "--run-dir", "run", "--time-budget", "10s"],
             cwd=folder,
-            env={**os.environ, **slurm.environment},
+            env=slurm.environment,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -77,13 +79,13 @@ def _begun(slurm: Daemons, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def test_a_step_that_is_cancelled_during_a_trial_costs_that_trial_alone(
-    slurm: Daemons, tmp_path: Path, leaves_nothing: Check
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check
 ) -> None:
     tune = _begun(slurm, tmp_path)
-    steps = slurm.command(["squeue", "--steps", "--noheader", "--format=%i"], tmp_path).stdout.split()
+    steps = slurm.run("squeue", "--steps", "--noheader", "--format=%i", folder=tmp_path, timeout=240).stdout.split()
     on_a_node = [step for step in steps if step.rpartition(".")[2].isdigit()]
     assert len(on_a_node) == 2
-    slurm.command(["scancel", max(on_a_node)], tmp_path)
+    slurm.run("scancel", max(on_a_node), folder=tmp_path, timeout=240)
     assert tune.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
     assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
     leaves_nothing()
@@ -91,7 +93,7 @@ def test_a_step_that_is_cancelled_during_a_trial_costs_that_trial_alone(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_tune_that_is_ended_leaves_nothing_on_any_node(
-    slurm: Daemons, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
 ) -> None:
     tune = _begun(slurm, tmp_path)
     (controller,) = [
@@ -106,16 +108,16 @@ def test_a_tune_that_is_ended_leaves_nothing_on_any_node(
     leaves_nothing()
 
 
-def test_a_tune_over_the_hosts_of_a_hostfile_is_proven(ssh: Daemons, tmp_path: Path, leaves_nothing: Check) -> None:
+def test_a_tune_over_the_hosts_of_a_hostfile_is_proven(ssh: Cluster, tmp_path: Path, leaves_nothing: Check) -> None:
     (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
-    done = ssh.command([*TUNE, "--hostfile", "hosts", "--time-budget", "10s"], tmp_path)
+    done = ssh.run(*TUNE, "--hostfile", "hosts", "--time-budget", "10s", folder=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
     leaves_nothing()
 
 
-def test_a_host_that_ssh_does_not_know_is_named_with_what_ssh_says(ssh: Daemons, tmp_path: Path) -> None:
+def test_a_host_that_ssh_does_not_know_is_named_with_what_ssh_says(ssh: Cluster, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("worker-1 slots=1\nnobody.invalid slots=1\n")
-    done = ssh.command([*TUNE, "--hostfile", "hosts"], tmp_path)
+    done = ssh.run(*TUNE, "--hostfile", "hosts", folder=tmp_path, timeout=240)
     assert done.returncode == 4
     assert "Node nobody.invalid cannot run trials: its connection ended (ssh: Could not resolve" in done.stderr

@@ -1,0 +1,213 @@
+"""`ladder sbatch`: writes a Slurm job that tunes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ladder.cli.declared import takes
+from ladder.cli.tune_words import words_of
+from ladder.errors import EXIT_FOUND, UsageError
+from ladder.text import shown
+from ladder.tuning.declaring import Option, checked
+from ladder.tuning.option_kinds import Kind, text_of, whole
+from ladder.tuning.options import TuneOptions
+from ladder.units import GIB
+
+JOB = "Job"
+_TEMPLATE = "tune.sbatch.jinja"
+_REQUEUES = 10
+"""Chosen: a tune of hours ends within a few jobs of an hour, and one that never ends must not fill the queue."""
+_BESIDE_RANKS = 8 * GIB
+"""Host memory for ladder and its trial server, beside what --host-memory gives to the ranks. Chosen."""
+_TIME = r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
+
+
+def _word(wanted: str, pattern: str = r"[A-Za-z0-9][A-Za-z0-9._,:=/@+-]*") -> Kind:
+    """A value for a line of #SBATCH: one word, so that it cannot end the line."""
+
+    def read(value: Any) -> str:
+        if not re.fullmatch(pattern, text_of(value)):
+            raise ValueError(f"{shown(repr(value))} is not valid; give {wanted}")
+        return str(value)
+
+    return Kind(read=read, typed=str, metavar="TEXT")
+
+
+_ONE = _word("one word")
+_LIMIT = _word("one like 02:00:00", _TIME)
+_MEMORY = _word("one like 400G", r"\d+[KMGT]?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the job asks of Slurm, and where it is written."""
+
+    account: Annotated[str | None, Option("The account that pays.", JOB, _ONE)] = None
+    partition: Annotated[str | None, Option("The partition.", JOB, _ONE)] = None
+    time: Annotated[
+        str | None, Option("The time limit, in Slurm's words: 90 (minutes), 02:00:00 or 1-12.", JOB, _LIMIT)
+    ] = None
+    mem: Annotated[
+        str | None, Option("Host memory of the node, e.g. 400G.", JOB, _MEMORY, unset="--host-memory and 8 GiB")
+    ] = None
+    cpus_per_task: Annotated[int | None, Option("Cores of the node.", JOB, whole(1))] = None
+    gpus_per_node: Annotated[
+        str | None, Option("GPUs of the node, if Slurm wants a type too: a100:8.", JOB, _ONE, unset="--gpus")
+    ] = None
+    requeues: Annotated[int, Option("If its time is up, the job queues itself again up to N times.", JOB, whole(0))] = (
+        _REQUEUES
+    )
+    template: Annotated[
+        Path | None, Option("A template of your own, such as one with your cluster's modules.", JOB, unset="built in")
+    ] = None
+    print_template: Annotated[bool, Option("Print the built-in template, to edit it.", JOB)] = False
+    job_file: Annotated[Path | None, Option("The file to write.", JOB, unset="stdout")] = None
+
+
+@takes(TuneOptions, Job)
+def sbatch(options: TuneOptions, job: Job) -> int:
+    """Write a Slurm job that tunes, with the options of `ladder tune`. Neither a GPU nor Slurm is needed here.
+
+    If its time is up, the job queues itself again and continues. For a job that trains: `ladder export --for sbatch`.
+
+    Examples:
+
+      ladder sbatch llama-2-7b --gpus 8 --account me --time 02:00:00 --job-file tune.sbatch
+
+      ladder sbatch llama-2-7b --gpus 8 | sbatch
+
+      ladder sbatch --gpus 2 -- train.py --lr 1e-5
+    """
+    from ladder.emit.files import require_file_name, write_atomically
+
+    if job.print_template:
+        typer.echo(_built_in(), nl=False)
+        return EXIT_FOUND
+    options, job = checked(options), checked(job)
+    if job.job_file is not None:
+        require_file_name(job.job_file, "tune.sbatch")
+    _require_possible(options)
+    text = _rendered(job, _values(options, job))
+    if job.job_file is None:
+        typer.echo(text, nl=False)
+    else:
+        write_atomically(job.job_file, text, mode=0o777)
+        typer.echo(f"Wrote {job.job_file}")
+    return EXIT_FOUND
+
+
+def _require_possible(options: TuneOptions) -> None:
+    """Raise what `ladder tune` would raise in the job, as far as it can be known here."""
+    from ladder.machine.lease import Leases
+    from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
+    from ladder.tuning.precision import dtype_of
+    from ladder.tuning.problem import micro_batches_of, what_is_trained, workload_of
+    from ladder.tuning.run import space_of
+    from ladder.tuning.tune_events import ignore
+    from ladder.tuning.venue import venue_of
+    from ladder.workload.source import resolve_model
+
+    require_workload(options)
+    require_text(options)
+    require_effective_options(options)
+    with Leases(wait=False, note=_silent, cancelled=lambda: False) as leases:
+        venue_of(options, leases, ignore, lambda: False)
+        if options.launcher == "simulated":
+            space_of(options, leases)
+            return
+    if options.script or options.gpus == 0:
+        return
+    ranks = options.gpus or 1
+    workload = workload_of(
+        resolve_model(options.model, task=options.task),
+        ranks,
+        _silent,
+        task=options.task,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        dtype=dtype_of(options.dtype, None, _silent),
+        optimizer=options.optimizer,
+        **what_is_trained(options),
+    )
+    if options.gpus is not None:
+        micro_batches_of(workload, ranks, options.micro_batches)
+
+
+def _silent(sentence: str) -> None:
+    """The tune itself tells what is worth knowing."""
+
+
+def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
+    """What the template fills in."""
+    here = Path.cwd()
+    name = _slug(Path(options.script[0]).stem if options.script else options.model)
+    if options.run_dir is None:
+        # Jobs of other tunes in this folder have histories of their own.
+        digest = hashlib.sha256(shlex.join(words_of(options)).encode()).hexdigest()[:8]
+        options = replace(options, run_dir=Path("ladder-runs") / f"{name}-job-{digest}")
+    assert options.run_dir is not None
+    options = replace(options, run_dir=here / options.run_dir)
+    memory = f"{-(-(options.host_memory + _BESIDE_RANKS) // GIB)}G" if options.host_memory else ""
+    return {
+        "job_name": f"ladder-{name}",
+        "account": job.account or "",
+        "partition": job.partition or "",
+        "time": job.time or "",
+        "mem": job.mem or memory,
+        "cpus": job.cpus_per_task or "",
+        "gpus": job.gpus_per_node or options.gpus or "",
+        "environment": _environment(Path(sys.prefix)),
+        "folder": shlex.quote(str(here)),
+        "tune": shlex.join(["ladder", "tune", *words_of(options)]),
+        "requeues": job.requeues,
+    }
+
+
+def _environment(prefix: Path) -> list[str]:
+    """The lines that make the job find this very ladder."""
+    activate = prefix / "bin" / "activate"
+    if activate.exists():
+        return [f"source {shlex.quote(str(activate))}"]
+    return [f'export PATH={shlex.quote(str(prefix / "bin"))}:"$PATH"']
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rsplit("/", 1)[-1]).strip("-.") or "tune"
+
+
+def _built_in() -> str:
+    return (files("ladder.cli") / _TEMPLATE).read_text(encoding="utf-8")
+
+
+def _rendered(job: Job, values: Mapping[str, Any]) -> str:
+    """The job. UsageError, in one sentence, for a template that cannot be filled in."""
+    import jinja2
+
+    name = "the built-in template" if job.template is None else f"--template {shown(str(job.template))}"
+    try:
+        source = _built_in() if job.template is None else job.template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{name} cannot be read ({reason}); start from `ladder sbatch --print-template`.") from None
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    try:
+        return environment.from_string(source).render(values)
+    except jinja2.UndefinedError as error:
+        known = ", ".join(values)
+        raise UsageError(f"{name}: {error.message}; the names that ladder fills in are {known}.") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise UsageError(f"{name}, line {error.lineno}: {error.message}; correct it there.") from None
+    except jinja2.TemplateError as error:
+        raise UsageError(f"{name}: {error.message}; correct it there.") from None
