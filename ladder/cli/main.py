@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ladder.cli import bundled, doctor, explain, export, plan, report, run, tune, verify
+from ladder.cli import bundled, doctor, explain, export, plan, report, run, scale, tune, verify
 from ladder.cli.command_help import PanelledCommand
 from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
@@ -65,6 +65,7 @@ _TUNING, _RESULTS, _LOOKING_UP = "Find a configuration", "Use the answer", "Look
 _COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
     ("tune", _TUNING, tune.tune),
     ("plan", _TUNING, plan.plan),
+    ("scale", _TUNING, scale.scale),
     ("run", _RESULTS, run.run),
     ("explain", _RESULTS, _completing(explain.explain, "why", rung_names)),
     ("report", _RESULTS, report.report),
