@@ -13,6 +13,7 @@ from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT
 from ladder.tuning.scale_options import ScaleOptions
+from ladder.units import counted
 
 if TYPE_CHECKING:
     from ladder.tuning.scaling import ScalePoint, ScaleResult
@@ -85,9 +86,10 @@ def _print(found: ScaleResult) -> None:
         more += [_number(point.cost, ",.2f")] if priced else []
         table.add_row(*_cells(point, is_wide=is_wide), *more)
     console.print(table)
-    lines = [] if is_wide else [f"{p.gpus} GPUs: {p.candidate}" for p in found.points if p.candidate]
+    lines = [] if is_wide else [f"{counted(p.gpus, 'GPU')}: {p.candidate}" for p in found.points if p.candidate]
     lines += list(found.left_out.values())
-    lines.append(f"The fewest GPUs that fit: {found.smallest}. {found.verdict}".rstrip())
+    fewest = f"The fewest of these that fit: {found.smallest}." if found.smallest else "None of these surely fits."
+    lines.append(f"{fewest} {found.verdict}".rstrip())
     for line in lines:
         console.print(line, soft_wrap=not console.is_terminal, markup=False, highlight=False)
 

@@ -69,7 +69,7 @@ class ScalePoint:
     is_sure: bool = True
     """It was measured, or fits with a probability of 99 %."""
     efficiency: float | None = None
-    """Tokens/s per GPU, over those of the smallest number of GPUs that fits."""
+    """Tokens/s per GPU, over those of the smallest number of GPUs that has a speed."""
     cost: float | None = None
     """Of a billion tokens."""
 
@@ -87,8 +87,8 @@ class ScaleResult:
 
     @property
     def smallest(self) -> int | None:
-        """The fewest GPUs on which a configuration fits."""
-        return next((point.gpus for point in self.points if point.tokens_per_second), None)
+        """The fewest of these GPUs on which a configuration surely fits."""
+        return next((point.gpus for point in self.points if point.tokens_per_second and point.is_sure), None)
 
     @property
     def verdict(self) -> str:
