@@ -26,6 +26,7 @@ _WIDE = 110
 class Shown:
     """How the command prints its result."""
 
+    quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
     output_format: Annotated[Literal["table", "json"], Option("How to print the result.", OUTPUT, flag="--format")] = (
         "table"
     )
@@ -53,7 +54,7 @@ def scale(options: ScaleOptions, shown: Shown) -> int:
 
     options = checked(options)
     with interruptible() as interruption:
-        with watching(quiet=False) as tell:
+        with watching(quiet=shown.quiet) as tell:
             found = scale_of(options, tell, interruption)
         if shown.output_format == "json":
             typer.echo(json.dumps(found.plain(), indent=2))

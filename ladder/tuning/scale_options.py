@@ -31,13 +31,13 @@ class ScaleOptions(WorkloadOptions):
     machine: Annotated[
         str | None, Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE")
     ] = None
-    price: Annotated[float | None, Option("What a GPU-hour costs, in any currency.", OUTPUT, above_zero())] = None
     trials: Annotated[bool, Option("Tune the numbers of GPUs that this machine has.", SEARCH)] = True
     runs: Annotated[
         tuple[Path, ...],
         Option("The run folder of an earlier tune, used as measured; may be given several times.", SEARCH),
     ] = ()
     time_budget: Annotated[float | None, Option("Search each number no longer than this.", SEARCH, DURATION)] = None
+    price: Annotated[float | None, Option("What a GPU-hour costs, in any currency.", OUTPUT, above_zero())] = None
     output: Annotated[Path, Option("The folder for the answers and histories.", OUTPUT)] = Path("ladder-scale")
 
 

@@ -22,6 +22,7 @@ from ladder.search.scaling import Scaling
 from ladder.search.space import Space
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.text import shown
+from ladder.tuning.option_checks import require_workload
 from ladder.tuning.options import TuneOptions, WorkloadOptions
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import (
@@ -112,6 +113,11 @@ def scale_of(
     options: ScaleOptions, tell: Subscriber = ignore, cancelled: Callable[[], bool] = lambda: False
 ) -> ScaleResult:
     """Tune the counts that are here, and predict the others. NothingFitsError if nothing fits on any of them."""
+    if options.script or options.map:
+        raise UsageError(
+            "`ladder scale` compares models, not scripts; name a MODEL, or tune the script at each number."
+        )
+    require_workload(options)
     counts = counts_in(options.gpus)
     paper = _paper(options)
     stored = _stored(options)
