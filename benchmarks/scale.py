@@ -4,7 +4,7 @@
 
 Each point from 2 to 64 GPUs is predicted from the simulated tunes of all smaller numbers, and then tuned itself. A line
 names both speeds and whether the tuned one lies in the predicted range, which should hold for 80 % of them. Then a 70B
-model is tuned on 128 nodes of eight A100 of 80 GB: the line names the trials, the GPU-hours of trials and proof, and the
+model is tuned on 128 nodes of eight A100 of 80 GB: the line names the trials, their GPU-hours with the proof, and the
 regret: measured speeds, with their noise, against the fastest candidate of an exhaustive tune. `--quick` leaves out the
 70B model. The last line is a summary of the predictions.
 """
