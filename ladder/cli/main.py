@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ladder.cli import bundled, doctor, explain, export, plan, report, run, sbatch, tune, verify
+from ladder.cli import bundled, doctor, explain, export, plan, report, run, sbatch, scale, tune, verify
 from ladder.cli.command_help import PanelledCommand
 from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
@@ -66,6 +66,7 @@ _TUNING, _RESULTS, _LOOKING_UP = "Find a configuration", "Use the answer", "Look
 _COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
     ("tune", _TUNING, tune.tune),
     ("plan", _TUNING, plan.plan),
+    ("scale", _TUNING, scale.scale),
     ("sbatch", _TUNING, sbatch.sbatch),
     ("run", _RESULTS, run.run),
     ("explain", _RESULTS, _completing(explain.explain, "why", rung_names)),

@@ -67,7 +67,7 @@ def _begun(slurm: Slurm, folder: Path) -> subprocess.Popen[bytes]:
     """A tune over two nodes in the middle of a trial."""
     with (folder / "out.txt").open("wb") as out:
         tune = subprocess.Popen(
-            [*ON_TWO, *TUNE, "--nodes", "2", "--run-dir", "run", "--time-budget", "10s"],
+            [*ON_TWO, *TUNE, "--nodes", "2", "--run-dir", "run", "--time-budget", "25s"],
             cwd=folder,
             env=slurm.environment,
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,52 @@
+"""The options of `ladder scale`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ladder.errors import UsageError
+from ladder.search.forecast import MOST_GPUS
+from ladder.tuning.declaring import Option
+from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, whole
+from ladder.tuning.options import MACHINE, OUTPUT, SEARCH, LauncherName, WorkloadOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(WorkloadOptions):
+    """What is compared."""
+
+    gpus: Annotated[str, Option("The numbers of GPUs to compare, separated by commas.", MACHINE, metavar="N,N,…")] = (
+        "1,2,4,8"
+    )
+    gpu_memory: Annotated[int | None, Option("Memory of one GPU, e.g. 80GiB.", MACHINE, SIZE)] = None
+    gpus_per_node: Annotated[
+        int | None,
+        Option("GPUs of one node.", MACHINE, whole(1), unset="as many as --machine has, or 8"),
+    ] = None
+    launcher: Annotated[LauncherName, Option("simulated: tune every number on a simulator of --machine.", MACHINE)] = (
+        "local"
+    )
+    machine: Annotated[
+        str | None, Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE")
+    ] = None
+    trials: Annotated[bool, Option("Tune the numbers of GPUs that this machine has.", SEARCH)] = True
+    runs: Annotated[
+        tuple[Path, ...],
+        Option("The run folder of an earlier tune, used as measured; may be given several times.", SEARCH),
+    ] = ()
+    time_budget: Annotated[float | None, Option("Search each number no longer than this.", SEARCH, DURATION)] = None
+    price: Annotated[float | None, Option("What a GPU-hour costs, in any currency.", OUTPUT, above_zero())] = None
+    output: Annotated[Path, Option("The folder for the answers and histories.", OUTPUT)] = Path("ladder-scale")
+
+
+def counts_in(text: str) -> list[int]:
+    """The numbers in `1,2,4`, in ascending order. UsageError for anything else, and for a number given twice."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= MOST_GPUS for word in words):
+        raise UsageError(f"--gpus: {text[:60]!r} is not valid; give numbers from 1 to {MOST_GPUS}, such as 1,2,4,8.")
+    counts = sorted(map(int, words))
+    if len(set(counts)) < len(counts):
+        raise UsageError(f"--gpus: {text[:60]!r} names a number twice; name each once.")
+    return counts

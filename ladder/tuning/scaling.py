@@ -1,0 +1,381 @@
+"""`ladder scale`: the best configuration at each number of GPUs, measured as far as there are GPUs, else predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ladder.candidates import ALL_RUNGS
+from ladder.errors import NothingFitsError, UsageError
+from ladder.events.outcome import Record
+from ladder.launch.counting import counting
+from ladder.machine.described import Gpu, Machine, alone
+from ladder.machine.gpus import visible_gpus
+from ladder.runs.stored_run import StoredRun, read_run
+from ladder.search.forecast import num_nodes
+from ladder.search.policy import answer, faster_without_deepspeed
+from ladder.search.scaling import Scaling
+from ladder.search.space import Space
+from ladder.simulation.paper_machine import SimulatedMachine, read_machine
+from ladder.text import shown
+from ladder.tuning.option_checks import require_workload
+from ladder.tuning.options import TuneOptions, WorkloadOptions
+from ladder.tuning.precision import dtype_of
+from ladder.tuning.problem import (
+    make_space,
+    micro_batches_of,
+    problem_of,
+    split_supported,
+    what_is_trained,
+    workload_of,
+)
+from ladder.tuning.run import run_tune
+from ladder.tuning.scale_options import ScaleOptions, counts_in
+from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
+from ladder.tuning.tune_events import Subscriber, ignore, noting
+from ladder.units import gib
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
+
+_GPUS_OF_A_NODE = 8
+"""Chosen: as in most servers for training."""
+_BATCH = 128
+"""Sequences per optimizer step. Chosen: as in a tune of a number of GPUs that divides it."""
+_PAYS = 0.5
+"""An added GPU pays if it brings at least this share of what each GPU brought before. Chosen: below it, tokens cost
+more than twice as much on the added GPUs."""
+
+Run = tuple[Space, Sequence[Record]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalePoint:
+    """The best configuration at one number of GPUs."""
+
+    gpus: int
+    nodes: int
+    source: str
+    """measured, simulated or predicted; none where nothing fits."""
+    candidate: str | None = None
+    tokens_per_second: float | None = None
+    low: float | None = None
+    """Predicted: it is slower than this with a probability of 10 %."""
+    high: float | None = None
+    device_gib: float | None = None
+    joules_per_token: float | None = None
+    is_sure: bool = True
+    """It was measured, or fits with a probability of 99 %."""
+    efficiency: float | None = None
+    """Tokens/s per GPU, over those of the smallest number of GPUs that has a speed."""
+    cost: float | None = None
+    """Of a billion tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleResult:
+    """All points, in ascending order of GPUs, and what they say."""
+
+    model: str
+    global_batch_size: int
+    price: float | None
+    points: tuple[ScalePoint, ...]
+    left_out: Mapping[int, str]
+    """By number of GPUs: why it is not among the points."""
+
+    @property
+    def smallest(self) -> int | None:
+        """The fewest of these GPUs on which a configuration surely fits."""
+        return next((point.gpus for point in self.points if point.tokens_per_second and point.is_sure), None)
+
+    @property
+    def verdict(self) -> str:
+        """Where more GPUs stop paying, in one sentence."""
+        return _verdict([point for point in self.points if point.tokens_per_second])
+
+    def plain(self) -> dict[str, Any]:
+        """The result as values for JSON."""
+        return {
+            "model": self.model,
+            "global_batch_size": self.global_batch_size,
+            "price_per_gpu_hour": self.price,
+            "smallest_gpus": self.smallest,
+            "verdict": self.verdict,
+            "left_out": {str(count): reason for count, reason in self.left_out.items()},
+            "points": [{each.name: getattr(point, each.name) for each in fields(point)} for point in self.points],
+        }
+
+
+def scale_of(
+    options: ScaleOptions, tell: Subscriber = ignore, cancelled: Callable[[], bool] = lambda: False
+) -> ScaleResult:
+    """Tune the counts that are here, and predict the others. NothingFitsError if nothing fits on any of them."""
+    if options.script or options.map:
+        raise UsageError(
+            "`ladder scale` compares models, not scripts; name a MODEL, or tune the script at each number."
+        )
+    require_workload(options)
+    counts = counts_in(options.gpus)
+    paper = _paper(options)
+    stored = _stored(options)
+    workload = _workload(options, paper, stored, noting(tell))
+    left_out = {count: reason for count in counts if (reason := _undivided(workload, count))}
+    wanted = [count for count in counts if count not in left_out]
+    if not wanted:
+        raise UsageError(f"{next(iter(left_out.values()))} Change --gpus or --global-batch-size.")
+    runs = {run.space.world_size: (run.space, run.records) for run in stored}
+    real = {count: "simulated" if "simulated machine" in run.facts else "measured" for count, run in _by_count(stored)}
+    for count in _counts_here(options, paper, [count for count in wanted if count not in runs]):
+        try:
+            done = run_tune(_tune_options(options, workload, count), tell, cancelled)
+        except NothingFitsError:  # refused before any trial
+            continue
+        runs[count] = (done.result.space, done.result.records)
+        real[count] = "simulated" if paper else "measured"
+        if cancelled():
+            break
+    points = []
+    for count in wanted:
+        if count in real:
+            points.append(_measured(*runs[count], real[count]))
+        elif not cancelled():
+            points.append(predicted(_space(options, paper, workload, runs, count), runs))
+    return _result(options, workload, points, left_out)
+
+
+def predicted(space: Space, runs: Mapping[int, Run]) -> ScalePoint:
+    """The point of `space` by prediction, from those of `runs` that have fewer GPUs."""
+    found = Scaling([run for count, run in runs.items() if count < space.world_size]).best(space)
+    point = ScalePoint(gpus=space.world_size, nodes=space.num_nodes, source="none")
+    if found is None:
+        return point
+    return replace(
+        point,
+        source="predicted",
+        candidate=found.outlook.candidate.key,
+        tokens_per_second=found.tokens_per_second,
+        low=found.low,
+        high=found.high,
+        device_gib=gib(found.outlook.memory.peak),
+        is_sure=found.is_sure,
+    )
+
+
+def with_prices(points: Sequence[ScalePoint], price: float | None) -> tuple[ScalePoint, ...]:
+    """`points` with their efficiency, and with the cost of a billion tokens if a GPU-hour has a `price`."""
+    base = next((p.tokens_per_second / p.gpus for p in points if p.tokens_per_second), None)
+    done = []
+    for point in points:
+        speed = point.tokens_per_second
+        if speed and base:
+            cost = None if price is None else 1e9 / speed / 3600 * point.gpus * price
+            done.append(replace(point, efficiency=speed / point.gpus / base, cost=cost))
+        else:
+            done.append(point)
+    return tuple(done)
+
+
+def _verdict(points: Sequence[ScalePoint]) -> str:
+    speeds = [(point.gpus, point.nodes, point.tokens_per_second or 0.0) for point in points]
+    on_one = max((speed for _, nodes, speed in speeds if nodes == 1), default=0.0)
+    on_more = max((speed for _, nodes, speed in speeds if nodes > 1), default=0.0)
+    if on_one and on_more and on_one >= on_more:
+        return "One node is faster than several."
+    for (gpus, nodes, speed), (more, more_nodes, faster) in pairwise(speeds):
+        share = (faster - speed) / (more - gpus) / (speed / gpus)
+        if share < _PAYS:
+            what = "A second node stops" if nodes == 1 < more_nodes else "More GPUs stop"
+            return (
+                f"{what} paying after {gpus}: up to {more}, each added GPU brings {max(0.0, share):.0%} of what each "
+                "of the first brings."
+            )
+    return "More GPUs pay up to the largest number asked for." if len(points) > 1 else ""
+
+
+def _by_count(stored: Sequence[StoredRun]) -> list[tuple[int, StoredRun]]:
+    return [(run.space.world_size, run) for run in stored]
+
+
+def _result(
+    options: ScaleOptions, workload: Workload, points: Sequence[ScalePoint], left_out: Mapping[int, str]
+) -> ScaleResult:
+    if not any(point.tokens_per_second for point in points):
+        most = max((point.gpus for point in points), default=0)
+        raise NothingFitsError(
+            f"Nothing fits on up to {most} GPUs; add larger numbers to --gpus, or see `ladder plan`."
+        )
+    return ScaleResult(
+        model=workload.model.name,
+        global_batch_size=workload.global_batch_size,
+        price=options.price,
+        points=with_prices(points, options.price),
+        left_out=left_out,
+    )
+
+
+def _measured(space: Space, records: Sequence[Record], source: str) -> ScalePoint:
+    point = ScalePoint(gpus=space.world_size, nodes=space.num_nodes, source=source)
+    found = faster_without_deepspeed(records, space.tolerance) or answer(records)
+    if found is None or found.measurement is None or not found.tokens_per_second:
+        return replace(point, source="none")
+    watts = found.measurement.watts
+    return replace(
+        point,
+        candidate=found.candidate_key,
+        tokens_per_second=found.tokens_per_second,
+        device_gib=gib(found.measurement.peak_device),
+        joules_per_token=watts / found.tokens_per_second if watts else None,
+    )
+
+
+def _undivided(workload: Workload, count: int) -> str:
+    """Why `count` GPUs cannot share the global batch; empty if they can."""
+    batch = workload.global_batch_size
+    return f"{count} GPUs cannot divide the global batch of {batch} sequences evenly." if batch % count else ""
+
+
+def _paper(options: ScaleOptions) -> SimulatedMachine | None:
+    if options.machine is None:
+        if options.launcher == "simulated":
+            raise UsageError("--launcher simulated needs a --machine, such as a100-80 or a machine file.")
+        return None
+    machine = read_machine(options.machine)
+    if options.launcher == "simulated" and options.gpus_per_node is not None:
+        raise UsageError("--gpus-per-node has no effect with --launcher simulated; change num_gpus of the --machine.")
+    if options.launcher != "simulated" and options.trials:
+        raise UsageError("--machine names a machine on paper: add --launcher simulated or --no-trials.")
+    return machine
+
+
+def _stored(options: ScaleOptions) -> list[StoredRun]:
+    """The runs of `--runs`. UsageError if they differ in what was trained, or on which GPUs."""
+    runs = [read_run(folder) for folder in options.runs]
+    if len({run.space.world_size for run in runs}) < len(runs):
+        raise UsageError("--runs: two runs have the same number of GPUs; name one of them.")
+    for folder, run in zip(options.runs, runs, strict=True):
+        first = runs[0].space
+        for what, is_same in (
+            ("workload", run.space.workload.fingerprint() == first.workload.fingerprint()),
+            ("GPUs", run.space.gpu_name == first.gpu_name and run.space.memory_limit == first.memory_limit),
+        ):
+            if not is_same:
+                raise UsageError(f"--runs: {shown(folder)} has another {what} than {shown(options.runs[0])}.")
+        if run.space.device != "cuda":
+            raise UsageError(f"--runs: {shown(folder)} was tuned on the CPU; name runs on GPUs.")
+    return runs
+
+
+def _workload(
+    options: ScaleOptions, paper: SimulatedMachine | None, stored: Sequence[StoredRun], note: Callable[[str], None]
+) -> Workload:
+    """The same for all counts. UsageError if the stored runs trained something else."""
+    gpu_name = paper.gpu_name if paper else stored[0].space.gpu_name if stored else None
+    model = resolve_model(options.model, task=options.task, count=counting(note))
+    batch = options.global_batch_size or (stored[0].space.workload.global_batch_size if stored else _BATCH)
+    workload = workload_of(
+        model,
+        1,
+        note,
+        task=options.task,
+        seq_len=options.seq_len,
+        global_batch_size=batch,
+        dtype=dtype_of(options.dtype, gpu_name, note),
+        optimizer=options.optimizer,
+        **what_is_trained(options),
+    )
+    if stored and stored[0].space.workload.fingerprint() != workload.fingerprint():
+        raise UsageError(f"--runs: {shown(options.runs[0])} trained another workload; give the options of its tune.")
+    return workload
+
+
+def _counts_here(options: ScaleOptions, paper: SimulatedMachine | None, counts: Sequence[int]) -> list[int]:
+    """Those of `counts` that can be tuned here."""
+    if not options.trials:
+        return []
+    most = None if paper is not None else len(visible_gpus())
+    return [count for count in counts if most is None or count <= most]
+
+
+def _tune_options(options: ScaleOptions, workload: Workload, count: int) -> TuneOptions:
+    """The options of the tune of `count` GPUs. Its answer is written into a folder of its own."""
+    folder = options.output / f"{count}-gpus"
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {each.name: getattr(options, each.name) for each in fields(WorkloadOptions)}
+    return TuneOptions(
+        **shared | {"global_batch_size": workload.global_batch_size, "dtype": workload.dtype},
+        gpus=count,
+        gpu_memory=options.gpu_memory,
+        launcher=options.launcher,
+        machine=options.machine if options.launcher == "simulated" else None,
+        time_budget=options.time_budget,
+        run_dir=folder / "run",
+        output=folder / Path("best_config.json"),
+    )
+
+
+def _space(
+    options: ScaleOptions,
+    paper: SimulatedMachine | None,
+    workload: Workload,
+    runs: Mapping[int, Run],
+    count: int,
+) -> Space:
+    """What a tune of `count` GPUs would search, without NVMe."""
+    machine = _machine(options, paper, runs, count)
+    return space_on(workload, machine)
+
+
+def space_on(workload: Workload, machine: Machine) -> Space:
+    """What a tune on `machine` would search, without NVMe."""
+    rungs = [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if "nvme" not in rung.devices]
+    return make_space(
+        problem_of(workload, machine),
+        rungs,
+        micro_batches_of(workload, machine.world_size, None),
+        techniques=techniques_tried(TechniqueChoices(), workload, "cuda", on_paper=True),
+        checkpointing=ways_of_checkpointing(version("transformers")),
+    )
+
+
+def _machine(options: ScaleOptions, paper: SimulatedMachine | None, runs: Mapping[int, Run], count: int) -> Machine:
+    """`count` GPUs like those of the runs, of the machine on paper, or with the memory that was given."""
+    if paper is not None:
+        if options.gpus_per_node is not None:
+            paper = paper.model_copy(update={"num_gpus": options.gpus_per_node})
+        return replace(paper.machine(count, gpu_memory=options.gpu_memory), nvme_path=None)
+    nodes = num_nodes(count, options.gpus_per_node or _GPUS_OF_A_NODE)
+    if not runs:
+        if options.gpu_memory is None:
+            raise UsageError("No GPUs to predict for: give --gpu-memory, a --machine, or --runs of earlier tunes.")
+        return _bare(options.gpu_memory, count, nodes)
+    seen, _ = runs[max(runs)]
+    limit = options.gpu_memory or seen.memory_limit
+    return replace(
+        _bare(limit, count, nodes),
+        gpus=tuple(Gpu("", seen.gpu_name or "", limit) for _ in range(count)),
+        host_memory=seen.host_memory // seen.num_nodes * nodes,
+        num_cores=max(1, seen.num_cores // seen.num_nodes) * nodes,
+        rates=dict(seen.rates),
+        learned={name: (mean, deviation) for name, mean, deviation in seen.learned},
+    )
+
+
+_CORES_OF_A_GPU = 16
+"""Chosen: usual for a rented GPU, as `ladder plan` assumes."""
+_ENOUGH = 1 << 60
+"""Bytes of host memory where no machine is named. Chosen: no limit."""
+
+
+def _bare(limit: int, count: int, nodes: int) -> Machine:
+    return Machine(
+        device="cuda",
+        world_size=count,
+        memory_limit=limit,
+        host_memory=_ENOUGH,
+        num_cores=_CORES_OF_A_GPU * count,
+        num_nodes=nodes,
+        unsupported=alone("cuda", count),
+    )
