@@ -27,7 +27,9 @@ HELP = re.compile(r'help="([^"]*)"')
 OPTIONS = [
     each for options in (TuneOptions, PlanOptions, VerifyOptions, RunOptions) for each in declared(options).values()
 ]
-COMMANDS = ("tune", "plan", "run", "explain", "report", "verify", "export", "doctor", "schema", "models", "machines")
+COMMANDS = (
+    "tune", "plan", "sbatch", "run", "explain", "report", "verify", "export", "doctor", "schema", "models", "machines"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
