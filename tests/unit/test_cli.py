@@ -28,7 +28,8 @@ OPTIONS = [
     each for options in (TuneOptions, PlanOptions, VerifyOptions, RunOptions) for each in declared(options).values()
 ]
 COMMANDS = (
-    "tune", "plan", "scale", "run", "explain", "report", "verify", "export", "doctor", "schema", "models", "machines"
+    "tune", "plan", "scale", "sbatch", "run", "explain", "report", "verify", "export", "doctor", "schema", "models",
+    "machines",
 )  # fmt: skip
 
 
