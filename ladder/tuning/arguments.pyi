@@ -65,6 +65,6 @@ class VerifyArguments(TypedDict, total=False):
     script: str | Sequence[str]
     steps: int | None
     minutes: float | None
+    tolerance: float
     hostfile: Path | str | None
     launcher: Literal["local", "ray"]
-    tolerance: float

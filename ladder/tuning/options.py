@@ -329,12 +329,6 @@ class VerifyOptions:
     script: OtherCommand = ()
     steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
     minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
-    hostfile: Annotated[
-        Path | None, Option("The hosts of an answer for several nodes. Without it, those of the Slurm job.", MACHINE)
-    ] = None
-    launcher: Annotated[
-        Literal["local", "ray"], Option("ray: an answer for several nodes runs on a Ray cluster.", MACHINE)
-    ] = "local"
     tolerance: Annotated[
         float,
         Option(
@@ -343,6 +337,12 @@ class VerifyOptions:
             number(0, 0.99, metavar="FRACTION"),
         ),
     ] = 0.05
+    hostfile: Annotated[
+        Path | None, Option("The hosts of an answer for several nodes. Without it, those of the Slurm job.", MACHINE)
+    ] = None
+    launcher: Annotated[
+        Literal["local", "ray"], Option("ray: an answer for several nodes runs on a Ray cluster.", MACHINE)
+    ] = "local"
 
 
 @dataclass(frozen=True, kw_only=True)
