@@ -58,11 +58,11 @@ class Job:
         str | None, Option("The time limit, in Slurm's words: 90 (minutes), 02:00:00 or 1-12.", JOB, _LIMIT)
     ] = None
     mem: Annotated[
-        str | None, Option("Host memory of the node, e.g. 400G.", JOB, _MEMORY, unset="--host-memory and 8 GiB")
+        str | None, Option("Host memory of a node, e.g. 400G.", JOB, _MEMORY, unset="--host-memory and 8 GiB")
     ] = None
-    cpus_per_task: Annotated[int | None, Option("Cores of the node.", JOB, whole(1))] = None
+    cpus_per_task: Annotated[int | None, Option("Cores of a node.", JOB, whole(1))] = None
     gpus_per_node: Annotated[
-        str | None, Option("GPUs of the node, if Slurm wants a type too: a100:8.", JOB, _ONE, unset="--gpus")
+        str | None, Option("GPUs of a node, if Slurm wants a type too: a100:8.", JOB, _ONE, unset="--gpus")
     ] = None
     requeues: Annotated[int, Option("If its time is up, the job queues itself again up to N times.", JOB, whole(0))] = (
         _REQUEUES
@@ -109,6 +109,7 @@ def sbatch(options: TuneOptions, job: Job) -> int:
 def _require_possible(options: TuneOptions) -> None:
     """Raise what `ladder tune` would raise in the job, as far as it can be known here."""
     from ladder.machine.lease import Leases
+    from ladder.tuning.nodes_venue import gpus_of_a_node
     from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
     from ladder.tuning.precision import dtype_of
     from ladder.tuning.problem import micro_batches_of, what_is_trained, workload_of
@@ -121,7 +122,10 @@ def _require_possible(options: TuneOptions) -> None:
     require_text(options)
     require_effective_options(options)
     with Leases(wait=False, note=_silent, cancelled=lambda: False) as leases:
-        venue_of(options, leases, ignore, lambda: False)
+        if options.nodes and options.nodes > 1:  # those of the job, which is yet to come
+            gpus_of_a_node(options.gpus or 0, options.nodes)
+        else:
+            venue_of(options, leases, ignore, lambda: False)
         if options.launcher == "simulated":
             space_of(options, leases)
             return
@@ -157,7 +161,8 @@ def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
         options = replace(options, run_dir=Path("ladder-runs") / f"{name}-job-{digest}")
     assert options.run_dir is not None
     options = replace(options, run_dir=here / options.run_dir)
-    memory = f"{-(-(options.host_memory + _BESIDE_RANKS) // GIB)}G" if options.host_memory else ""
+    nodes = options.nodes or 1
+    memory = f"{-(-(options.host_memory // nodes + _BESIDE_RANKS) // GIB)}G" if options.host_memory else ""
     return {
         "job_name": f"ladder-{name}",
         "account": job.account or "",
@@ -165,7 +170,8 @@ def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
         "time": job.time or "",
         "mem": job.mem or memory,
         "cpus": job.cpus_per_task or "",
-        "gpus": job.gpus_per_node or options.gpus or "",
+        "nodes": nodes,
+        "gpus": job.gpus_per_node or (options.gpus or 0) // nodes or "",
         "environment": _environment(Path(sys.prefix)),
         "folder": shlex.quote(str(here)),
         "tune": shlex.join(["ladder", "tune", *words_of(options)]),

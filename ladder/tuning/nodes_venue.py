@@ -78,7 +78,7 @@ def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
         if options.hostfile is not None:
             raise UsageError("--launcher ray has the nodes of its cluster; leave --hostfile out.")
         count = options.nodes or 1
-        return ray_nodes(count, options.gpus // count if options.gpus is not None else None), None
+        return ray_nodes(count, gpus_of_a_node(options.gpus, count) if options.gpus is not None else None), None
     if options.hostfile is not None:
         return hostfile_nodes(options.hostfile, options.nodes)
     if not is_in_allocation():
@@ -90,17 +90,20 @@ def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
     return slurm_nodes(options.nodes), None
 
 
-def _wanted(options: TuneOptions, count: int, slots: int | None) -> Wanted:
-    """What of each node is used. UsageError if --gpus cannot be divided evenly, or is not what the hostfile says."""
-    if options.gpus and options.gpus % count:
-        near = max(count, options.gpus // count * count)
+def gpus_of_a_node(gpus: int, count: int) -> int:
+    """UsageError if `gpus` cannot be divided evenly over `count` nodes."""
+    if gpus % count:
         raise UsageError(
-            f"--gpus {options.gpus} cannot be divided evenly over {count} nodes; it counts the GPUs of all nodes "
-            f"together: use --gpus {near}."
+            f"--gpus {gpus} cannot be divided evenly over {count} nodes; it counts the GPUs of all nodes together: use "
+            f"--gpus {max(count, gpus // count * count)}."
         )
-    gpus = options.gpus // count if options.gpus else options.gpus if options.gpus is not None else slots
+    return gpus // count
+
+
+def _wanted(options: TuneOptions, count: int, slots: int | None) -> Wanted:
+    """What of each node is used; `slots` is what a hostfile says of a node's GPUs."""
     return Wanted(
-        gpus=gpus,
+        gpus=gpus_of_a_node(options.gpus, count) if options.gpus is not None else slots,
         gpu_memory=options.gpu_memory,
         host_memory=options.host_memory // count if options.host_memory is not None else None,
         nvme_path=options.nvme_path.resolve() if options.nvme_path is not None else None,

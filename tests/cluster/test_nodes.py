@@ -55,6 +55,15 @@ def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm
     assert "--nodes 3 asks for more than the 2 of Slurm job" in done.stderr
 
 
+def test_a_written_job_for_two_nodes_tunes_on_both(slurm: Slurm, tmp_path: Path) -> None:
+    words = ["sbatch", *TUNE[len(LADDER) + 1 : -1], "--nodes", "2", "--time-budget", "10s", "--job-file", "tune.sbatch"]
+    assert slurm.run(*LADDER, *words, folder=tmp_path).returncode == 0
+    job = slurm.submit("tune.sbatch", folder=tmp_path)
+    said = "".join(file.read_text() for file in tmp_path.glob("*.out"))
+    assert slurm.wait_for(job, seconds=200)["JobState"] == "COMPLETED", said
+    assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
+
+
 def test_a_job_that_is_over_is_told(slurm: Slurm, tmp_path: Path) -> None:
     over = ["env", "SLURM_JOB_ID=999999", "SLURM_JOB_NODELIST=node[1-2]"]
     done = slurm.run(*over, *TUNE, "--nodes", "2", folder=tmp_path, timeout=240)

@@ -19,6 +19,7 @@ from ladder.launch.nodes.merged import merged, moved
 from ladder.launch.nodes.network import interface_of, own_addresses, reachable, served
 from ladder.launch.nodes.slurm import is_in_allocation, nodes_among
 from ladder.launch.nodes.wire import from_wire, to_wire
+from ladder.tuning.nodes_venue import gpus_of_a_node
 from ladder.units import GIB
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}
@@ -103,6 +104,14 @@ def test_a_hostfile_that_cannot_be_used_is_refused(
 def test_a_hostfile_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         hostfile_nodes(tmp_path / "hosts", None)
+
+
+def test_gpus_are_divided_evenly_over_nodes_or_refused() -> None:
+    assert gpus_of_a_node(16, 2) == 8
+    with pytest.raises(UsageError, match=r"--gpus 15 cannot be divided evenly over 2 nodes.* use --gpus 14"):
+        gpus_of_a_node(15, 2)
+    with pytest.raises(UsageError, match=r"use --gpus 4\."):
+        gpus_of_a_node(1, 4)
 
 
 def test_the_smallest_node_decides_what_each_rank_has() -> None:
