@@ -58,7 +58,9 @@ class KnownMachine:
 
 def facts_of(machine: Machine) -> dict[str, Any]:
     """What tells the machine from others whose figures would mislead."""
+    several = {"nodes": machine.num_nodes} if machine.num_nodes > 1 else {}
     return {
+        **several,
         "device": machine.device,
         "gpu": machine.gpu_name,
         "ranks": machine.world_size,

@@ -30,7 +30,7 @@ _MOST_TEXT = 4096
 
 
 class InterruptedWaitError(LadderError):
-    """The user stopped waiting for GPUs before anything began."""
+    """The user stopped waiting for GPUs or nodes before anything began."""
 
     exit_code = 130
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,23 @@ def test_a_run_folder_that_one_node_does_not_see_is_found_before_the_first_trial
     with pytest.raises(EnvironmentFaultError, match=r"Node node2 does not see .*choose a --run-dir"):
         bench.run(tiny_trial(hidden / "0001", 1))
     cluster.close()
+    assert agents_here() == before
+
+
+def test_a_tune_that_is_interrupted_while_a_node_gets_ready_blames_nobody(
+    tmp_path: Path, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> None:
+    before = agents_here()
+    bench, cluster = made_bench(tmp_path, trial_environment, trial_job, lambda program: ["sleep", "60"])
+    timer = threading.Timer(1.0, bench.cancel)
+    timer.start()
+    run = bench.run(tiny_trial(tmp_path / "0001", 1))
+    timer.join()
+    cluster.close()
+    assert run.stop is not None
+    assert run.stop.kind == "cancelled"
+    assert [record.outcome.kind for record in records_of(run)] == ["cancelled"]
+    assert run.ended - run.requested < 12  # seconds, of which `sleep` is given eight
     assert agents_here() == before
 
 

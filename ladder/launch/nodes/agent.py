@@ -49,6 +49,8 @@ class Agent:
         self.gone = threading.Event()
         """The controller has gone."""
         self._launcher: LocalLauncher | None = None
+        self._met = threading.Event()
+        """All nodes have found this one, or never will."""
         self._leases = Leases(cancelled=self.gone.is_set)
         self._uuids: tuple[str, ...] = ()
         self._marker = ""
@@ -72,6 +74,7 @@ class Agent:
             self._end()
 
     def _end(self) -> None:
+        self._met.set()
         if self._launcher is not None:
             self._launcher.close()
         if self._marker:
@@ -112,7 +115,8 @@ class Agent:
 
     def _serve(self, token: str) -> None:
         """Let other nodes find out how they reach this one."""
-        self.tell("serving", port=served(token, self.gone))
+        self._met.clear()
+        self.tell("serving", port=served(token, self._met))
 
     def _reach(self, addresses: list[str], port: int, token: str) -> None:
         self.tell("reached", addresses=reachable(addresses, port, token))
@@ -121,6 +125,7 @@ class Agent:
         self, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], log: str, address: str, cold: bool
     ) -> None:
         """Start the trial server, whose ranks meet at `address`."""
+        self._met.set()
         self._marker = marker
         kill_marked(marker)
         interface = interface_of(address)

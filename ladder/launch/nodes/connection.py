@@ -15,6 +15,7 @@ from typing import Any
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.watch import now
+from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
 
 _START_SECONDS = 60.0
@@ -115,7 +116,9 @@ class Connection:
                     raise EnvironmentFaultError(f"Node {self.name}: {event['sentence']}")
                 if event["event"] == expected:
                     return dict(event)
-        raise self.fault("it was interrupted" if self._cancelled() else f"it {late}")
+        if self._cancelled():
+            raise InterruptedWaitError(f"interrupted while node {self.name} was getting ready.")
+        raise self.fault(f"it {late}")
 
     def fault(self, what: str) -> EnvironmentFaultError:
         """With the last thing that ssh, srun or the agent said."""

@@ -15,6 +15,7 @@ from ladder.launch.nodes.connection import Connection, close_all
 from ladder.launch.nodes.merged import merged, moved
 from ladder.launch.nodes.wire import from_wire
 from ladder.launch.watch import now
+from ladder.machine.lease import InterruptedWaitError
 
 _TICK_SECONDS = 0.05
 """Between two checks of the agents. Chosen: they watch their ranks themselves, so it only delays the end of a trial."""
@@ -23,6 +24,7 @@ _GRACE_SECONDS = 0.5
 0.3 s that ranks of one node have."""
 _END_SECONDS = 60.0
 """How long a node may take to end its part once told to. Chosen: to kill ranks and free a GPU may take 20 and 30 s."""
+_INTERRUPTED = Ending(kind="cancelled", sentence="the tune was interrupted")
 
 
 class NodesLauncher(Launcher):
@@ -53,7 +55,12 @@ class NodesLauncher(Launcher):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "spec.json").write_text(spec.model_dump_json(indent=1), encoding="utf-8")
         if not self._agents:
-            agents, self._address = self._opened()
+            begun = now()
+            try:
+                agents, self._address = self._opened()
+            except InterruptedWaitError:
+                none: list[list[Event]] = [[] for _ in range(spec.world_size)]
+                return TrialRun(spec=spec, events=none, stop=_INTERRUPTED, requested=begun, started=begun, ended=now())
             self._agents = list(agents)
         for agent in self._agents:
             agent.send("load", operators=self._operators)
@@ -106,7 +113,7 @@ class _Trial:
                             self._start(other, deadlines, port=event["port"])
                     self._take(index, event)
             if cancelled() and self._stop is None:
-                self._stop = Ending(kind="cancelled", sentence="the tune was interrupted")
+                self._stop = _INTERRUPTED
             if self._must_end() and self._told is None:
                 self._told = now()
                 for index in self._running:

@@ -12,7 +12,7 @@ import psutil
 _TRY_SECONDS = 3.0
 """For a connection. Chosen: an address of the same network answers in milliseconds, one behind a firewall never."""
 _SERVED_SECONDS = 120.0
-"""How long the others may try. Chosen: many times what all addresses of a node with ten networks take."""
+"""How long the others may try at most. Chosen: many times what all addresses of a node with ten networks take."""
 
 
 def own_addresses() -> list[str]:
@@ -42,8 +42,8 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def served(token: str, gone: threading.Event) -> int:
-    """Say `token` to whoever connects, for two minutes; returns the port, on all of this node's addresses.
+def served(token: str, over: threading.Event) -> int:
+    """Say `token` to whoever connects until it is `over`; returns the port, on all of this node's addresses.
 
     The token tells that it was this node that answered, not another one's or another program. It opens nothing.
     """
@@ -54,7 +54,7 @@ def served(token: str, gone: threading.Event) -> int:
         listener.settimeout(1.0)
         with listener:
             for _ in range(int(_SERVED_SECONDS)):
-                if gone.is_set():
+                if over.is_set():
                     return
                 with suppress(OSError):
                     peer, _ = listener.accept()
