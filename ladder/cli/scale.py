@@ -16,7 +16,7 @@ from ladder.tuning.scale_options import ScaleOptions
 from ladder.units import counted
 
 if TYPE_CHECKING:
-    from ladder.tuning.scaling import ScalePoint, ScaleResult
+    from ladder.tuning.scale_points import ScalePoint, ScaleResult
 
 _WIDE = 110
 """From this width on, the table names the whole configuration."""

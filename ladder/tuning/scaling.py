@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from ladder.candidates import ALL_RUNGS
 from ladder.errors import NothingFitsError, UsageError
@@ -35,6 +33,7 @@ from ladder.tuning.problem import (
 )
 from ladder.tuning.run import run_tune
 from ladder.tuning.scale_options import ScaleOptions, counts_in
+from ladder.tuning.scale_points import ScalePoint, ScaleResult, with_prices
 from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
 from ladder.tuning.tune_events import Subscriber, ignore, noting
 from ladder.units import gib
@@ -45,68 +44,7 @@ _GPUS_OF_A_NODE = 8
 """Chosen: as in most servers for training."""
 _BATCH = 128
 """Sequences per optimizer step. Chosen: as in a tune of a number of GPUs that divides it."""
-_PAYS = 0.5
-"""An added GPU pays if it brings at least this share of what each GPU brought before. Chosen: below it, tokens cost
-more than twice as much on the added GPUs."""
-
 Run = tuple[Space, Sequence[Record]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalePoint:
-    """The best configuration at one number of GPUs."""
-
-    gpus: int
-    nodes: int
-    source: str
-    """measured, simulated or predicted; none where nothing fits."""
-    candidate: str | None = None
-    tokens_per_second: float | None = None
-    low: float | None = None
-    """Predicted: it is slower than this with a probability of 10 %."""
-    high: float | None = None
-    device_gib: float | None = None
-    joules_per_token: float | None = None
-    is_sure: bool = True
-    """It was measured, or fits with a probability of 99 %."""
-    efficiency: float | None = None
-    """Tokens/s per GPU, over those of the smallest number of GPUs that has a speed."""
-    cost: float | None = None
-    """Of a billion tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleResult:
-    """All points, in ascending order of GPUs, and what they say."""
-
-    model: str
-    global_batch_size: int
-    price: float | None
-    points: tuple[ScalePoint, ...]
-    left_out: Mapping[int, str]
-    """By number of GPUs: why it is not among the points."""
-
-    @property
-    def smallest(self) -> int | None:
-        """The fewest of these GPUs on which a configuration surely fits."""
-        return next((point.gpus for point in self.points if point.tokens_per_second and point.is_sure), None)
-
-    @property
-    def verdict(self) -> str:
-        """Where more GPUs stop paying, in one sentence."""
-        return _verdict([point for point in self.points if point.tokens_per_second])
-
-    def plain(self) -> dict[str, Any]:
-        """The result as values for JSON."""
-        return {
-            "model": self.model,
-            "global_batch_size": self.global_batch_size,
-            "price_per_gpu_hour": self.price,
-            "smallest_gpus": self.smallest,
-            "verdict": self.verdict,
-            "left_out": {str(count): reason for count, reason in self.left_out.items()},
-            "points": [{each.name: getattr(point, each.name) for each in fields(point)} for point in self.points],
-        }
 
 
 def scale_of(
@@ -162,37 +100,6 @@ def predicted(space: Space, runs: Mapping[int, Run]) -> ScalePoint:
         device_gib=gib(found.outlook.memory.peak),
         is_sure=found.is_sure,
     )
-
-
-def with_prices(points: Sequence[ScalePoint], price: float | None) -> tuple[ScalePoint, ...]:
-    """`points` with their efficiency, and with the cost of a billion tokens if a GPU-hour has a `price`."""
-    base = next((p.tokens_per_second / p.gpus for p in points if p.tokens_per_second), None)
-    done = []
-    for point in points:
-        speed = point.tokens_per_second
-        if speed and base:
-            cost = None if price is None else 1e9 / speed / 3600 * point.gpus * price
-            done.append(replace(point, efficiency=speed / point.gpus / base, cost=cost))
-        else:
-            done.append(point)
-    return tuple(done)
-
-
-def _verdict(points: Sequence[ScalePoint]) -> str:
-    speeds = [(point.gpus, point.nodes, point.tokens_per_second or 0.0) for point in points]
-    on_one = max((speed for _, nodes, speed in speeds if nodes == 1), default=0.0)
-    on_more = max((speed for _, nodes, speed in speeds if nodes > 1), default=0.0)
-    if on_one and on_more and on_one >= on_more:
-        return "One node is faster than several."
-    for (gpus, nodes, speed), (more, more_nodes, faster) in pairwise(speeds):
-        share = (faster - speed) / (more - gpus) / (speed / gpus)
-        if share < _PAYS:
-            what = "A second node stops" if nodes == 1 < more_nodes else "More GPUs stop"
-            return (
-                f"{what} paying after {gpus}: up to {more}, each added GPU brings {max(0.0, share):.0%} of what each "
-                "of the first brings."
-            )
-    return "More GPUs pay up to the largest number asked for." if len(points) > 1 else ""
 
 
 def _by_count(stored: Sequence[StoredRun]) -> list[tuple[int, StoredRun]]:
