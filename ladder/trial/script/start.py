@@ -33,7 +33,8 @@ def main() -> None:
     for technique in techniques_of(spec):
         technique.claim_host(int(os.environ["LOCAL_RANK"]), spec.world_size)
     reporter = Reporter(path.parent / f"rank{os.environ['RANK']}.jsonl")
-    if spec.device == "cpu" and not dist.is_initialized():  # DeepSpeed on a CPU looks for MPI otherwise
+    is_ours = spec.device == "cpu" and not dist.is_initialized()
+    if is_ours:  # DeepSpeed on a CPU looks for MPI otherwise
         dist.init_process_group("gloo")
     _load_operators(spec)
     program = program_of(spec.script.command)
@@ -43,6 +44,8 @@ def main() -> None:
         name_moments(grip)
         note_checkpoints(grip)
         run_program(program, spec, spec.script)
+        if is_ours and dist.is_initialized():  # gloo's threads, left to the interpreter's end, now and then abort it
+            dist.destroy_process_group()
     except SystemExit:
         raise
     except BaseException as error:
