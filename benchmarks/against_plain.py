@@ -2,14 +2,14 @@
 
     python benchmarks/against_plain.py FILE.json MODEL [--gpus 1] [--caps 0 24 40] [--seq-len 2048] [--batch 64]
         [--methods ddp fsdp2 fsdp2-kept zero2 zero3 trainer] [--micro-batches 1 2 4 8 16 32] [--checkpointing off on]
-        [--lora r=16,alpha=32] [--load-in 4bit] [--backend all]
+        [--lora r=16,alpha=32] [--load-in 4bit] [--backend all] [--tune="--host-memory 110GiB"]
 
-For each limit of GPU memory (GiB; 0 is none): `ladder tune`, then `by_hand.py` by each method, without checkpointing
-and with it, in processes of its own. `fsdp2-kept` keeps gathered weights from forward to backward; `trainer` is the
-Trainer without DeepSpeed. FILE.json gets a row for each limit; a row that it already holds is not run again, and what
-was measured by hand under a larger limit is used again where it stayed below the smaller one. So give large limits
-first. The last
-line is `rows=…` and `worst`, the least of the answers' tokens/s over those of the fastest by hand.
+For each limit of GPU memory (GiB; 0 is none): `ladder tune`, with the further options that `--tune` has, then
+`by_hand.py` by each method, without checkpointing and with it, in processes of its own. `fsdp2-kept` keeps gathered
+weights from forward to backward; `trainer` is the Trainer without DeepSpeed. FILE.json gets a row for each limit; a row
+that it already holds is not run again, and what was measured by hand under a larger limit is used again where it stayed
+below the smaller one. So give large limits first. The last line is `rows=…` and `worst`, the least of the answers'
+tokens/s over those of the fastest by hand.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lora")
     parser.add_argument("--load-in", choices=["4bit"])
     parser.add_argument("--backend", default="all")
+    parser.add_argument("--tune", default="")
     return parser.parse_args()
 
 
@@ -90,6 +91,7 @@ def _tuned(options: argparse.Namespace, cap: int) -> dict[str, Any]:
     for name, value in (("--gpu-memory", f"{cap}GiB" if cap else None), ("--lora", options.lora)):
         words += [name, value] if value else []
     words += ["--load-in", options.load_in] if options.load_in else []
+    words += options.tune.split()
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "ladder", *map(str, words)],

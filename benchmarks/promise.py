@@ -1,13 +1,15 @@
 """Does a training keep what its tune promised? The same unmodified scripts, tuned and then trained, in one run.
 
-    python benchmarks/promise.py FILE.json [--scripts sft dpo reviews …] [--model llama-3.2-1b] [--layers N] [--gpus 1]
-        [--gpu-memory 24GiB] [--rung zero2 …] [--steps 20 120] [--time-budget 60s] [--price]
+    python benchmarks/promise.py FILE.json [--scripts sft dpo grpo reviews first-fit course price-sft price-reviews]
+        [--model llama-3.2-1b] [--layers N] [--gpus 1] [--gpu-memory 24GiB] [--rung zero2 …] [--micro-batch 8]
+        [--steps 20 120] [--time-budget 60s]
 
 Each script is tuned (`ladder tune … -- script`) and trained with the answer (`ladder run`). Its own logging says when
 it had made so many optimizer steps; reached speed is that of the steps between those of `--steps`. Beside it stands the
-peak that NVML sees during the training, and that of the proof. `course` is the reviews script under the file that
-courses hand out: stage 3 with both offloads. `--price` tunes the script and a synthetic workload of the same model,
-length and engine once more, and compares the seconds of their trials.
+peak that NVML sees during the training, and that of the proof. `first-fit` is the reviews script where the documented
+ladder first fits, and `course` the same script under the file that courses hand out: stage 3 with both offloads.
+`price-sft` compares the seconds of one trial of that script with those of a synthetic workload of the same model,
+length and engine: `--rung` and `--micro-batch` say which.
 
 Model folders with random weights and data of uneven lengths are made beside FILE.json. FILE.json gets a row for each
 script; a row that it already holds is not run again. The last line is `scripts=3 worst_pct=1.9`.
@@ -24,7 +26,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from ladder.workload.source import resolve_model
 _ROWS = 4000
 """Of each data set. Chosen: more than all steps of a run take."""
 _WORDS = 2000
+_COMPLETION = 64
+"""Tokens that GRPO generates for a prompt at most. Chosen: a step of transformers' generation takes seconds."""
 _EVERY = 20
 """Steps between two lines of the scripts' logging."""
 _LOSS = re.compile(r"'loss': ")
@@ -46,32 +49,19 @@ _REVIEWS = Path(__file__).parent / "scripts" / "reviews.py"
 
 
 def _command(name: str, model: Path, data: Path, length: int) -> list[str]:
-    shared = ["--output_dir", "never-written", "--logging_steps", str(_EVERY), "--save_strategy", "no"]
-    shared += ["--learning_rate", "1e-6", "--max_length", str(length), "--per_device_train_batch_size", "4"]
-    shared += ["--gradient_accumulation_steps", "8"]
-    if name == "sft":
-        return [
-            "-m",
-            "trl.scripts.sft",
-            "--model_name_or_path",
-            str(model),
-            "--dataset_name",
-            str(data / "text"),
-            *shared,
-        ]
-    if name == "dpo":
-        return [
-            "-m",
-            "trl.scripts.dpo",
-            "--model_name_or_path",
-            str(model),
-            "--dataset_name",
-            str(data / "pairs"),
-            *shared,
-        ]
     if name == "reviews":
         return [str(_REVIEWS), "--model", str(model), "--data", str(data / "text" / "train.jsonl")]
-    raise SystemExit(f"there is no script {name}")
+    of_trl = {"sft": ("text", "--max_length"), "dpo": ("pairs", "--max_length"), "grpo": ("prompts", "")}
+    if name not in of_trl:
+        raise SystemExit(f"there is no script {name}")
+    rows, longest = of_trl[name]
+    command = ["-m", f"trl.scripts.{name}", "--model_name_or_path", str(model), "--dataset_name", str(data / rows)]
+    command += ["--output_dir", "never-written", "--logging_steps", str(_EVERY), "--save_strategy", "no"]
+    command += ["--learning_rate", "1e-6", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "8"]
+    if name == "grpo":
+        reward = ["--reward_funcs", "get_soft_overlong_punishment", "--num_generations", "4"]
+        return [*command, *reward, "--max_completion_length", str(_COMPLETION)]
+    return [*command, longest, str(length)]
 
 
 def main() -> None:
@@ -84,15 +74,25 @@ def main() -> None:
         if any(row["script"] == name and row["model"] == arguments.model for row in rows):
             continue
         known = {"script": name, "model": arguments.model, "layers": arguments.layers}
-        if name == "course":
-            row = known | _under_a_course_s_file(model, folder, arguments)
-        else:
-            row = known | _kept(name, _command(name, model, folder, arguments.length), arguments)
+        row = known | _row(name, model, folder, arguments)
         rows.append(row)
         arguments.file.write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(row), flush=True)
     kept = [abs(row["reached_over_promised"] - 1) for row in rows if row.get("reached_over_promised")]
     print(f"scripts={len(kept)} worst_pct={100 * max(kept, default=0.0):.1f}")
+
+
+def _row(name: str, model: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    if name == "course":
+        return _under_a_course_s_file(model, folder, arguments)
+    if name.startswith("price-"):
+        command = _command(name.removeprefix("price-"), model, folder, arguments.length)
+        return _price(name, command, model, arguments)
+    if name == "first-fit":
+        command = _command("reviews", model, folder, arguments.length)
+        return _kept(name, command, ["--strategy", "walk"], arguments)
+    command = _command(name, model, folder, arguments.length)
+    return _kept(name, command, ["--time-budget", arguments.time_budget, "--knobs", "0"], arguments)
 
 
 def _under_a_course_s_file(model: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", default="1")
     parser.add_argument("--gpu-memory")
     parser.add_argument("--rung", nargs="*", default=[])
+    parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--steps", nargs=2, type=int, default=[20, 120])
-    parser.add_argument("--price", action="store_true")
     parser.add_argument("--time-budget", default="60s")
     return parser.parse_args()
 
@@ -166,18 +166,18 @@ def _make_data(folder: Path) -> None:
     rows: dict[str, list[dict[str, str]]] = {
         "text": [{"text": text()} for _ in range(_ROWS)],
         "pairs": [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(_ROWS)],
+        "prompts": [{"prompt": text()} for _ in range(_ROWS)],
     }
     for name, lines in rows.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _kept(name: str, command: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
+def _kept(name: str, command: list[str], search: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
     answer = arguments.file.absolute().parent / f"{name}.json"
     rungs = [word for rung in arguments.rung for word in ("--rung", rung)]
     began = time.monotonic()
-    search = [*_limits(arguments), *rungs, "--time-budget", arguments.time_budget, "--knobs", "0"]
-    tuned = _ladder(["tune", *search, "--output", str(answer), "--", *command])
+    tuned = _ladder(["tune", *_limits(arguments), *rungs, *search, "--output", str(answer), "--", *command])
     seconds = time.monotonic() - began
     if tuned.returncode:
         return {"failed": tuned.stderr[-800:] + tuned.stdout[-800:]}
@@ -203,8 +203,8 @@ def _kept(name: str, command: list[str], arguments: argparse.Namespace) -> dict[
         "padding": section["script"]["padding"],
         "loader_share": section["script"]["loader_share"],
         "tune_seconds": round(seconds, 1),
+        "plain": section.get("plain"),
         "last_lines": tuned.stdout.splitlines()[-12:],
-        **(_price(section, command, arguments) if arguments.price else {}),
     }
 
 
@@ -212,22 +212,26 @@ def _limits(arguments: argparse.Namespace) -> list[str]:
     return ["--gpus", arguments.gpus, *(["--gpu-memory", arguments.gpu_memory] if arguments.gpu_memory else [])]
 
 
-def _price(section: Mapping[str, Any], command: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a trial of the answer's engine with its micro-batch: of the script, and of a synthetic workload."""
-    workload, folder = section["workload"], arguments.file.absolute().parent
-    only = [*_limits(arguments), "--rung", section["rung"], "--micro-batch", str(section["micro_batch"])]
-    shape = ["--seq-len", str(workload["seq_len"]), "--global-batch-size", str(workload["global_batch_size"])]
-    tunes = {"script": ["--", *command], "synthetic": [*shape, section["model"]["name"]]}
-    phases = {}
-    for kind, words in tunes.items():
-        run = folder / f"price-{kind}"
+def _price(name: str, command: list[str], model: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of one trial by phase: of the script, and of a synthetic workload of its length and global batch."""
+    folder, (rung,) = arguments.file.absolute().parent, arguments.rung or ["zero2"]
+    walk = ["tune", *_limits(arguments), "--rung", rung, "--micro-batch", str(arguments.micro_batch)]
+    walk += ["--strategy", "walk", "--backend", "deepspeed"]
+    phases: dict[str, dict[str, float]] = {}
+    words = ["--", *command]
+    for kind in ("script", "synthetic"):
+        run = folder / f"{name}-{kind}"
         run.mkdir(exist_ok=True)
-        done = _ladder(["tune", *only, "--knobs", "0", "--run-dir", str(run), "--output", str(run / "a.json"), *words])
+        answer = run / "answer.json"
+        done = _ladder([*walk, "--run-dir", str(run), "--output", str(answer), *words])
         if done.returncode:
             return {"price": None, "price_failed": done.stderr[-500:]}
-        phases[kind] = next(iter(read_run(run).trial_seconds.values()))
-    whole = {kind: sum(seconds for name, seconds in of.items() if name != "start") for kind, of in phases.items()}
-    return {"price": round(whole["script"] / whole["synthetic"], 3), "price_phases": phases}
+        phases[kind] = dict(next(iter(read_run(run).trial_seconds.values())))
+        workload = json.loads(answer.read_text())["ladder"]["workload"]
+        words = ["--seq-len", str(workload["seq_len"]), "--global-batch-size", str(workload["global_batch_size"])]
+        words += [str(model)]
+    whole = {kind: sum(seconds for phase, seconds in of.items() if phase != "start") for kind, of in phases.items()}
+    return {"rung": rung, "price": round(whole["script"] / whole["synthetic"], 3), "price_phases": phases}
 
 
 def _trained(words: list[str], few: int, more: int) -> tuple[float, float]:
