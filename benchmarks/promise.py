@@ -90,7 +90,8 @@ def _row(name: str, model: Path, folder: Path, arguments: argparse.Namespace) ->
         return _price(name, command, model, arguments)
     if name == "first-fit":
         command = _command("reviews", model, folder, arguments.length)
-        return _kept(name, command, ["--strategy", "walk"], arguments)
+        run = str(arguments.file.absolute().parent / "first-fit-run")
+        return _kept(name, command, ["--strategy", "walk", "--backend", "deepspeed", "--run-dir", run], arguments)
     command = _command(name, model, folder, arguments.length)
     return _kept(name, command, ["--time-budget", arguments.time_budget, "--knobs", "0"], arguments)
 
@@ -166,7 +167,7 @@ def _make_data(folder: Path) -> None:
     rows: dict[str, list[dict[str, str]]] = {
         "text": [{"text": text()} for _ in range(_ROWS)],
         "pairs": [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(_ROWS)],
-        "prompts": [{"prompt": text()} for _ in range(_ROWS)],
+        "prompts": [{"prompt": " ".join(text().split()[:200])} for _ in range(_ROWS)],
     }
     for name, lines in rows.items():
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,9 @@ from ladder.search.space import Space, measured, ruled_out
 
 _AS_FAST = 1.01
 """Speeds that differ by less than this factor count as equal. Chosen."""
+_UNCERTAIN = 4.0
+"""A prediction whose ends are further apart than this factor is nothing to compare an answer with. Chosen: the answer is
+then compared with a speed that may be half or twice the one named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class FirstFit:
 
 
 def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
-    """The first fit, measured or predicted; None if no step is likely to fit."""
+    """The first fit, measured or predicted; None if no step is likely to fit, or its speed is too uncertain."""
     tried, belief, earlier_tried = measured(records), believe(space, records), True
     for step in documented_steps(space):
         record = tried.get(step.key)
@@ -68,6 +71,8 @@ def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
         else:
             speed, peak, trial = outlook.speed.tokens_per_second, outlook.memory.peak, None
             low, high = speed * speed / outlook.optimistic, outlook.optimistic
+            if high > _UNCERTAIN * low:
+                return None
         return FirstFit(
             candidate=step,
             tokens_per_second=speed,

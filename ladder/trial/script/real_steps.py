@@ -27,6 +27,10 @@ _UNTIMED, _UNTIMED_SECONDS = 3, 2.0
 """Optimizer steps, and their seconds at least, before the timing. Chosen: the first makes Adam's states, the next
 reserve what they left; short steps of a small model settle after a second or two (measured on an H200: opt-125m's fell
 from 0.11 to 0.06 s)."""
+_ALIKE, _SETTLING_SECONDS = 1.25, 45.0
+"""Steps that generate are timed once three in a row are so much alike, or after so many seconds. Chosen: each new
+length of a completion makes its kernels ready, so the first steps take up to three times as long as later ones
+(measured on an H200), and an answer should not wait for minutes."""
 
 
 class RealSteps:
@@ -44,7 +48,8 @@ class RealSteps:
         self._seen = Seen(self._candidate, samples, grip.spec.world_size)
         self._losses = list[torch.Tensor]()
         self._windows = list[_Window]()
-        self._now, self._untimed = _Now(), 0
+        self._now, self._untimed = _Now(), list[float]()
+        self._is_timing = False
         self._window = self._cycle = cycle
         self._began = self._last = now()
         grip.reporter.candidate = self._candidate.key
@@ -98,18 +103,24 @@ class RealSteps:
 
     def _is_warming(self, ended: float, seconds: float) -> bool:
         """Whether the step that `ended` came before the timing, which may begin with the next."""
-        if self._untimed < 0:
+        if self._is_timing:
             return False
-        self._untimed += 1
-        enough = self._untimed >= _UNTIMED and ended - self._began >= _UNTIMED_SECONDS
-        if self._any_rank(enough):
-            self._untimed = 0 if self._any_rank(self._grip.gauge.settle()) else -1  # a narrower limit: once more
+        self._untimed.append(seconds)
+        if self._any_rank(self._has_settled(ended - self._began)):
+            self._is_timing = not self._any_rank(self._grip.gauge.settle())  # a narrower limit: once more
+            self._untimed.clear()
             self._grip.gauge.reset()
             self._grip.reporter.phase("measure")
             self._began = now()
-            if self._untimed < 0:  # all ranks have the seconds of the slowest
+            if self._is_timing:  # all ranks have the seconds of the slowest
                 self._window = self._cycle * max(1, math.ceil(_WINDOW_SECONDS / seconds))
         return True
+
+    def _has_settled(self, passed: float) -> bool:
+        last = self._untimed[-_UNTIMED:]
+        if len(last) < _UNTIMED or passed < _UNTIMED_SECONDS:
+            return False
+        return self._usual is not None or max(last) <= _ALIKE * min(last) or passed >= _SETTLING_SECONDS
 
     def _any_rank(self, says: bool) -> bool:
         flag = torch.tensor([float(says)], device=self._grip.spec.device)
