@@ -3,8 +3,8 @@
     [torchrun --nproc_per_node 2] benchmarks/by_hand.py SPEC.json
 
 `against_plain.py` writes SPEC.json and starts this. Micro-batches are tried in ascending order until one runs out of
-memory (exit code 3) or is slower than one before it. Rank 0 appends a JSON line for each to the file that SPEC.json
-names: tokens/s over all ranks, and GiB at the peak of its GPU.
+memory (exit code 3), or is clearly slower than the fastest, or two in a row are slower at all. Rank 0 appends a JSON
+line for each to the file that SPEC.json names: tokens/s over all ranks, and GiB at the peak of its GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OUT_OF_MEMORY = 3
 """The exit code."""
 _SLOWER = 0.97
 """A micro-batch below this share of the fastest ends the search, as whoever tries by hand stops there. Chosen."""
-_SECONDS, _FEWEST, _MOST = 4.0, 2, 20
-"""Of timed steps. Chosen: as exact as 1 % on a quiet host."""
+_FEWEST, _MOST = 2, 20
+"""Timed steps. Chosen: with the four seconds that are usual, as exact as 1 % on a quiet host."""
 _CLIP = 1.0
 
 
@@ -48,16 +48,20 @@ def main() -> None:
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
         os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    fastest = 0.0
+    speeds: list[float] = []
     try:
         steps = prepared(spec, make_model(spec, device), device)
         for micro_batch in spec["micro_batches"]:
-            speed = measure(spec, steps, micro_batch, device)
-            if speed < _SLOWER * fastest:
+            speeds.append(measure(spec, steps, micro_batch, device))
+            if has_turned(speeds):
                 break
-            fastest = max(fastest, speed)
     except torch.OutOfMemoryError:
         os._exit(OUT_OF_MEMORY)  # the other ranks wait in a collective; torchrun ends them
+
+
+def has_turned(speeds: list[float]) -> bool:
+    """Whether larger micro-batches promise nothing: the last was clearly slower than the fastest, or the last two."""
+    return speeds[-1] < _SLOWER * max(speeds) or (len(speeds) > 2 and max(speeds[-2:]) < max(speeds[:-2]))
 
 
 def make_model(spec: dict[str, Any], device: torch.device) -> Any:
@@ -122,7 +126,8 @@ class Clock:
         else:
             self.seconds.append(_together(now - self._began, self._device))
         self._began = _now(self._device)
-        return len(self.seconds) >= _FEWEST and (sum(self.seconds) >= _SECONDS or len(self.seconds) >= _MOST)
+        is_timed = sum(self.seconds) >= self._spec["seconds"] or len(self.seconds) >= _MOST
+        return is_timed and len(self.seconds) >= _FEWEST
 
 
 def measure(spec: dict[str, Any], steps: Steps, micro_batch: int, device: torch.device) -> float:

@@ -107,7 +107,8 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         # A look: one process that trains nothing, but whose script may ask for its rank.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         return
-    backend, device = ("nccl", torch.device("cuda", 0)) if spec.device == "cuda" else ("gloo", None)
+    backend = backend_of(spec)
+    device = torch.device("cuda", 0) if spec.device == "cuda" else None
     clock = _Clock()
     if device is not None:
         torch.cuda.set_device(device)
@@ -118,10 +119,15 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
     )
     clock.lap("store")
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=spec.world_size, timeout=_COLLECTIVE_TIMEOUT, device_id=device
+        backend.collectives(spec),
+        store=store,
+        rank=rank,
+        world_size=spec.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
+        device_id=device,
     )
     clock.lap("init_process_group")
-    backend_of(spec).join(spec)
+    backend.join(spec)
     clock.lap("backend")
     _claim_buffers(spec)
     clock.lap("first collectives")

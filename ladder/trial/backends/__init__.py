@@ -10,6 +10,9 @@ from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
 
+USUAL_COLLECTIVES = {"cuda": "nccl", "cpu": "gloo"}
+"""By device."""
+
 
 class Training(Protocol):
     """A model in training, wrapped by its backend."""
@@ -45,6 +48,9 @@ class RankBackend(Protocol):
 
     def build_device(self, spec: TrialSpec) -> str:
         """Where the model is built."""
+
+    def collectives(self, spec: TrialSpec) -> str:
+        """What torch's process group exchanges tensors with."""
 
     def join(self, spec: TrialSpec) -> None:
         """Called after the process group is initialised and before memory is limited."""

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
+from ladder.trial.backends import USUAL_COLLECTIVES
 from ladder.trial.model import DTYPES, forget_steps, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
@@ -61,11 +62,13 @@ class DeepSpeed:
     def build_device(self, spec: TrialSpec) -> str:
         return "cpu" if spec.zero_stage == 3 else spec.device
 
+    def collectives(self, spec: TrialSpec) -> str:
+        return USUAL_COLLECTIVES[spec.device]
+
     def join(self, spec: TrialSpec) -> None:
-        backend = "nccl" if spec.device == "cuda" else "gloo"
         # On the CPU it would compile an operator (25 s on two cores) that only `inference_all_reduce` uses.
         import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        deepspeed.init_distributed(dist_backend=self.collectives(spec), verbose=False)
 
     def start(self, model: PreTrainedModel, spec: TrialSpec) -> DeepSpeedTraining:
         techniques = techniques_of(spec)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
+from ladder.trial.backends import USUAL_COLLECTIVES
 from ladder.trial.model import DTYPES, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
@@ -83,6 +84,12 @@ class Plain:
 
     def build_device(self, spec: TrialSpec) -> str:
         return "cpu" if "fsdp" in spec.deepspeed else spec.device
+
+    def collectives(self, spec: TrialSpec) -> str:
+        """As accelerate's launcher has it for FSDP: NCCL cannot reduce the norm of gradients that lie on the host."""
+        if "fsdp" in spec.deepspeed and spec.device == "cuda":
+            return "cpu:gloo,cuda:nccl"
+        return USUAL_COLLECTIVES[spec.device]
 
     def join(self, spec: TrialSpec) -> None:
         """The process group is all that is needed; accelerate finds it."""
