@@ -199,12 +199,17 @@ class TrialSpec(_Frozen):
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""
     stop_at: float | None = None
-    """No further candidate begins after this time on CLOCK_MONOTONIC, as the time budget is spent."""
+    """After this time on CLOCK_MONOTONIC no further candidate begins, and the running one is timed for one step only:
+    what is left of the time budget is for the proof."""
     seed: int = 0
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
     share: Share | None = None
     """The part of one node, if the trial runs on several; None is all of it."""
+
+    def is_late(self, now: float) -> bool:
+        """Whether it is too late for more than what the trial has to do."""
+        return self.stop_at is not None and now > self.stop_at
 
     @property
     def local_ranks(self) -> range:

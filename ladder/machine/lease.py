@@ -49,6 +49,8 @@ class Leases:
         self._wait, self._note, self._cancelled = wait, note, cancelled
         self._folder = folder or Path(os.environ.get("LADDER_LEASES", _FOLDER))
         self._held: dict[str, int] = {}
+        self.waited = 0.0
+        """Seconds that `choose` has waited for GPUs."""
 
     def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
         """Lease the first `count` GPUs that have `needed` bytes free and that nobody uses; see `machine.Choice`.
@@ -57,6 +59,7 @@ class Leases:
         EnvironmentFaultError says who or what uses them. No other process is touched.
         """
         passing_until = time.monotonic() + _PASSING_SECONDS
+        before, began = self.waited, time.monotonic()
         told = ""
         while True:
             chosen, in_the_way = self._try(visible, count, needed)
@@ -74,6 +77,7 @@ class Leases:
                 told = first.sentence
                 self._note(f"Waiting: {told.split(';')[0]}.")
             time.sleep(_POLL_SECONDS)
+            self.waited = before + time.monotonic() - began
             if self._cancelled():
                 raise InterruptedWaitError("interrupted while waiting for GPUs.")
 

@@ -6,21 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder.events.outcome import Record
-from ladder.events.protocol import StepPolicy, TrialSpec
+from ladder.events.protocol import TrialSpec
 from ladder.search.belief import SLIM, Belief, Outlook
-from ladder.search.cost import MOST_TRIALS, expected_seconds, start_of, start_seconds, usual_seconds
+from ladder.search.cost import MOST_TRIALS, comparison_seconds, expected_seconds, proof_seconds, usual_seconds
 from ladder.search.policy import Stop, proof
 from ladder.search.space import fastest, measured, ruled_out
-
-PROOF_SECONDS = 30.0
-"""A proof is timed for at most this long, unless its fewest steps take longer (derived: `tuning.trial_request`)."""
-_PROOF_STEPS = 3
-"""The fewest optimizer steps of a proof (derived: `tuning.trial_request`)."""
-_WARM_UP = 2
-"""Untimed optimizer steps of a first candidate (derived: `StepPolicy.warmup`)."""
-_COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
-"""Of a trial that compares losses (derived: `tuning.parity`)."""
-_COMPARED_AGAINST = "zero1"
 
 
 @dataclass(frozen=True)
@@ -64,8 +54,8 @@ def rest(belief: Belief, records: Sequence[Record], comparisons: int = 0) -> Res
     proven = _to_prove(belief, records, list(rivals.values()))
     if proven is None:
         return Rest(sum(seconds[:1]), sum(seconds[:MOST_TRIALS]))
-    least, most = _proof_seconds(proven)
-    compared = comparisons * _comparison_seconds(proven)
+    least, most = proof_seconds(proven)
+    compared = comparisons * comparison_seconds(proven)
     return Rest(sum(seconds[:1]) + compared + least, sum(seconds[:MOST_TRIALS]) + compared + most, least, compared)
 
 
@@ -77,7 +67,7 @@ def trial_estimate(belief: Belief, spec: TrialSpec) -> float | None:
     candidates = [by_key[each.key] for each in spec.candidates if each.key in by_key]
     outlooks = [belief.outlook(candidate, shallow=spec.probe) for candidate in candidates]
     if spec.proof and outlooks:
-        return _proof_seconds(outlooks[0])[1]
+        return proof_seconds(outlooks[0])[1]
     return expected_seconds(outlooks) if outlooks else None
 
 
@@ -88,24 +78,4 @@ def _to_prove(belief: Belief, records: Sequence[Record], rivals: Sequence[Outloo
         if not rivals and isinstance(proof(space, records), Stop):
             return None
         return belief.outlook(space.by_key[best.candidate_key])
-    return max(rivals, key=lambda outlook: _proof_seconds(outlook)[1], default=None)
-
-
-def _proof_seconds(outlook: Outlook) -> tuple[float, float]:
-    """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
-    step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
-    start = start_of(outlook.candidate, outlook.workload)
-    fewest = _PROOF_STEPS * step
-    around = start + (_WARM_UP + 1) * step
-    return around + fewest, around + max(fewest, min(StepPolicy().maximum * step, PROOF_SECONDS + step))
-
-
-def _comparison_seconds(outlook: Outlook) -> float:
-    """Seconds of one trial of a few layers; 0 if the candidate is itself the one that others are compared with."""
-    candidate, model, weights = outlook.candidate, outlook.workload.model, outlook.workload.weights
-    if candidate.engine.name == _COMPARED_AGAINST and candidate.checkpoint_every == 0:
-        return 0.0
-    share = min(1.0, _COMPARED_LAYERS / model.num_layers)
-    step = outlook.speed.step_seconds(min(2, candidate.accumulation)) * share
-    start = start_seconds(candidate.engine.rung, int(weights.total * share), int(weights.trained * share))
-    return start + _COMPARED_STEPS * step
+    return max(rivals, key=lambda outlook: proof_seconds(outlook)[1], default=None)

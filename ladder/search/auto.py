@@ -85,23 +85,29 @@ class _Offer:
     seconds: float
 
 
-def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
-    """The trial with the largest expected gain per second, or the end of the search with its bound."""
+def auto(space: Space, records: Sequence[Record], late: frozenset[str] = frozenset()) -> Measure | Stop:
+    """The trial with the largest expected gain per second, or the end of the search with its bound.
+
+    `late` are the keys of candidates for which no time is left.
+    """
     belief = believe(space, records)
     left = _left(space, records, belief)
     best = fastest(records)
     speed = best.tokens_per_second if best is not None else None
-    worth = [each for each in left if speed is None or is_worth_a_trial(each, speed, space.tolerance)]
+    in_time = [each for each in left if each.candidate.key not in late]
+    worth = [each for each in in_time if speed is None or is_worth_a_trial(each, speed, space.tolerance)]
     if not worth:
         if (again := second_chance(space, records)) is not None:
             return again
         if space.rates or space.learned:  # they may decide what comes first, and not what is left out
-            return auto(replace(space, rates=(), learned=()), records)
+            return auto(replace(space, rates=(), learned=()), records, late)
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
         if not left:
             return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
-        return Stop(_bound(belief, left, speed or math.inf).sentence())
+        if speed is None:
+            return Stop("no time is left for a candidate that may fit")
+        return Stop(_bound(belief, left, speed).sentence())
     offer = _best_offer(belief, worth, speed)
     if (probe := _probe_first(belief, records, offer, worth, speed)) is not None:
         return probe
@@ -118,12 +124,17 @@ def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
     return _bound(belief, _left(space, records, belief), best.tokens_per_second)
 
 
-def hopeful_engines(space: Space, records: Sequence[Record]) -> list[Engine]:
-    """The engines of candidates that were not tried and may be faster than the best, in the space's order."""
-    belief, best = believe(space, records), fastest(records)
+def hopeful(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlook]:
+    """The candidates that were not tried and may be faster than the best."""
+    best = fastest(records)
     to_beat = (best.tokens_per_second or 0.0) if best is not None else 0.0
-    hopeful = {each.candidate.engine for each in _left(space, records, belief) if each.optimistic > to_beat}
-    return [engine for engine in space.engines if engine in hopeful]
+    return [each for each in _left(space, records, belief) if each.optimistic > to_beat]
+
+
+def hopeful_engines(space: Space, records: Sequence[Record]) -> list[Engine]:
+    """The engines of `hopeful` candidates, in the space's order."""
+    engines = {each.candidate.engine for each in hopeful(space, records, believe(space, records))}
+    return [engine for engine in space.engines if engine in engines]
 
 
 def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlook]:

@@ -18,6 +18,17 @@ _STEP_SECONDS = 4.0
 """After this time, only the fewest steps are timed. Derived: `StepPolicy.seconds`."""
 _FEWEST_STEPS = 3
 """One untimed step and two timed ones; one less for long steps if the untimed one agrees. Derived from `StepPolicy`."""
+PROOF_SECONDS = 30.0
+"""A proof is timed for at most this long, unless its fewest steps take longer. Derived: `tuning.trial_request`."""
+_PROOF_STEPS = 3
+"""The fewest optimizer steps of a proof. Derived: `tuning.trial_request`."""
+_MOST_STEPS = 12
+"""Steps after which timing ends in any case. Derived: `StepPolicy.maximum`."""
+_WARM_UP = 2
+"""Untimed optimizer steps of a first candidate. Derived: `StepPolicy.warmup`."""
+_COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
+"""Of a trial that compares losses. Derived: `tuning.parity`."""
+_COMPARED_AGAINST = "zero1"
 CANDIDATES_OF_A_TRIAL = 3
 """Derived: the most that `auto` puts into a trial (`_MOST`)."""
 MOST_TRIALS = 5
@@ -69,3 +80,22 @@ def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL)
     """Seconds of a trial of an engine with `num_candidates`, if each takes as long as this one."""
     start = start_of(outlook.candidate, outlook.workload)
     return start + num_candidates * candidate_seconds(outlook.speed, outlook.candidate.accumulation)
+
+
+def proof_seconds(outlook: Outlook) -> tuple[float, float]:
+    """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
+    step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
+    fewest = _PROOF_STEPS * step
+    around = start_of(outlook.candidate, outlook.workload) + (_WARM_UP + 1) * step
+    return around + fewest, around + max(fewest, min(_MOST_STEPS * step, PROOF_SECONDS + step))
+
+
+def comparison_seconds(outlook: Outlook) -> float:
+    """Seconds of one trial of a few layers; 0 if the candidate is itself the one that others are compared with."""
+    candidate, model, weights = outlook.candidate, outlook.workload.model, outlook.workload.weights
+    if candidate.engine.name == _COMPARED_AGAINST and candidate.checkpoint_every == 0:
+        return 0.0
+    share = min(1.0, _COMPARED_LAYERS / model.num_layers)
+    step = outlook.speed.step_seconds(min(2, candidate.accumulation)) * share
+    start = start_seconds(candidate.engine.rung, int(weights.total * share), int(weights.trained * share))
+    return start + _COMPARED_STEPS * step

@@ -38,6 +38,8 @@ class Stop:
     """End the search."""
 
     reason: str
+    late: bool = False
+    """The time budget ends it, and not what is known of the candidates left."""
 
 
 Decision = Measure | Prove | Stop

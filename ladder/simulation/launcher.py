@@ -96,7 +96,7 @@ class _Trial:
         self.run.started = self._t
         if self._begin():
             for number, candidate in enumerate(self._spec.candidates):
-                if number > 0 and self._spec.stop_at is not None and self._t > self._spec.stop_at:
+                if number > 0 and self._spec.is_late(self._t):
                     break
                 if number > 0 and candidate.is_left_out(self._first_step_seconds()):
                     continue
@@ -174,6 +174,7 @@ class _Trial:
             timed.append(step())
             steps = [spec.step_seconds(*pair) for pair in timed]
             enough = policy.is_enough(spec, steps, before, self._t - since, self._t - began)
+            enough |= self._spec.is_late(self._t)
         return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
 
     def _noisy(self, seconds: float) -> float:

@@ -16,7 +16,7 @@ def measure_all(spec: TrialSpec, subject: Subject, reporter: Reporter, gauge: Ga
     stepper = Stepper(subject, spec, reporter)
     first_seconds = 0.0  # the same on all ranks, so all skip the same candidates
     for index, candidate in enumerate(spec.candidates):
-        if index > 0 and spec.stop_at is not None and stepper.agree(now() > spec.stop_at):
+        if index > 0 and stepper.agree(spec.is_late(now())):
             break
         if candidate.is_left_out(first_seconds):
             continue

@@ -114,7 +114,7 @@ class Stepper:
             seconds.append(step.seconds)
             now = time.perf_counter()
             enough = policy.is_enough(candidate, seconds, self._before.seconds, now - began, now - self._began)
-            if self.agree(enough):
+            if self.agree(enough or self._spec.is_late(time.monotonic())):
                 return timings
         raise RuntimeError(
             f"gradients overflowed or were NaN in all but {len(timings.steps)} of {2 * policy.maximum} optimizer "

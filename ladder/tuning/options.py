@@ -218,7 +218,8 @@ class TuneOptions(WorkloadOptions):
     ] = None
 
     time_budget: Annotated[
-        float | None, Option("Search no longer than this, e.g. 15m. The proof comes on top.", SEARCH, DURATION)
+        float | None,
+        Option("Give the best answer that can be found and proven in this time, e.g. 15m.", SEARCH, DURATION),
     ] = None
     strategy: Annotated[StrategyName, Option("How to search.", SEARCH)] = "auto"
     tolerance: Annotated[

@@ -36,7 +36,7 @@ class ScaleOptions(WorkloadOptions):
         tuple[Path, ...],
         Option("The run folder of an earlier tune, used as measured; may be given several times.", SEARCH),
     ] = ()
-    time_budget: Annotated[float | None, Option("Search each number no longer than this.", SEARCH, DURATION)] = None
+    time_budget: Annotated[float | None, Option("Tune each number no longer than this.", SEARCH, DURATION)] = None
     price: Annotated[float | None, Option("What a GPU-hour costs, in any currency.", OUTPUT, above_zero())] = None
     output: Annotated[Path, Option("The folder for the answers and histories.", OUTPUT)] = Path("ladder-scale")
 

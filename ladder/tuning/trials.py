@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,8 +56,6 @@ class Trials:
     cancelled: Callable[[], bool]
     steps: StepPolicy
     """How long a candidate is timed, except in a proof or a precise trial."""
-    stop_at: float | None
-    """When the time budget ends, on the launcher's clock; it does not apply to proofs."""
     swap_prefix: str
     """The prefix of folder names on the NVMe drive."""
     save_folder: Path | None
@@ -77,11 +76,23 @@ class Trials:
         candidates = {record.candidate_key: self.space.by_key[record.candidate_key] for record in records}
         self.history.add(records, candidates, seconds)
 
-    def run(self, wanted: Measure, *, proving: bool, warnings: tuple[str, ...] = ()) -> bool:
-        """Run a trial; True if it ended by itself. EnvironmentFaultError if the machine cannot run another one."""
+    def run(
+        self,
+        wanted: Measure,
+        *,
+        proving: bool,
+        warnings: tuple[str, ...] = (),
+        stop_at: float | None = None,
+        timed: float = math.inf,
+    ) -> bool:
+        """Run a trial; True if it ended by itself. EnvironmentFaultError if the machine cannot run another one.
+
+        No candidate but the first begins after `stop_at`, on the launcher's clock. A proof is timed for at most `timed`
+        seconds, unless its fewest steps take longer.
+        """
         if not self._can_begin(wanted.engine):
             return False
-        spec = self._spec(wanted, proving)
+        spec = self._spec(wanted, proving, stop_at, timed)
         run = self._launched(spec, wanted)
         records = self._completed(judge(run, self.workload, wanted.candidates), proving, warnings)
         why = false_start(run, records)
@@ -164,12 +175,13 @@ class Trials:
                 "trial's files and the kernel's log, then start the same command again."
             )
 
-    def _spec(self, wanted: Measure, proving: bool) -> TrialSpec:
+    def _spec(self, wanted: Measure, proving: bool, stop_at: float | None = None, timed: float = math.inf) -> TrialSpec:
         name, folder = self.history.next_trial()
         machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
         swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
         config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
         precise = proof_steps(workload) if proving else _PRECISE_STEPS
+        precise = {**precise, "seconds": min(precise["seconds"], timed)}
         beat = None if proving or wanted.probe else self._seconds_to_beat()
         return trial_spec(
             name,
@@ -183,7 +195,7 @@ class Trials:
             steps=self.steps.model_copy(update=precise) if proving or wanted.precise else self.steps,
             proof=proving,
             probe=wanted.probe,
-            stop_at=None if proving else self.stop_at,
+            stop_at=stop_at,
             save_folder=str(self.save_folder) if proving and self.save_folder else None,
         )
 

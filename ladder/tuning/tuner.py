@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,13 @@ from ladder.events.protocol import StepPolicy
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
-from ladder.search.auto import hopeful_engines, remaining
+from ladder.search.auto import hopeful_engines
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
-from ladder.search.space import PARITY, Space, disproved, fastest, ranking, same_steps
+from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
+from ladder.search.time_left import TimeLeft, within
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.operators import Operators
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare
@@ -44,7 +46,7 @@ class TuneResult:
     cancelled: bool
     seconds: float
     out_of_time: bool = False
-    """The time budget is spent, so candidates that were worth a trial may be left."""
+    """The time budget ended the search, so candidates that were worth a trial may be left."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -64,9 +66,11 @@ class Tuner:
     """Whether the user has asked the tune to end."""
     steps: StepPolicy = field(default_factory=StepPolicy)
     time_budget: float | None = None
-    """Seconds that the search may take."""
+    """Seconds that the tune may take, proof and files included."""
     spent: float = 0.0
-    """Seconds of them that a search before this one took."""
+    """Seconds of them that passed before this search."""
+    after: float = 0.0
+    """Seconds of them that the tune needs after the proof."""
     swap_prefix: str = "ladder-swap"
     save_folder: Path | None = None
     clock: Callable[[], float] = time.monotonic
@@ -78,6 +82,12 @@ class Tuner:
     _trials: Trials = field(init=False)
     _began: float = field(init=False)
     _has_saved: bool = field(init=False, default=False)
+    _is_late: bool = field(init=False, default=False)
+    """The time budget has ended the search."""
+    _is_too_short: bool = field(init=False, default=False)
+    """Even the first trial and its proof were not expected to end in time."""
+    _unproven: str = field(init=False, default="")
+    """What there was no time to prove, besides the answer."""
     _plain_losses: dict[tuple[str, bool], list[float]] = field(init=False, default_factory=dict)
     """Losses of plain engines, by the candidate's key and whether all ranks had the same data."""
 
@@ -93,7 +103,6 @@ class Tuner:
             tell=self.tell,
             cancelled=self.cancelled,
             steps=self.steps,
-            stop_at=None if self.time_budget is None else self._began + self.time_budget - self.spent,
             swap_prefix=self.swap_prefix,
             save_folder=self.save_folder,
         )
@@ -112,61 +121,107 @@ class Tuner:
             records=records,
             answer=answer(records),
             best_so_far=fastest(less_noise(self.space, records)),
-            stopped=stopped,
+            stopped=f"{stopped}{self._unproven}{self._overrun(records)}",
             cancelled=self.cancelled(),
             seconds=self._seconds(),
-            out_of_time=self._out_of_time(),
+            out_of_time=self._is_late,
         )
 
     def _search(self, strategy: Strategy) -> str:
         while not self.cancelled():
             records = less_disproved(self._trials.records)
-            if self._out_of_time():
-                left = remaining(self.space, records)
-                spent = f"the time budget of {self.time_budget:g} s is spent"
-                return f"{spent}; {left.sentence()}" if left is not None else spent
-            decision = strategy(self.space, records)
+            decision = self._decide(strategy, records)
             if isinstance(decision, Stop):
                 return decision.reason
-            if not records:
-                self._warn_of_small_budget(decision)
-            elif self.operators is not None and self.machine.device == "cuda":  # a CPU rank needs all cores itself
+            if records and self.operators is not None and self.machine.device == "cuda":
+                # Not before the first trial, which they would delay; a CPU rank needs all cores itself.
                 self.operators.foresee([engine.rung for engine in hopeful_engines(self.space, records)])
             self._measure(decision)
         return "the tune was interrupted"
 
+    def _decide(self, strategy: Strategy, records: Sequence[Record]) -> Measure | Stop:
+        if (left := self._time_left(records)) is None:
+            return strategy(self.space, records)
+        decision = within(strategy, self.space, records, left)
+        if isinstance(decision, Stop) and decision.late:
+            first = strategy(self.space, records)
+            if not records and isinstance(first, Measure):
+                return self._measured_anyway(first)
+            self._is_late = True
+            return Stop(f"of the time budget of {self.time_budget:g} s, {decision.reason}", late=True)
+        return decision
+
     def _turn_knobs(self) -> None:
-        while self.knob_trials and not self.cancelled() and not self._out_of_time():
-            decision = next_knobs(self.space, less_disproved(self._trials.records), self.knob_trials)
+        while self.knob_trials and not self.cancelled():
+            records = less_disproved(self._trials.records)
+            decision = next_knobs(self.space, records, self.knob_trials)
+            left = self._time_left(records)
+            if isinstance(decision, Measure) and left is not None:
+                decision = left.allows(believe(self.space, records), records, decision) or Stop("no time is left")
             if isinstance(decision, Stop):
                 return
             self._measure(decision)
 
-    def _out_of_time(self) -> bool:
-        return self.time_budget is not None and self._seconds() > self.time_budget
+    def _time_left(self, records: Sequence[Record]) -> TimeLeft | None:
+        """What the time budget still allows; None without one."""
+        if self.time_budget is None:
+            return None
+        return TimeLeft(
+            seconds=self.time_budget - self.after - self._seconds(),
+            comparisons=(1 if self._plain_losses else 2) if self.parity else 0,
+            taken=self.history.trial_seconds(records),
+        )
 
     def _seconds(self) -> float:
         return self.spent + self.clock() - self._began
 
-    def _warn_of_small_budget(self, first: Measure) -> None:
-        """Warn the user, since a trial measures its first candidate even if that exceeds the budget."""
-        needed = expected_seconds([believe(self.space, ()).outlook(first.candidates[0])])
-        if self.time_budget is not None and needed > self.time_budget:
-            warning = (
-                f"Warning: the time budget of {self.time_budget:g} s is less than one trial is expected to take "
-                f"({needed:.0f} s). The first candidate is measured anyway, and proven if it fits."
-            )
-            self.tell(Note(warning))
+    def _measured_anyway(self, first: Measure) -> Measure:
+        """The first trial, with one candidate, of a budget that is too small for it; the user is warned."""
+        belief = believe(self.space, ())
+        outlook = belief.outlook(first.candidates[0])
+        left = self._time_left(())
+        assert left is not None
+        needed = expected_seconds([outlook]) + left.reserve(belief, (), first.candidates[:1])
+        warning = (
+            f"Warning: one trial and its proof are expected to take {needed:.0f} s, more than the time budget of "
+            f"{self.time_budget:g} s allows. The first candidate is measured anyway, and proven if it fits."
+        )
+        self.tell(Note(warning))
+        self._is_too_short = True
+        return replace(first, candidates=first.candidates[:1], probe=False)
+
+    def _overrun(self, records: Sequence[Record]) -> str:
+        """What the tune took beyond its budget, and why; empty if nothing."""
+        over = self._seconds() + self.after - (self.time_budget or math.inf)
+        if over <= 0:
+            return ""
+        why = "as trials and proof took longer than predicted"
+        if self._is_too_short:
+            why = "which is too short for a trial and its proof"
+        elif failed := next(iter(disproved(records)), None):
+            why = f"as the proof of {failed} failed"
+        return f"; {max(1.0, over):.0f} s over the budget, {why}"
 
     def _prove(self) -> bool:
         """Prove the fastest candidate, and others if its proof made them look faster; True once one fails its proof."""
         while not self.cancelled():
             decision = self._next_proof()
-            if isinstance(decision, Stop):
+            if isinstance(decision, Stop) or not self._may_prove(decision):
                 break
             self._run_proof(decision)
             if decision.candidate.key in disproved(self._trials.records):
                 return True
+        return False
+
+    def _may_prove(self, decision: Prove) -> bool:
+        """Whether there is time to prove another candidate after the first, whose proof the tune owes in any case."""
+        records = self._trials.records
+        left = self._time_left(records)
+        if left is None or not proven(records) or self.save_folder is not None:
+            return True
+        if left.reserve(believe(self.space, records), records, [decision.candidate]) <= left.seconds:
+            return True
+        self._unproven = f"; no time was left to prove {decision.candidate.key}, whose trial was faster than the answer"
         return False
 
     def _next_proof(self) -> Prove | Stop:
@@ -181,8 +236,14 @@ class Tuner:
         candidates = tuple(candidate for candidate in decision.candidates if candidate.key not in refused)
         if candidates:
             # `first_within` was decided for this first candidate and not for another one in its place.
-            within = decision.first_within if candidates[0] == decision.candidates[0] else {}
-            self._trials.run(replace(decision, candidates=candidates, first_within=within), proving=False)
+            slowest = decision.first_within if candidates[0] == decision.candidates[0] else {}
+            self._run(replace(decision, candidates=candidates, first_within=slowest))
+
+    def _run(self, decision: Measure) -> None:
+        records, stop_at = self._trials.records, None
+        if (left := self._time_left(records)) is not None:
+            stop_at = self.clock() + left.last_begin(believe(self.space, records), records, decision)
+        self._trials.run(decision, proving=False, stop_at=stop_at)
 
     def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
         """Record the candidates that need more host memory than there is, as a trial without processes."""
@@ -209,7 +270,16 @@ class Tuner:
         elif not self.cancelled():
             warnings = (parity.sentence,) if parity.sentence else ()
             wanted = Measure(candidate.engine, (candidate,), decision.reason)
-            self._has_saved = self._trials.run(wanted, proving=True, warnings=warnings)
+            self._has_saved = self._trials.run(
+                wanted, proving=True, warnings=warnings, timed=self._seconds_for_timing(candidate)
+            )
+
+    def _seconds_for_timing(self, candidate: Candidate) -> float:
+        """The most seconds of a proof's timed steps; with a time budget, what remains of it beyond the fewest steps."""
+        records = self._trials.records
+        if (left := self._time_left(records)) is None:
+            return math.inf
+        return max(0.0, left.seconds - left.reserve(believe(self.space, records), records, [candidate]))
 
     def _compare_losses(self, candidate: Candidate) -> Parity:
         own, plain = as_parity_candidate(candidate), as_plain(candidate)

@@ -162,7 +162,9 @@ def test_a_candidate_that_loses_is_left_early_but_not_for_a_single_short_step(
         assert len(event.boundary_seconds) < 1000
 
 
-def test_a_spent_time_budget_leaves_the_first_candidate_alone(ranks_bench: Bench, tmp_path: Path) -> None:
-    run = ranks_bench.run(tiny_trial(tmp_path / "0001", 1, 2, stop_at=0.0))
+def test_a_spent_time_budget_leaves_one_step_of_the_first_candidate(ranks_bench: Bench, tmp_path: Path) -> None:
+    policy = StepPolicy(minimum=1000, maximum=1000, seconds=600)
+    run = ranks_bench.run(tiny_trial(tmp_path / "0001", 1, 2, stop_at=0.0, steps=policy))
     assert [len(events) for events in of_kind(run, MeasuredEvent)] == [1] * WORLD_SIZE
+    assert {len(event.boundary_seconds) for (event,) in of_kind(run, MeasuredEvent)} == {1}
     assert all(isinstance(events[-1], DoneEvent) for events in run.events)

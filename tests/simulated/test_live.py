@@ -17,6 +17,7 @@ from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.report import rest
 from ladder.search import belief
+from ladder.search.cost import PROOF_SECONDS
 from ladder.search.speed import calibrate_speed as calibrate
 from ladder.tuning import trial_request
 from ladder.tuning.options import TuneOptions
@@ -184,7 +185,7 @@ def test_a_proof_that_takes_long_is_not_almost_done(
 
 
 def test_the_proof_is_expected_to_take_as_long_as_it_is_told_to() -> None:
-    assert rest.PROOF_SECONDS == trial_request.PROOF_SECONDS
+    assert PROOF_SECONDS == trial_request.PROOF_SECONDS
 
 
 def test_losses_that_are_still_to_be_compared_count(progress: Progress) -> None:

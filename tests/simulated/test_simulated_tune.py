@@ -96,8 +96,8 @@ def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
 ) -> None:
     assert tune("--time-budget", "1s") == 0
     printed = capsys.readouterr()
-    assert "less than one trial is expected to take" in printed.err
-    assert "the time budget of 1 s is spent; no candidate left" in " ".join(printed.out.split())
+    assert "more than the time budget of 1 s allows" in printed.err
+    assert "of the time budget of 1 s, no time is left to try" in " ".join(printed.out.split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,123 @@
+"""A tune with a time budget, on the clock of a machine on paper: search and proof end within it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import bundled_workload, space_on
+
+from ladder.candidates import RUNGS
+from ladder.events.protocol import TrialSpec
+from ladder.events.trial_run import TrialRun
+from ladder.launch.base import Deadlines, Listener
+from ladder.runs.history import History
+from ladder.search.policy import STRATEGIES
+from ladder.simulation.launcher import SimulatedLauncher
+from ladder.simulation.paper_machine import read_machine
+from ladder.tuning.tune_events import Note, TuneEvent
+from ladder.tuning.tuner import Tuner, TuneResult
+
+_RUNGS = [rung for rung in RUNGS if "nvme" not in rung.devices]
+_OVER = 1.1
+"""Chosen: the margin that the search keeps for errors of its predictions."""
+
+
+class FailsTheFirstProof(SimulatedLauncher):
+    """On this machine nothing fits in the first proof, which ends a minute later."""
+
+    proofs = 0
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        self.proofs += spec.proof
+        if spec.proof and self.proofs == 1:
+            spec = spec.model_copy(update={"memory_limit": 1 << 30})
+            self._clock += 60.0
+        return super().run(spec, deadlines, listener)
+
+
+def tuned(
+    folder: Path,
+    budget: float | None,
+    machine: str = "a100-40",
+    *,
+    model: str = "llama-2-7b",
+    memory: int = 40 << 30,
+    seed: int = 0,
+    launcher: type[SimulatedLauncher] = SimulatedLauncher,
+    **options: Any,
+) -> TuneResult:
+    """A tune on four GPUs of `machine`."""
+    simulated = read_machine(machine).model_copy(update={"seed": seed})
+    workload = bundled_workload(model, seq_len=2048, global_batch_size=128)
+    here = simulated.machine(4, gpu_memory=memory)
+    space, unsupported = space_on(workload, here, _RUNGS, (1, 2, 4, 8, 16))
+    trials = launcher(simulated)
+    with History(folder / "run", "abc", {}) as history:
+        return Tuner(
+            workload=workload,
+            machine=here,
+            space=space,
+            unsupported=unsupported,
+            history=history,
+            launcher=trials,
+            clock=trials.now,
+            time_budget=budget,
+            **options,
+        ).tune(STRATEGIES["auto"])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_search_and_proof_end_within_the_budget_and_more_time_is_used(tmp_path: Path, seed: int) -> None:
+    everything = tuned(tmp_path / "all", None, seed=seed)
+    shortest = tuned(tmp_path / "least", 1.0, seed=seed)
+    budgets = [shortest.seconds + share * (everything.seconds - shortest.seconds) for share in (0.25, 0.6)]
+    speeds = []
+    for number, budget in enumerate(budgets):
+        result = tuned(tmp_path / str(number), budget, seed=seed)
+        assert result.answer is not None
+        assert result.seconds <= _OVER * budget
+        assert result.out_of_time
+        assert "no time is left to try" in result.stopped
+        speeds.append(result.answer.tokens_per_second or 0.0)
+    assert shortest.answer is not None
+    assert speeds[0] >= 0.98 * (shortest.answer.tokens_per_second or 0.0)
+    assert speeds[1] >= 0.98 * speeds[0]
+
+
+def test_a_budget_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
+    free, wide = tuned(tmp_path / "free", None), tuned(tmp_path / "wide", 7200.0)
+    assert not wide.out_of_time
+    assert wide.stopped == free.stopped
+    assert [record.candidate_key for record in wide.records] == [record.candidate_key for record in free.records]
+
+
+def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_overrun_is_said(tmp_path: Path) -> None:
+    free = tuned(tmp_path / "free", None)
+    assert free.answer is not None
+    result = tuned(tmp_path / "budget", 0.5 * free.seconds, launcher=FailsTheFirstProof)
+    failed = [each.candidate_key for each in result.records if each.purpose == "proof" and each.outcome.kind != "fits"]
+    assert len(failed) == 1
+    assert result.answer is not None
+    assert result.answer.candidate_key not in failed
+    assert result.seconds > 0.5 * free.seconds
+    assert f"over the budget, as the proof of {failed[0]} failed" in result.stopped
+
+
+def test_a_budget_below_one_trial_is_warned_of_and_said_to_be_exceeded(tmp_path: Path) -> None:
+    told: list[TuneEvent] = []
+    result = tuned(tmp_path, 5.0, tell=told.append)
+    notes = [event.text for event in told if isinstance(event, Note)]
+    assert any("more than the time budget of 5 s allows" in note for note in notes)
+    assert result.answer is not None
+    assert "over the budget, which is too short for a trial and its proof" in result.stopped
+
+
+def test_settings_of_knobs_are_tried_only_while_there_is_time_to_prove_the_best(tmp_path: Path) -> None:
+    free = tuned(tmp_path / "free", None)
+    budget = 1.4 * free.seconds
+    result = tuned(tmp_path / "knobs", budget, knob_trials=12)
+    turned = {record.trial for record in result.records if "[" in record.candidate_key and record.purpose == "measure"}
+    assert 0 < len(turned) < 12
+    assert result.seconds <= _OVER * budget
