@@ -141,7 +141,10 @@ KEYS = {
         "null where that was not measured. `ladder explain --bound` shows what takes the rest.",
     ),
     "joules_per_token": ("number or null", "The energy of all GPUs per token; null if no power was measured."),
-    "memory_per_gpu": ("object", "Memory of the fullest rank."),
+    "memory_per_gpu": (
+        "object",
+        "Memory of the fullest rank in the proof; for your own script in its trial, if longest samples took more.",
+    ),
     "memory_per_gpu.peak_allocated_gib": ("number", "The largest memory in torch's tensors, in GiB."),
     "memory_per_gpu.peak_reserved_gib": ("number", "The largest memory that torch's allocator held, in GiB."),
     "memory_per_gpu.peak_device_gib": (
@@ -202,11 +205,6 @@ SCRIPT_KEYS = {
     "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
     "padding": ("number or null", "Padding as a share of all tokens in the proof's batches, from 0 to 1."),
     "loader_share": ("number or null", "The share of the proof's time that the ranks waited for the data loader."),
-    "longest_allocated_gib": (
-        "number or null",
-        "The peak in tensors of the answer's trial, which trained on the longest samples. `ladder verify` compares "
-        "with it, or with `memory_per_gpu.peak_allocated_gib` if that is more.",
-    ),
     "generation_batch_size": (
         "integer",
         "Completions that the trainer generates at once on all ranks; only of a script with GRPO or RLOO.",

@@ -45,8 +45,6 @@ class Answer:
     warnings: tuple[str, ...] = ()
     learning_rate: float | None = None
     """Of the optimizer in the configuration; None if the script brings its own."""
-    longest_allocated: int | None = None
-    """Bytes in tensors at the peak of the winner's trial, which trained on the longest samples; None without one."""
     bound: float | None = None
     """Tokens/s if a step were only matrix products, at their measured rate; None where that was not measured."""
     plain: Answer | None = None

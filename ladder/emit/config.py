@@ -227,7 +227,6 @@ def _script(answer: Answer) -> dict[str, Any]:
             "samples_per_second": round(answer.tokens_per_second / facts.mean_tokens, 3),
             "padding": None if seen.padding is None else round(seen.padding, 4),
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
-            "longest_allocated_gib": None if answer.longest_allocated is None else gib(answer.longest_allocated),
             **({} if completions is None else {"generation_batch_size": completions}),
         }
     }

@@ -15,8 +15,8 @@ from ladder.search.space import Space, measured, ruled_out
 _AS_FAST = 1.01
 """Speeds that differ by less than this factor count as equal. Chosen."""
 _UNCERTAIN = 4.0
-"""A prediction whose ends are further apart than this factor is nothing to compare an answer with. Chosen: the answer is
-then compared with a speed that may be half or twice the one named."""
+"""A prediction whose ends are further apart than this factor is nothing to compare an answer with. Chosen: the first
+fit may then be half or twice as fast as predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)

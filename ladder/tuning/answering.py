@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ladder.emit import Answer
 from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
-from ladder.events.outcome import MEMORY_OUTCOMES, Record
+from ladder.events.outcome import MEMORY_OUTCOMES, Measurement, Record
 from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
 from ladder.search.bound import bound
@@ -36,6 +36,8 @@ def answer_of(
     limit = bound(space, records, record)
     if measurement.gradient_clipping is not None:  # which only the script's own loop knew
         workload = replace(workload, gradient_clipping=measurement.gradient_clipping)
+    if workload.script is not None and trial is not None and trial.measurement is not None:
+        measurement = _with_longest_samples(measurement, trial.measurement)
     return Answer(
         workload=workload,
         candidate=candidate,
@@ -62,8 +64,13 @@ def answer_of(
             "tokens_per_second": round(record.tokens_per_second, 1),
         },
         warnings=warnings_of(record, space),
-        longest_allocated=trial.measurement.peak_allocated if trial is not None and trial.measurement else None,
     )
+
+
+def _with_longest_samples(proof: Measurement, trial: Measurement) -> Measurement:
+    """`proof` with the memory of `trial` where that took more: a script's own loop may not meet its longest samples."""
+    peaks = ("peak_allocated", "peak_reserved", "peak_device")
+    return replace(proof, **{name: max(getattr(proof, name), getattr(trial, name)) for name in peaks})
 
 
 def said_to_be_simulated(answer: Answer, name: str) -> Answer:
