@@ -90,6 +90,10 @@ def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: 
         return OnPaper(_paper_machine(options), options, tell, cancelled)
     if options.machine is not None:
         raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
+    if options.launcher == "slurm-jobs":
+        from ladder.tuning.jobs_venue import OnJobs
+
+        return OnJobs(options, leases, tell, cancelled)
     if options.launcher == "ray" or options.hostfile is not None or (options.nodes or 1) > 1:
         from ladder.tuning.nodes_venue import OnNodes  # it builds on this module
 

@@ -33,6 +33,7 @@ class Cluster:
         self._nodes, self._wanted, self._cancelled = list(nodes), wanted, cancelled
         self._agents: list[Connection] = []
         self._described: list[dict[str, Any]] = []
+        self.names = [node.name for node in nodes]
 
     def machine(self) -> Machine:
         """All nodes as one machine, of which the smallest node decides; the GPUs are leased from here on.
@@ -40,7 +41,7 @@ class Cluster:
         EnvironmentFaultError names the node that cannot be reached, lacks something, or is unlike the first.
         """
         self._connect()
-        return machine_of(self._described, [node.name for node in self._nodes], self._wanted.nvme_path)
+        return machine_of(self._described, self.names, self._wanted.nvme_path)
 
     def opened(
         self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], *, cold: bool
@@ -90,7 +91,7 @@ class Cluster:
                     nvme_path=str(wanted.nvme_path) if wanted.nvme_path is not None else None,
                 )
             self._described = [agent.wait_for("described") for agent in self._agents]
-            require_alike(self._described, [node.name for node in self._nodes])
+            require_alike(self._described, self.names)
         except BaseException:
             self.close()
             raise
