@@ -82,7 +82,7 @@ class OnNodes(ThisHost):
             machine.world_size // machine.num_nodes,
         )
         always = operators_of_every_trial(workload)
-        with closing(launcher), closing(self._cluster):
+        with closing(self._cluster), closing(launcher):
             operators = Operators(always, workload.optimizer, environment, launcher.load, self._tell, self._cancelled)
             with closing(operators):
                 machine = with_obstacles(machine, rungs, workload)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster.conftest import Cluster, Slurm
 from helpers import wait_until
+from helpers.clusters import Cluster, Slurm
 
 from ladder.emit import load_best_config
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster.conftest import Slurm
 from helpers import wait_until
+from helpers.clusters import Slurm
 
 from ladder.emit import load_best_config
 

@@ -89,7 +89,7 @@ class Job:
 
     def __init__(self, asked: Asked, folder: Path, note: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
         self.folder, self._note, self._cancelled = folder.absolute(), note, cancelled
-        self._nodes = asked.nodes
+        self._unheard = range(asked.nodes)
         make_private(self.folder.parent)
         files.create(self.folder, asked.nodes)
         with (self.folder / "keeper.log").open("ab") as log:
@@ -142,6 +142,8 @@ class Job:
     def nodes(self, names: Sequence[str]) -> list[Node]:
         """Its nodes, called `names`, which run their agents already."""
 
+        self._unheard = range(0)
+
         def node(index: int, name: str) -> Node:
             # Whatever is asked to run there, it is the agent that `task.serve` runs.
             pipe = module_command("ladder.launch.jobs.pipe", str(self.folder), str(index))
@@ -169,6 +171,8 @@ class Job:
         """Cancel it, unless it has ended; its folder stays if it ended badly."""
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
+        for node in self._unheard:  # no pipe will tell them
+            files.append(files.requests(self.folder, node), files.END)
         with suppress(BrokenPipeError):
             self._keeper.stdin.close()
         try:

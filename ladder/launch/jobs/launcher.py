@@ -41,7 +41,7 @@ class Jobs:
         require_submission()
         self._asked, self._wanted, self._folder = asked, wanted, folder
         self._trials, self._queued = trials, queued
-        self._note, self._cancelled = note, cancelled
+        self.note, self._cancelled = note, cancelled
         self._job: Job | None = None
         self._next: Job | None = None
         self._cluster: Cluster | None = None
@@ -135,7 +135,7 @@ class Jobs:
         return self._cluster
 
     def _submitted(self) -> Job:
-        return Job(self._asked, self._folder / secrets.token_hex(4), self._note, self._cancelled)
+        return Job(self._asked, self._folder / secrets.token_hex(4), self.note, self._cancelled)
 
     def _is_last(self) -> bool:
         """Whether no other trial can follow in this job."""
@@ -170,6 +170,7 @@ class JobsLauncher(NodesLauncher):
         was_interrupted = run.stop is not None and run.stop.kind == "cancelled"
         if not is_complete and not was_interrupted and (state := self._jobs.how_it_ended()):
             _ended_by_slurm(run, state, self._jobs.number)
+            self._jobs.note(f"{run.stop.sentence}; what comes next gets another job." if run.stop else "")
             self.close()
         if not self._agents or self._jobs.is_spent:
             self.close()
