@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ladder.errors import UsageError
 from ladder.launch.jobs.job import Asked
 from ladder.launch.jobs.launcher import Jobs, JobsLauncher
 from ladder.launch.nodes.launcher import NodesLauncher
-from ladder.runs.history import make_private
 from ladder.tuning.job_options import mem_of, more_of
-from ladder.tuning.nodes_venue import OnNodes, Opened, Reached, gpus_of_a_node, wanted_of
+from ladder.tuning.nodes_venue import OnNodes, Opened, Reached, gpus_of_a_node, shared_folder, wanted_of
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.tune_events import noting
 
@@ -23,12 +20,10 @@ class OnJobs(OnNodes):
 
     def _reached(self) -> Reached:
         options, nodes = self._options, self._options.nodes or 1
-        if options.run_dir is not None:
-            make_private(options.run_dir)
         self._jobs = Jobs(
             _asked(options),
             wanted_of(options, nodes, None),
-            (options.run_dir or Path("ladder-runs")) / "jobs",
+            shared_folder(options) / "jobs",
             trials=options.trials_per_job,
             queued=options.queued_jobs,
             note=noting(self._tell),

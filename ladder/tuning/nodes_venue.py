@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ladder.candidates import Rung
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
+from ladder.launch.base import Launcher
 from ladder.launch.nodes.cluster import Cluster, Wanted
 from ladder.launch.nodes.connection import Connection, Node
 from ladder.launch.nodes.hostfile import hostfile_nodes
@@ -18,10 +19,12 @@ from ladder.launch.nodes.ray_cluster import ray_nodes
 from ladder.launch.nodes.slurm import is_in_allocation, slurm_nodes
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
+from ladder.runs.history import make_private
 from ladder.tuning.operators import Operators
+from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
 from ladder.tuning.sweep import run_marker
-from ladder.tuning.tune_events import Note, Subscriber
+from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.venue import OpenVenue, ThisHost, job_of
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
@@ -48,6 +51,11 @@ class Reached(Protocol):
     ) -> tuple[Sequence[Connection], str]:
         """As `Cluster.opened`."""
 
+    def first(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[Sequence[Connection], str]:
+        """As `Cluster.first`."""
+
     def close(self) -> None:
         """End what is left."""
 
@@ -68,15 +76,25 @@ class OnNodes(ThisHost):
         return machine
 
     def look(self, command: Sequence[str], machine: Machine) -> Script:
-        """Scripts have only been tried on one node."""
-        raise UsageError("A script is tuned on one node; leave out --nodes and --hostfile, or name a MODEL.")
+        """It runs up to the beginning of its training, on the first node alone."""
+
+        @contextmanager
+        def launching(
+            folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+        ) -> Iterator[Launcher]:
+            own = _without_gpus(environment)
+            # It is not closed: its agent goes on with the trials.
+            yield NodesLauncher(
+                lambda: self._cluster.first(folder, marker, job, own), ranks=1, cancelled=self._cancelled
+            )
+
+        return look_at(command, machine, noting(self._tell), launching, shared_folder(self._options))
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
         """The agents sweep their nodes before the trials and when they end."""
         marker, job = run_marker(run_dir), job_of(workload)
-        environment = {**rank_environment(machine), RUN_MARKER: marker}
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # each agent knows its own GPUs
+        environment = _without_gpus({**rank_environment(machine), RUN_MARKER: marker})
         launcher = self._launcher(
             lambda: self._cluster.opened(run_dir, marker, job, environment, cold=self._options.cold),
             machine.world_size // machine.num_nodes,
@@ -101,6 +119,21 @@ class OnNodes(ThisHost):
 
     def _launcher(self, opened: Opened, ranks: int) -> NodesLauncher:
         return NodesLauncher(opened, ranks=ranks, cancelled=self._cancelled)
+
+
+def shared_folder(options: TuneOptions) -> Path:
+    """A folder that all nodes see, before the run folder has its name."""
+    if options.run_dir is None:
+        folder = Path("ladder-runs")
+        folder.mkdir(exist_ok=True)
+        return folder
+    make_private(options.run_dir)
+    return options.run_dir
+
+
+def _without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """Each agent knows its own GPUs."""
+    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:

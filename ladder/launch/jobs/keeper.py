@@ -40,7 +40,7 @@ _END_SECONDS = 10.0
 """For a job to end by itself once its agents were told to. Chosen: they take up to 8 s."""
 
 
-class _Queue(SlurmInfoWatcher):
+class Queue(SlurmInfoWatcher):  # type: ignore[misc]  # submitit is optional, so its types are not known
     """Asks squeue: submitit itself asks sacct, which needs an accounting database, and answers late."""
 
     def __init__(self, name: str) -> None:
@@ -58,11 +58,11 @@ class _Queue(SlurmInfoWatcher):
         return {**dict.fromkeys(self._registered, forgotten), **super().read_info("\n".join(lines))}
 
 
-class _Job(SlurmJob[None]):
+class _Job(SlurmJob[None]):  # type: ignore[misc]
     watcher: SlurmInfoWatcher
 
 
-class _Executor(SlurmExecutor):
+class _Executor(SlurmExecutor):  # type: ignore[misc]
     job_class = _Job
 
 
@@ -71,7 +71,7 @@ class Keeper:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._folder, self._nodes = Path(asked["folder"]), int(asked["parameters"]["nodes"])
-        _Job.watcher = _Queue(asked["parameters"]["job_name"])
+        _Job.watcher = Queue(asked["parameters"]["job_name"])
         executor = _Executor(self._folder, max_num_timeout=0)
         executor.update_parameters(**asked["parameters"])
         self._job = executor.submit(serve, str(self._folder), asked["place"])
@@ -128,14 +128,14 @@ class Keeper:
         told = {"state": state, "reason": info.get("Reason", ""), "nodes": info.get("NodeList", "")}
         if told != self._told or self._asked:
             self._told, self._state = told, state
-            _say("state", **told, left=_seconds(info.get("TimeLeft", "")), asked=self._asked)
+            _say("state", **told, left=seconds_of(info.get("TimeLeft", "")), asked=self._asked)
             self._asked = 0
             if is_over(state):
                 for node in range(self._nodes):
                     append(events(self._folder, node), END)  # its agents cannot any more
 
 
-def _seconds(text: str) -> int | None:
+def seconds_of(text: str) -> int | None:
     """Of Slurm's `1-02:03:04`; None for words such as UNLIMITED."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if found is None:

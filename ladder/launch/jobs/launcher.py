@@ -81,6 +81,13 @@ class Jobs:
         assert self._cluster is not None
         return self._cluster.opened(folder, marker, job, environment, cold=cold)
 
+    def first(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[Sequence[Connection], str]:
+        """The agent of the first node alone; as `Cluster.first`."""
+        assert self._cluster is not None
+        return self._cluster.first(folder, marker, job, environment)
+
     @property
     def number(self) -> str:
         """Of the job that runs, or waits."""
@@ -169,7 +176,7 @@ class JobsLauncher(NodesLauncher):
         is_complete = all(events and isinstance(events[-1], DoneEvent) for events in run.events)
         was_interrupted = run.stop is not None and run.stop.kind == "cancelled"
         if not is_complete and not was_interrupted and (state := self._jobs.how_it_ended()):
-            _ended_by_slurm(run, state, self._jobs.number)
+            ended_by_slurm(run, state, self._jobs.number)
             self._jobs.note(f"{run.stop.sentence}; what comes next gets another job." if run.stop else "")
             self.close()
         if not self._agents or self._jobs.is_spent:
@@ -185,11 +192,11 @@ class JobsLauncher(NodesLauncher):
         return spec if spec.stop_at is None else spec.model_copy(update={"stop_at": spec.stop_at + self._jobs.waited})
 
 
-def _ended_by_slurm(run: TrialRun, state: str, number: str) -> None:
+def ended_by_slurm(run: TrialRun, state: str, number: str) -> None:
     """Say so in `run`. How its ranks ended, and what they said of each other's end, follows from that."""
     kind: Literal["host_oom", "lost_server"] = "host_oom" if state == "OUT_OF_MEMORY" else "lost_server"
     run.stop = Ending(kind=kind, sentence=f"Slurm ended job {number} during the trial: {why_it_ended(state)}")
-    run.killed |= run.exits.keys()
+    run.killed = run.killed.union(run.exits)
     run.events = [[_as_a_consequence(event) for event in events] for events in run.events]
 
 

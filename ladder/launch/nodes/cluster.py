@@ -53,21 +53,19 @@ class Cluster:
         try:
             _require_shared(agents, folder)
             address = _meeting_address(agents, self._described[0]["addresses"])
-            for agent in agents:
-                agent.send(
-                    "open",
-                    marker=f"{marker}-{agent.name}",  # two nodes of a test may be one host
-                    job=dict(job),
-                    environment=dict(environment),
-                    log=str(folder.absolute() / f"server-{agent.name}.log"),
-                    address=address,
-                    cold=cold,
-                )
-            for agent in agents:
-                agent.wait_for("opened")
+            _open(agents, folder, marker, job, environment, address, cold=cold)
         except BaseException:
             close_all(agents)
             raise
+        return agents, address
+
+    def first(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[Sequence[Connection], str]:
+        """The first node's agent alone, ready for trials in `folder`; it stays here, to be opened again."""
+        agents, address = self._agents[:1], self._described[0]["addresses"][0]
+        _require_shared(agents, folder)
+        _open(agents, folder, marker, job, environment, address, cold=False)
         return agents, address
 
     def close(self) -> None:
@@ -139,6 +137,30 @@ def require_alike(described: Sequence[Mapping[str, Any]], names: Sequence[str]) 
 def _gpus_of(described: Mapping[str, Any]) -> str:
     gpus = described["machine"]["gpus"]
     return f"{len(gpus)} × {gpus[0]['name']}" if gpus else "no GPU"
+
+
+def _open(
+    agents: Sequence[Connection],
+    folder: Path,
+    marker: str,
+    job: Mapping[str, Any],
+    environment: Mapping[str, str],
+    address: str,
+    *,
+    cold: bool,
+) -> None:
+    for agent in agents:
+        agent.send(
+            "open",
+            marker=f"{marker}-{agent.name}",  # two nodes of a test may be one host
+            job=dict(job),
+            environment=dict(environment),
+            log=str(folder.absolute() / f"server-{agent.name}.log"),
+            address=address,
+            cold=cold,
+        )
+    for agent in agents:
+        agent.wait_for("opened")
 
 
 def _require_shared(agents: Sequence[Connection], folder: Path) -> None:
