@@ -115,7 +115,10 @@ def _with_script(typed: list[str]) -> list[str]:
 
 def _run(typed: list[str]) -> int:
     defaults: dict[str, dict[str, Any]] = {}
-    extra = said_to_extra_copy(os.environ) if typed and typed[0] in _STARTING_RANKS else None
+    # An answer for several nodes is started on each, by a script that names the first.
+    on_each = typed[:1] == ["run"] and "MASTER_ADDR" in os.environ
+    is_asked = typed and typed[0] in _STARTING_RANKS
+    extra = said_to_extra_copy(os.environ, of_each_node=on_each) if is_asked else None
     if extra is not None:
         print(f"ladder: {extra}", file=sys.stderr)
         return EXIT_FOUND  # with another code, `srun --kill-on-bad-exit` would end the copy that works

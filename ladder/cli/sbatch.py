@@ -19,51 +19,19 @@ from ladder.cli.tune_words import words_of
 from ladder.errors import EXIT_FOUND, UsageError
 from ladder.text import shown
 from ladder.tuning.declaring import Option, checked
-from ladder.tuning.option_kinds import Kind, text_of, whole
+from ladder.tuning.job_options import JOB, JobOptions, TrialJobOptions, job_fields, mem_of, more_of
+from ladder.tuning.option_kinds import whole
 from ladder.tuning.options import TuneOptions
-from ladder.units import GIB
 
-JOB = "Job"
 _TEMPLATE = "tune.sbatch.jinja"
 _REQUEUES = 10
 """Chosen: a tune of hours ends within a few jobs of an hour, and one that never ends must not fill the queue."""
-_BESIDE_RANKS = 8 * GIB
-"""Host memory for ladder and its trial server, beside what --host-memory gives to the ranks. Chosen."""
-_TIME = r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
-
-
-def _word(wanted: str, pattern: str = r"[A-Za-z0-9][A-Za-z0-9._,:=/@+-]*") -> Kind:
-    """A value for a line of #SBATCH: one word, so that it cannot end the line."""
-
-    def read(value: Any) -> str:
-        if not re.fullmatch(pattern, text_of(value)):
-            raise ValueError(f"{shown(repr(value))} is not valid; give {wanted}")
-        return str(value)
-
-    return Kind(read=read, typed=str, metavar="TEXT")
-
-
-_ONE = _word("one word")
-_LIMIT = _word("one like 02:00:00", _TIME)
-_MEMORY = _word("one like 400G", r"\d+[KMGT]?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the job asks of Slurm, and where it is written."""
+    """How the job is written, and where."""
 
-    account: Annotated[str | None, Option("The account that pays.", JOB, _ONE)] = None
-    partition: Annotated[str | None, Option("The partition.", JOB, _ONE)] = None
-    time: Annotated[
-        str | None, Option("The time limit, in Slurm's words: 90 (minutes), 02:00:00 or 1-12.", JOB, _LIMIT)
-    ] = None
-    mem: Annotated[
-        str | None, Option("Host memory of a node, e.g. 400G.", JOB, _MEMORY, unset="--host-memory and 8 GiB")
-    ] = None
-    cpus_per_task: Annotated[int | None, Option("Cores of a node.", JOB, whole(1))] = None
-    gpus_per_node: Annotated[
-        str | None, Option("GPUs of a node, if Slurm wants a type too: a100:8.", JOB, _ONE, unset="--gpus")
-    ] = None
     requeues: Annotated[int, Option("If its time is up, the job queues itself again up to N times.", JOB, whole(0))] = (
         _REQUEUES
     )
@@ -96,7 +64,10 @@ def sbatch(options: TuneOptions, job: Job) -> int:
     options, job = checked(options), checked(job)
     if job.job_file is not None:
         require_file_name(job.job_file, "tune.sbatch")
-    _require_possible(options)
+    if options.launcher == "slurm-jobs":
+        raise UsageError("`ladder sbatch` writes one job; `ladder tune` itself submits those of --launcher slurm-jobs.")
+    more_of(options)
+    _require_possible(_in_the_job(options))
     text = _rendered(job, _values(options, job))
     if job.job_file is None:
         typer.echo(text, nl=False)
@@ -147,6 +118,12 @@ def _require_possible(options: TuneOptions) -> None:
         micro_batches_of(workload, ranks, options.micro_batches)
 
 
+def _in_the_job(options: TuneOptions) -> TuneOptions:
+    """What is left to say inside the job."""
+    defaults = {name: getattr(TrialJobOptions, name) for name in job_fields() if hasattr(JobOptions, name)}
+    return replace(options, **defaults)
+
+
 def _silent(sentence: str) -> None:
     """The tune itself tells what is worth knowing."""
 
@@ -157,24 +134,25 @@ def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
     name = _slug(Path(options.script[0]).stem if options.script else options.model)
     if options.run_dir is None:
         # Jobs of other tunes in this folder have histories of their own.
-        digest = hashlib.sha256(shlex.join(words_of(options)).encode()).hexdigest()[:8]
+        words = words_of(_in_the_job(options))
+        digest = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]
         options = replace(options, run_dir=Path("ladder-runs") / f"{name}-job-{digest}")
     assert options.run_dir is not None
     options = replace(options, run_dir=here / options.run_dir)
     nodes = options.nodes or 1
-    memory = f"{-(-(options.host_memory // nodes + _BESIDE_RANKS) // GIB)}G" if options.host_memory else ""
     return {
         "job_name": f"ladder-{name}",
-        "account": job.account or "",
-        "partition": job.partition or "",
-        "time": job.time or "",
-        "mem": job.mem or memory,
-        "cpus": job.cpus_per_task or "",
+        "account": options.account or "",
+        "partition": options.partition or "",
+        "time": options.time or "",
+        "mem": mem_of(options, options.host_memory, nodes),
+        "cpus": options.cpus_per_task or "",
         "nodes": nodes,
-        "gpus": job.gpus_per_node or (options.gpus or 0) // nodes or "",
+        "gpus": options.gpus_per_node or (options.gpus or 0) // nodes or "",
+        "options": options.job_options,
         "environment": _environment(Path(sys.prefix)),
         "folder": shlex.quote(str(here)),
-        "tune": shlex.join(["ladder", "tune", *words_of(options)]),
+        "tune": shlex.join(["ladder", "tune", *words_of(_in_the_job(options))]),
         "requeues": job.requeues,
     }
 

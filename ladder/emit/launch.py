@@ -71,7 +71,7 @@ def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
     """Through `ladder run`, which gives the unchanged script the answer's settings."""
     lines = [
         "#!/usr/bin/env bash",
-        *_comment(_headline(answer)),
+        *_comment(f"{_headline(answer)}{_on_each_node(answer, paths, '')}"),
         "#",
         "# It starts the script that was tuned, unchanged; another command for it may follow the file's name.",
         "set -euo pipefail",
@@ -80,6 +80,8 @@ def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
         f"  cd -- {_quoted(Path.cwd())}  # where it was tuned: paths in the command may be relative",
         f"  set -- {shlex.join(script.command)}",
         "fi",
+        *finding(answer.num_nodes),
+        *(['export MASTER_ADDR="$head" MASTER_PORT="$port"'] if answer.num_nodes > 1 else []),
         f'exec ladder run "$here"/{_quoted(paths.config.name)} -- "$@"',
     ]
     return "\n".join(lines) + "\n"
@@ -102,13 +104,13 @@ def _explanation(answer: Answer, paths: OutputPaths) -> str:
     return f"{_headline(answer)}\n\n{scripts}{_on_each_node(answer, paths)}"
 
 
-def _on_each_node(answer: Answer, paths: OutputPaths) -> str:
+def _on_each_node(answer: Answer, paths: OutputPaths, script: str = " train.py --its-own arguments") -> str:
     if answer.num_nodes == 1:
         return ""
     return f"""
 
 Start it once on each of the {answer.num_nodes} nodes. In a Slurm job:
-  srun --nodes={answer.num_nodes} --ntasks-per-node=1 bash {_quoted(paths.launch.name)} train.py --its-own arguments
+  srun --nodes={answer.num_nodes} --ntasks-per-node=1 bash {_quoted(paths.launch.name)}{script}
 Elsewhere, set NODE_RANK (0 on the first) and MASTER_ADDR (the first's address) on each."""
 
 

@@ -12,8 +12,9 @@ from ladder.events.protocol import Event, TrialSpec
 class Ending:
     """Why the launcher ended a trial."""
 
-    kind: Literal["hang", "cancelled", "lost_server", "environment"]
-    """`environment`: the machine is at fault and the tune must end; earlier measurements are kept."""
+    kind: Literal["hang", "cancelled", "host_oom", "lost_server", "environment"]
+    """`host_oom`: a scheduler ended it for the host memory that it used. `environment`: the machine is at fault and the
+    tune must end; earlier measurements are kept."""
     sentence: str
     rank: int | None = None
 

@@ -168,9 +168,12 @@ def _ending(run: TrialRun) -> Outcome | None:
     if (death := _silent_death(run)) is not None:
         return death
     if run.stop is not None:
-        kind: Literal["hang", "crash"] = "hang" if run.stop.kind == "hang" else "crash"
+        kinds: dict[str, Literal["hang", "host_oom"]] = {"hang": "hang", "host_oom": "host_oom"}
         return Outcome(
-            kind=kind, sentence=run.stop.sentence, rank=run.stop.rank, moment=_last_phase(run, run.stop.rank)
+            kind=kinds.get(run.stop.kind, "crash"),
+            sentence=run.stop.sentence,
+            rank=run.stop.rank,
+            moment=_last_phase(run, run.stop.rank),
         )
     if failures:
         return _reported(*min(failures, key=lambda pair: pair[1].t), run.spec.device)
@@ -260,7 +263,7 @@ def trial_seconds(run: TrialRun) -> dict[str, float]:
 def false_start(run: TrialRun, records: Sequence[Record]) -> str:
     """Why the trial ended before its engine was created; empty if it did not. It then says nothing about the engine."""
     if run.stop is not None and run.stop.kind == "lost_server":
-        return "The trial server ended unexpectedly"
+        return run.stop.sentence[:1].upper() + run.stop.sentence[1:]
     if run.stop is None and not records and not any(run.exits.values()):
         return "The trial ended without a result"
     endings = [record.outcome for record in records if record.outcome.kind in ("crash", "hang")]

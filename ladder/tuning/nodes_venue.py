@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.candidates import Rung
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
+from ladder.launch.base import Launcher
 from ladder.launch.nodes.cluster import Cluster, Wanted
-from ladder.launch.nodes.connection import Node
+from ladder.launch.nodes.connection import Connection, Node
 from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.nodes.ray_cluster import ray_nodes
 from ladder.launch.nodes.slurm import is_in_allocation, slurm_nodes
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
+from ladder.runs.history import make_private
 from ladder.tuning.operators import Operators
+from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
 from ladder.tuning.sweep import run_marker
-from ladder.tuning.tune_events import Note, Subscriber
+from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.venue import OpenVenue, ThisHost, job_of
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
@@ -30,44 +33,107 @@ if TYPE_CHECKING:
     from ladder.tuning.options import TuneOptions
 
 
+Opened = Callable[[], tuple[Sequence[Connection], str]]
+
+
+class Reached(Protocol):
+    """All nodes together: a `Cluster`, or the jobs that have one after another."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the nodes."""
+
+    def machine(self) -> Machine:
+        """As `Cluster.machine`."""
+
+    def opened(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], *, cold: bool
+    ) -> tuple[Sequence[Connection], str]:
+        """As `Cluster.opened`."""
+
+    def first(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[Sequence[Connection], str]:
+        """As `Cluster.first`."""
+
+    def close(self) -> None:
+        """End what is left."""
+
+
 class OnNodes(ThisHost):
     """Ranks on several nodes, as many on each. The command itself runs on one of them, or where they can be reached."""
 
     def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
         super().__init__(options, leases, tell, cancelled)
-        nodes, slots = _nodes(options)
-        self._cluster = Cluster(nodes, _wanted(options, len(nodes), slots), cancelled)
-        self._names = [node.name for node in nodes]
+        self._cluster = self._reached()
 
     def machine(self) -> Machine:
         """All nodes as one machine, of which the smallest node decides."""
         machine = self._cluster.machine()
-        count = machine.world_size // len(self._names)
+        count = machine.world_size // machine.num_nodes
         ranks = "1 rank" if count == 1 else f"{count} ranks"
-        self._tell(Note(f"Nodes: {', '.join(self._names)}, with {ranks} each."))
+        self._tell(Note(f"Nodes: {', '.join(self._cluster.names)}, with {ranks} each."))
         return machine
 
     def look(self, command: Sequence[str], machine: Machine) -> Script:
-        """Scripts have only been tried on one node."""
-        raise UsageError("A script is tuned on one node; leave out --nodes and --hostfile, or name a MODEL.")
+        """It runs up to the beginning of its training, on the first node alone."""
+
+        @contextmanager
+        def launching(
+            folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+        ) -> Iterator[Launcher]:
+            own = _without_gpus(environment)
+            # It is not closed: its agent goes on with the trials.
+            yield NodesLauncher(
+                lambda: self._cluster.first(folder, marker, job, own), ranks=1, cancelled=self._cancelled
+            )
+
+        return look_at(command, machine, noting(self._tell), launching, shared_folder(self._options))
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
         """The agents sweep their nodes before the trials and when they end."""
         marker, job = run_marker(run_dir), job_of(workload)
-        environment = {**rank_environment(machine), RUN_MARKER: marker}
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # each agent knows its own GPUs
-        launcher = NodesLauncher(
+        environment = _without_gpus({**rank_environment(machine), RUN_MARKER: marker})
+        launcher = self._launcher(
             lambda: self._cluster.opened(run_dir, marker, job, environment, cold=self._options.cold),
-            ranks=machine.world_size // machine.num_nodes,
-            cancelled=self._cancelled,
+            machine.world_size // machine.num_nodes,
         )
         always = operators_of_every_trial(workload)
-        with closing(launcher), closing(self._cluster):
+        with closing(self._cluster), closing(launcher):
             operators = Operators(always, workload.optimizer, environment, launcher.load, self._tell, self._cancelled)
             with closing(operators):
                 machine = with_obstacles(machine, rungs, workload)
-                yield OpenVenue(machine=machine, launcher=launcher, operators=operators, swap_prefix=marker)
+                yield OpenVenue(
+                    machine=machine,
+                    launcher=launcher,
+                    operators=operators,
+                    clock=launcher.now,
+                    swap_prefix=marker,
+                )
+
+    def _reached(self) -> Reached:
+        """The nodes. UsageError or EnvironmentFaultError if there are none."""
+        nodes, slots = _nodes(self._options)
+        return Cluster(nodes, wanted_of(self._options, len(nodes), slots), self._cancelled)
+
+    def _launcher(self, opened: Opened, ranks: int) -> NodesLauncher:
+        return NodesLauncher(opened, ranks=ranks, cancelled=self._cancelled)
+
+
+def shared_folder(options: TuneOptions) -> Path:
+    """A folder that all nodes see, before the run folder has its name."""
+    if options.run_dir is None:
+        folder = Path("ladder-runs")
+        folder.mkdir(exist_ok=True)
+        return folder
+    make_private(options.run_dir)
+    return options.run_dir
+
+
+def _without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """Each agent knows its own GPUs."""
+    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
@@ -100,7 +166,7 @@ def gpus_of_a_node(gpus: int, count: int) -> int:
     return gpus // count
 
 
-def _wanted(options: TuneOptions, count: int, slots: int | None) -> Wanted:
+def wanted_of(options: TuneOptions, count: int, slots: int | None) -> Wanted:
     """What of each node is used; `slots` is what a hostfile says of a node's GPUs."""
     return Wanted(
         gpus=gpus_of_a_node(options.gpus, count) if options.gpus is not None else slots,

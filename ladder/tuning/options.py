@@ -16,13 +16,14 @@ from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
 from ladder.tuning.declaring import Option, Switches
+from ladder.tuning.job_options import TrialJobOptions
 from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, text_of, whole
 from ladder.tuning.technique_choices import TechniqueChoices
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
-LauncherName = Literal["local", "ray", "simulated"]
+LauncherName = Literal["local", "ray", "slurm-jobs", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
 BackendName = Literal["deepspeed", "torch", "all"]
@@ -167,8 +168,8 @@ class WorkloadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(WorkloadOptions):
-    """The options of a tune."""
+class _TuneOptions(WorkloadOptions):
+    """The options of a tune, but for those of Slurm jobs."""
 
     gradient_clipping: Annotated[
         float, Option("The largest gradient norm; 0 means no clipping.", WORKLOAD, number(0, metavar="NORM"))
@@ -202,8 +203,8 @@ class TuneOptions(WorkloadOptions):
     launcher: Annotated[
         LauncherName,
         Option(
-            "ray: run the trials on --nodes of a Ray cluster. simulated: a simulator of --machine answers in place of "
-            "the GPUs, and no trial is run.",
+            "ray: run the trials on --nodes of a Ray cluster. slurm-jobs: run them in jobs that ladder submits, from a "
+            "login node. simulated: a simulator of --machine answers in place of the GPUs, and no trial is run.",
             MACHINE,
         ),
     ] = "local"
@@ -290,6 +291,11 @@ class TuneOptions(WorkloadOptions):
     save_weights: Annotated[
         Path | None, Option("A folder into which the proof also writes the gathered weights.", OUTPUT)
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(TrialJobOptions, _TuneOptions):
+    """The options of a tune. Those of jobs come last, and so does their panel."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ladder.emit.trainer import arguments_in_place
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, UsageError
 from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.events.trial_run import TrialRun
-from ladder.launch.base import Deadlines
+from ladder.launch.base import Deadlines, Launcher
 from ladder.launch.counting import counting
 from ladder.launch.local import LocalLauncher
 from ladder.machine.described import Machine
@@ -44,35 +44,47 @@ MAPPED = ("micro_batch", "accumulation")
 """What `--map` can name."""
 
 
+Launching = Callable[[Path, str, Mapping[str, Any], Mapping[str, str]], AbstractContextManager[Launcher]]
+"""From a folder, a marker, a server's job and its environment to a launcher of one rank."""
+
+
 def look_at(
     command: Sequence[str],
     machine: Machine,
     note: Callable[[str], None],
-    cancelled: Callable[[], bool],
+    launching: Launching,
+    place: Path | None = None,
 ) -> Script:
     """Run the script up to the moment at which it would begin to train, in one process, and report what it has.
 
-    UsageError, in one sentence, for a script that cannot be taken hold of.
+    `place` is where the look has its folder; None is this host's for temporary files. UsageError, in one sentence, for
+    a script that cannot be taken hold of.
     """
     note(f"Looking at {shown(' '.join(command))}: it runs up to the beginning of its training.")
-    with tempfile.TemporaryDirectory(prefix=_LOOK, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=_LOOK, dir=place, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        with closing(_launcher(folder, machine, cancelled)) as launcher:
+        marker = run_marker(folder)
+        own = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "HF_TOKEN") if name in os.environ}
+        job = {"model_config": None, "task": "", "preload": ["ladder.trial.script.running"], "operators": []}
+        environment = {**rank_environment(machine), "HF_HUB_OFFLINE": "0", **own, RUN_MARKER: marker}
+        with launching(folder, marker, job, environment) as launcher:
             deadlines = Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS)
             run = launcher.run(_look(command, machine, folder), deadlines, lambda *_: None)
         return Script(command=tuple(command), facts=_facts(run, folder / "look" / "rank0.log"))
 
 
-def _launcher(folder: Path, machine: Machine, cancelled: Callable[[], bool]) -> LocalLauncher:
-    marker = run_marker(folder)
-    own = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "HF_TOKEN") if name in os.environ}
-    return LocalLauncher(
-        marker=marker,
-        job={"model_config": None, "task": "", "preload": ["ladder.trial.script.running"], "operators": []},
-        environment={**rank_environment(machine), "HF_HUB_OFFLINE": "0", **own, RUN_MARKER: marker},
-        log=folder / "server.log",
-        cancelled=cancelled,
-    )
+def look_here(
+    command: Sequence[str], machine: Machine, note: Callable[[str], None], cancelled: Callable[[], bool]
+) -> Script:
+    """`look_at` on this host."""
+
+    def launching(
+        folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> AbstractContextManager[Launcher]:
+        log = folder / "server.log"
+        return closing(LocalLauncher(marker=marker, job=job, environment=environment, log=log, cancelled=cancelled))
+
+    return look_at(command, machine, note, launching)
 
 
 def _look(command: Sequence[str], machine: Machine, folder: Path) -> TrialSpec:

@@ -63,10 +63,10 @@ def _workload(
     if options.script:
         # Here: it brings all that runs processes.
         from ladder.machine.machine import detect_machine
-        from ladder.tuning.own_script import look_at, workload_of_script
+        from ladder.tuning.own_script import look_here, workload_of_script
 
         here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
-        script = look_at(options.script, here, note, lambda: False)
+        script = look_here(options.script, here, note, lambda: False)
         return workload_of_script(script, options, world_size, note, gpu_name, None)
     shape = resolve_model(options.model, task=options.task, count=counting(note))
     if shape.note:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ladder.errors import UsageError
 from ladder.search.forecast import MOST_GPUS
 from ladder.tuning.declaring import Option
 from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, whole
-from ladder.tuning.options import MACHINE, OUTPUT, SEARCH, LauncherName, WorkloadOptions
+from ladder.tuning.options import MACHINE, OUTPUT, SEARCH, WorkloadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class ScaleOptions(WorkloadOptions):
         int | None,
         Option("GPUs of one node.", MACHINE, whole(1), unset="as many as --machine has, or 8"),
     ] = None
-    launcher: Annotated[LauncherName, Option("simulated: tune every number on a simulator of --machine.", MACHINE)] = (
-        "local"
-    )
+    launcher: Annotated[
+        Literal["local", "simulated"], Option("simulated: tune every number on a simulator of --machine.", MACHINE)
+    ] = "local"
     machine: Annotated[
         str | None, Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE")
     ] = None

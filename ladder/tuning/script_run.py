@@ -15,6 +15,7 @@ from typing import Any
 
 from ladder.backends.registry import backend_of
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config
+from ladder.emit.nodes import PORT
 from ladder.emit.settings import settings_in
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import MEMORY_OUTCOMES
@@ -55,9 +56,12 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     if not command:
         raise UsageError(f"{str(path)!r} was not tuned for a script; name yours: ladder run {path} -- train.py …")
     settings = settings_in(document)
-    visible = len(visible_gpus()) if settings.device == "cuda" else settings.world_size
-    if visible < settings.world_size:
-        raise EnvironmentFaultError(f"{str(path)!r} is for {settings.world_size} GPUs, and {visible} are visible here.")
+    visible = len(visible_gpus()) if settings.device == "cuda" else settings.ranks_of_a_node
+    if visible < (needed := settings.ranks_of_a_node):
+        on_each = " on each node" if settings.num_nodes > 1 else ""
+        raise EnvironmentFaultError(f"{str(path)!r} is for {needed} GPUs{on_each}, and {visible} are visible here.")
+    if settings.num_nodes > 1:
+        _require_nodes(path, settings.num_nodes, asked)
     candidate = candidate_of(candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size)
     config = {key: value for key, value in document.items() if key != SECTION}
     own = section.get("script", {}).get("optimizer", "")
@@ -82,6 +86,26 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         tell(Note(f"{said} {held}: going on with it {start}, with the same global batch."))
         plan = replace(less, resume=end.written or plan.resume)
         tried.add(less.candidate.key)
+
+
+def _require_nodes(path: Path, num_nodes: int, asked: RunOptions) -> None:
+    """UsageError for what this copy on one of several nodes lacks, or cannot do."""
+    if asked.step_down:
+        raise UsageError("--step-down is for one node: the copies on several cannot choose together; leave it out.")
+    if "MASTER_ADDR" not in os.environ:
+        raise UsageError(
+            f"{str(path)!r} is for {num_nodes} nodes: start {path.with_suffix('.launch.sh')} on each of them, which "
+            "names the first, or set MASTER_ADDR to its address."
+        )
+
+
+def _meeting(num_nodes: int, ranks: int) -> list[str]:
+    """Options of torchrun. On several nodes, the copies meet on the first."""
+    if num_nodes == 1:
+        return ["--standalone", "--nproc_per_node", str(ranks)]
+    port, number = os.environ.get("MASTER_PORT", str(PORT)), os.environ.get("SLURM_JOB_ID", "ladder")
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_id", number, "--rdzv_endpoint", f"{os.environ['MASTER_ADDR']}:{port}"]
+    return ["--nnodes", str(num_nodes), "--nproc_per_node", str(ranks), *meeting]
 
 
 def _trained(command: Sequence[str], plan: Plan) -> _End:
@@ -112,7 +136,7 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
         )
         file = Path(folder) / "spec.json"
         file.write_text(spec.model_dump_json(), encoding="utf-8")
-        ranks = ["--standalone", "--nproc_per_node", str(settings.world_size)]
+        ranks = _meeting(settings.num_nodes, settings.ranks_of_a_node)
         status = _run(
             [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "ladder.trial.script.start", str(file)],
             {**os.environ, **settings.environment},

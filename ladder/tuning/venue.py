@@ -23,7 +23,7 @@ from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.operators import Operators
-from ladder.tuning.own_script import look_at
+from ladder.tuning.own_script import look_here
 from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.technique_choices import TechniqueChoices, advice, require_adapters, techniques_tried
@@ -90,6 +90,10 @@ def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: 
         return OnPaper(_paper_machine(options), options, tell, cancelled)
     if options.machine is not None:
         raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
+    if options.launcher == "slurm-jobs":
+        from ladder.tuning.jobs_venue import OnJobs
+
+        return OnJobs(options, leases, tell, cancelled)
     if options.launcher == "ray" or options.hostfile is not None or (options.nodes or 1) > 1:
         from ladder.tuning.nodes_venue import OnNodes  # it builds on this module
 
@@ -122,7 +126,7 @@ class ThisHost:
 
     def look(self, command: Sequence[str], machine: Machine) -> Script:
         """It runs up to the beginning of its training."""
-        return look_at(command, machine, noting(self._tell), self._cancelled)
+        return look_here(command, machine, noting(self._tell), self._cancelled)
 
     def introduce(self) -> None:
         """Nothing to say: the figures are measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster.conftest import Cluster, Slurm
 from helpers import wait_until
+from helpers.clusters import Cluster, Slurm
+from helpers.scripts import SCRIPTS, folder_with_inputs
 
 from ladder.emit import load_best_config
 
@@ -130,3 +132,24 @@ def test_a_host_that_ssh_does_not_know_is_named_with_what_ssh_says(ssh: Cluster,
     done = ssh.run(*TUNE, "--hostfile", "hosts", folder=tmp_path, timeout=240)
     assert done.returncode == 4
     assert "Node nobody.invalid cannot run trials: its connection ended (ssh: Could not resolve" in done.stderr
+
+
+def test_a_script_is_tuned_over_two_nodes_as_it_is_and_trains_on_both_with_the_answer(
+    slurm: Slurm, tmp_path: Path, script_inputs: Path, leaves_nothing: Check
+) -> None:
+    folder_with_inputs(tmp_path, script_inputs)
+    script = [str(SCRIPTS / "causal_trainer.py"), "--model_name_or_path", "model", "--train_file", "text/train.jsonl"]
+    options = ["--nodes", "2", "--gpus", "0", "--rung", "zero2", "--micro-batch", "4", "--quiet"]
+    command = ["--", *script, "--output_dir", "out", "--max_steps", "3"]
+    done = slurm.run(*ON_TWO, *LADDER, "tune", *options, *command, folder=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr
+    section = load_best_config(tmp_path / "best_config.json")["ladder"]
+    assert (section["num_nodes"], section["world_size"]) == (2, 2)
+    assert not (tmp_path / "out").exists()
+    leaves_nothing()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where ladder is
+    launch = ["srun", "--nodes=2", "--ntasks-per-node=1", "bash", "best_config.launch.sh"]
+    trained = slurm.run(*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch, folder=tmp_path, timeout=200)
+    assert trained.returncode == 0, trained.stderr
+    (state,) = (tmp_path / "out").glob("checkpoint-*/trainer_state.json")
+    assert json.loads(state.read_text())["train_batch_size"] == 4

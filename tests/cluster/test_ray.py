@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster.conftest import Cluster
 from helpers import wait_until
+from helpers.clusters import Cluster
 
 from ladder.emit import load_best_config
 

@@ -10,7 +10,7 @@ import pytest
 from helpers import wait_until
 
 if TYPE_CHECKING:
-    from cluster.conftest import Slurm
+    from helpers.clusters import Slurm
 
 pytestmark = pytest.mark.cluster
 SIMULATED = ("--launcher", "simulated", "--machine", "a100-80")

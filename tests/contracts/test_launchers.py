@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,9 +38,26 @@ def bench_on_paper() -> Bench:
     return Bench(launcher, cancellation, "ladder-test-on-paper", has_processes=False)
 
 
+@pytest.fixture(scope="module")
+def bench_of_a_job(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> Iterator[Bench]:
+    with jobs_bench(trials=None) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def bench_of_jobs(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> Iterator[Bench]:
+    with jobs_bench(trials=1) as bench:
+        yield bench
+
+
 # The fixtures of a bench with each launcher. A launcher to come is one more word.
-QUICK_TO_START = ["warm_bench", "bench_on_paper", "nodes_bench"]
-LAUNCHERS = [*QUICK_TO_START, "cold_bench"]
+QUICK_TO_START = [
+    "warm_bench",
+    "bench_on_paper",
+    "nodes_bench",
+    pytest.param("bench_of_a_job", marks=pytest.mark.cluster),
+]
+LAUNCHERS = [*QUICK_TO_START, "cold_bench", pytest.param("bench_of_jobs", marks=pytest.mark.cluster)]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

@@ -126,6 +126,8 @@ class Agent:
     ) -> None:
         """Start the trial server, whose ranks meet at `address`."""
         self._met.set()
+        if self._launcher is not None:  # of a look at a script
+            self._launcher.close()
         self._marker = marker
         kill_marked(marker)
         interface = interface_of(address)

@@ -33,6 +33,7 @@ class Cluster:
         self._nodes, self._wanted, self._cancelled = list(nodes), wanted, cancelled
         self._agents: list[Connection] = []
         self._described: list[dict[str, Any]] = []
+        self.names = [node.name for node in nodes]
 
     def machine(self) -> Machine:
         """All nodes as one machine, of which the smallest node decides; the GPUs are leased from here on.
@@ -40,7 +41,7 @@ class Cluster:
         EnvironmentFaultError names the node that cannot be reached, lacks something, or is unlike the first.
         """
         self._connect()
-        return machine_of(self._described, [node.name for node in self._nodes], self._wanted.nvme_path)
+        return machine_of(self._described, self.names, self._wanted.nvme_path)
 
     def opened(
         self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], *, cold: bool
@@ -52,21 +53,19 @@ class Cluster:
         try:
             _require_shared(agents, folder)
             address = _meeting_address(agents, self._described[0]["addresses"])
-            for agent in agents:
-                agent.send(
-                    "open",
-                    marker=f"{marker}-{agent.name}",  # two nodes of a test may be one host
-                    job=dict(job),
-                    environment=dict(environment),
-                    log=str(folder.absolute() / f"server-{agent.name}.log"),
-                    address=address,
-                    cold=cold,
-                )
-            for agent in agents:
-                agent.wait_for("opened")
+            _open(agents, folder, marker, job, environment, address, cold=cold)
         except BaseException:
             close_all(agents)
             raise
+        return agents, address
+
+    def first(
+        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[Sequence[Connection], str]:
+        """The first node's agent alone, ready for trials in `folder`; it stays here, to be opened again."""
+        agents, address = self._agents[:1], self._described[0]["addresses"][0]
+        _require_shared(agents, folder)
+        _open(agents, folder, marker, job, environment, address, cold=False)
         return agents, address
 
     def close(self) -> None:
@@ -90,7 +89,7 @@ class Cluster:
                     nvme_path=str(wanted.nvme_path) if wanted.nvme_path is not None else None,
                 )
             self._described = [agent.wait_for("described") for agent in self._agents]
-            require_alike(self._described, [node.name for node in self._nodes])
+            require_alike(self._described, self.names)
         except BaseException:
             self.close()
             raise
@@ -138,6 +137,30 @@ def require_alike(described: Sequence[Mapping[str, Any]], names: Sequence[str]) 
 def _gpus_of(described: Mapping[str, Any]) -> str:
     gpus = described["machine"]["gpus"]
     return f"{len(gpus)} × {gpus[0]['name']}" if gpus else "no GPU"
+
+
+def _open(
+    agents: Sequence[Connection],
+    folder: Path,
+    marker: str,
+    job: Mapping[str, Any],
+    environment: Mapping[str, str],
+    address: str,
+    *,
+    cold: bool,
+) -> None:
+    for agent in agents:
+        agent.send(
+            "open",
+            marker=f"{marker}-{agent.name}",  # two nodes of a test may be one host
+            job=dict(job),
+            environment=dict(environment),
+            log=str(folder.absolute() / f"server-{agent.name}.log"),
+            address=address,
+            cold=cold,
+        )
+    for agent in agents:
+        agent.wait_for("opened")
 
 
 def _require_shared(agents: Sequence[Connection], folder: Path) -> None:

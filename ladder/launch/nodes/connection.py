@@ -53,6 +53,7 @@ class Connection:
         self._node, self._cancelled = node, cancelled
         self._buffer, self._step = b"", ""
         self._heard = self._looked = now()
+        self._is_here = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         self._process = subprocess.Popen(
             node.command(module_command("ladder.launch.nodes.agent")),
@@ -71,6 +72,7 @@ class Connection:
     def wait_here(self) -> None:
         """Wait until the agent is there, and compare its clock with ours."""
         self._step = self._await("here", _START_SECONDS, f"did not start ladder within {_START_SECONDS:.0f} s")["step"]
+        self._is_here = True
         asked = now()
         then = self.ask("clock", "clock")["now"]
         self.ahead = then - (asked + now()) / 2
@@ -97,7 +99,7 @@ class Connection:
         self._heard += max(0.0, time_now - self._looked - _TURN_SECONDS)
         self._looked = time_now
         if not select.select([self.stdout], [], [], 0)[0]:
-            return [] if time_now - self._heard < _SILENT_SECONDS else None
+            return [] if not self._is_here or time_now - self._heard < _SILENT_SECONDS else None
         data = os.read(self.stdout, 1 << 16)
         if not data:
             return None

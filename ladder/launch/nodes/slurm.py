@@ -22,7 +22,12 @@ def is_in_allocation(environment: Mapping[str, str] = os.environ) -> bool:
 
 def slurm_nodes(count: int, environment: Mapping[str, str] = os.environ) -> list[Node]:
     """The first `count` nodes of this job. EnvironmentFaultError if it has fewer, or if Slurm does not answer."""
-    return nodes_among(_scontrol("show", "hostnames", environment["SLURM_JOB_NODELIST"]).split(), count, environment)
+    return nodes_among(hostnames(environment["SLURM_JOB_NODELIST"]), count, environment)
+
+
+def hostnames(listed: str) -> list[str]:
+    """The names in Slurm's `node[1-2]`, in its order. EnvironmentFaultError if Slurm does not answer."""
+    return _scontrol("show", "hostnames", listed).split()
 
 
 def nodes_among(names: Sequence[str], count: int, environment: Mapping[str, str]) -> list[Node]:

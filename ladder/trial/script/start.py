@@ -31,7 +31,7 @@ def main() -> None:
     spec = TrialSpec.model_validate_json(path.read_bytes())
     assert spec.script is not None
     for technique in techniques_of(spec):
-        technique.claim_host(int(os.environ["LOCAL_RANK"]), spec.world_size)
+        technique.claim_host(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     reporter = Reporter(path.parent / f"rank{os.environ['RANK']}.jsonl")
     is_ours = spec.device == "cpu" and not dist.is_initialized()
     if is_ours:  # DeepSpeed on a CPU looks for MPI otherwise

@@ -1,0 +1,176 @@
+"""Owns one job: submits it through submitit, says how it stands, and cancels it when stdin ends.
+
+It is a program of its own, so that a job is cancelled also when the tune is killed. It reads one JSON object, and then
+a line for each time that it shall ask Slurm at once. It prints one JSON object a line:
+
+    {"event": "failed", "sentence": "…"}      Slurm does not take the job
+    {"event": "submitted", "job": "12"}
+    {"event": "state", "state": "PENDING", "reason": "Resources", "nodes": "", "left": null, "asked": 1}
+
+`state` comes when it changes, and as an answer; `left` are the seconds of the job's time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from submitit import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmInfoWatcher
+
+from ladder.launch.jobs.files import ALIVE_SECONDS, END, append, events, say_alive
+from ladder.launch.jobs.states import GONE, is_over
+from ladder.launch.jobs.task import serve
+
+_TICK_SECONDS = 0.2
+"""Between two looks at the folder. Chosen."""
+_POLL_SECONDS = 10
+"""At most this long between two questions to Slurm while a job waits. Chosen: its controller serves a whole cluster."""
+_RUNS_SECONDS = 60.0
+"""Between two questions while a job runs: its pipes tell its end sooner. Chosen."""
+_END_SECONDS = 10.0
+"""For a job to end by itself once its agents were told to. Chosen: they take up to 8 s."""
+
+
+class Queue(SlurmInfoWatcher):  # type: ignore[misc]  # submitit is optional, so its types are not known
+    """Asks squeue: submitit itself asks sacct, which needs an accounting database, and answers late."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(delay_s=_POLL_SECONDS)
+        self._name = name
+
+    def _make_command(self) -> list[str]:
+        mine = [f"--user={os.getuid()}", f"--name={self._name}"]  # a job that Slurm has forgotten is no error then
+        return ["squeue", "--states=all", *mine, "--format=%i|%T|%N|%r|%L"]
+
+    def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
+        text = string.decode() if isinstance(string, bytes) else string
+        lines = ["JobID|State|NodeList|Reason|TimeLeft", *text.splitlines()[1:]]
+        forgotten = {"State": GONE}
+        return {**dict.fromkeys(self._registered, forgotten), **super().read_info("\n".join(lines))}
+
+
+class _Job(SlurmJob[None]):  # type: ignore[misc]
+    watcher: SlurmInfoWatcher
+
+
+class _Executor(SlurmExecutor):  # type: ignore[misc]
+    job_class = _Job
+
+
+class Keeper:
+    """One job, from its submission to its end."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._folder, self._nodes = Path(asked["folder"]), int(asked["parameters"]["nodes"])
+        _Job.watcher = Queue(asked["parameters"]["job_name"])
+        executor = _Executor(self._folder, max_num_timeout=0)
+        executor.update_parameters(**asked["parameters"])
+        self._job = executor.submit(serve, str(self._folder), asked["place"])
+        _say("submitted", job=self._job.job_id)
+        self._told: dict[str, Any] = {}
+        self._state, self._asked = "", 0
+        self._looked = self._lived = time.monotonic()
+
+    def follow(self) -> None:
+        """Until stdin ends."""
+        self._look("force")
+        while True:
+            if select.select([0], [], [], _TICK_SECONDS)[0]:
+                data = os.read(0, 1 << 12)
+                if not data:
+                    return
+                self._asked += data.count(b"\n")
+                self._look("force")
+            time_now = time.monotonic()
+            if time_now - self._lived > ALIVE_SECONDS:
+                self._lived = time_now
+                with suppress(OSError):
+                    say_alive(self._folder)
+            if is_over(self._state):
+                continue
+            has_begun = events(self._folder, 0).stat().st_size > 0
+            if self._state != "RUNNING" or not has_begun:
+                self._look("force" if has_begun else "standard")
+            elif time_now - self._looked > _RUNS_SECONDS:
+                self._look("force")
+
+    def end(self) -> None:
+        """Let a job that runs end by itself, as its agents were told, and cancel it if it does not, or waits."""
+        deadline = time.monotonic() + _END_SECONDS * (self._state == "RUNNING")
+        while time.monotonic() < deadline and not self._has_ended():
+            time.sleep(_TICK_SECONDS)
+        if not self._has_ended() and not is_over(self._state):
+            self._job.cancel(check=False)
+
+    def _has_ended(self) -> bool:
+        """submitit writes what each task returns, when it has ended."""
+        return all(self._job.task(node).paths.result_pickle.exists() for node in range(self._nodes))
+
+    def _look(self, mode: str) -> None:
+        """Ask submitit for the state, and tell it if it is news."""
+        number, watcher = self._job.job_id, _Job.watcher
+        watcher.get_state(number, mode)
+        info = watcher.get_info(number, "cache")
+        if mode == "force":
+            self._looked = time.monotonic()
+        state = info.get("State", "")
+        if not state or (state == GONE and not self._state):  # it cannot be forgotten before it was known
+            return
+        told = {"state": state, "reason": info.get("Reason", ""), "nodes": info.get("NodeList", "")}
+        if told != self._told or self._asked:
+            self._told, self._state = told, state
+            _say("state", **told, left=seconds_of(info.get("TimeLeft", "")), asked=self._asked)
+            self._asked = 0
+            if is_over(state):
+                for node in range(self._nodes):
+                    append(events(self._folder, node), END)  # its agents cannot any more
+
+
+def seconds_of(text: str) -> int | None:
+    """Of Slurm's `1-02:03:04`; None for words such as UNLIMITED."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _say(event: str, **content: Any) -> None:
+    with suppress(BrokenPipeError):  # stdin has ended too
+        os.write(1, json.dumps({"event": event, **content}).encode() + b"\n")
+
+
+def main() -> int:
+    """See the module."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        keeper = Keeper(json.loads(_line()))
+    except Exception as error:  # submitit has errors of its own, and passes on sbatch's
+        _say("failed", sentence=str(error))
+        return 1
+    try:
+        keeper.follow()
+    finally:
+        keeper.end()
+    return 0
+
+
+def _line() -> bytes:
+    """The first line of stdin, and nothing behind it: `follow` waits for more."""
+    line = b""
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

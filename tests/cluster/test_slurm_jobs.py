@@ -1,0 +1,177 @@
+"""Tunes whose trials run in Slurm jobs that ladder submits itself, in a real Slurm with two nodes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers import wait_until
+from helpers.clusters import Slurm
+
+from ladder.emit import load_best_config
+
+pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
+pytestmark = pytest.mark.cluster
+LADDER = [sys.executable, "-m", "ladder.cli.main"]
+TUNE = [
+    *(*LADDER, "tune", "tiny-llama", "--launcher", "slurm-jobs", "--gpus", "0", "--cpus-per-task", "2"),
+    *("--backend", "deepspeed", "--run-dir", "run"),
+]
+ON_TWO = ["--nodes", "2"]
+Check = Callable[[], None]
+
+
+def jobs_in_queue(slurm: Slurm) -> list[str]:
+    """The state of each job that is not over."""
+    return slurm.run("squeue", "--noheader", "--format=%T", folder=slurm.folder).stdout.split()
+
+
+def job_of(slurm: Slurm) -> str:
+    """The number of the only job."""
+    (number,) = slurm.run("squeue", "--noheader", "--format=%i", folder=slurm.folder).stdout.split()
+    return number
+
+
+@contextmanager
+def begun(slurm: Slurm, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A tune in the background, which is over at the end of the block."""
+    with (folder / "out.txt").open("wb") as out:
+        tune = subprocess.Popen(
+            [*TUNE, *ON_TWO, *options],
+            cwd=folder,
+            env=slurm.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield tune
+    finally:
+        tune.kill()
+        tune.wait()
+
+
+def wait_for_a_step(folder: Path) -> None:
+    wait_until(lambda: any("step" in file.read_text() for file in (folder / "run").glob("trials/*/rank1.jsonl")), 200)
+
+
+def said(folder: Path) -> str:
+    return (folder / "out.txt").read_text()
+
+
+def require_no_job(slurm: Slurm) -> None:
+    """All of them end within the ten seconds that a keeper gives a job to end by itself, and a few for Slurm."""
+    wait_until(lambda: jobs_in_queue(slurm) == [], 20)
+
+
+@pytest.mark.parametrize("each", [[], ["--trials-per-job", "1", "--queued-jobs", "2"]])
+def test_a_tune_in_jobs_is_proven_and_leaves_none(
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check, each: list[str]
+) -> None:
+    options = ["--rung", "zero2", "--micro-batch", "1", "--time-budget", "10s", *each]
+    done = slurm.run(*TUNE, *ON_TWO, *options, folder=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr
+    section = load_best_config(tmp_path / "best_config.json")["ladder"]
+    assert (section["num_nodes"], section["world_size"]) == (2, 2)
+    assert section["proof"]["tokens_per_second"] > 0
+    require_no_job(slurm)
+    leaves_nothing()
+    assert list((tmp_path / "run" / "jobs").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_tune_that_is_ended_in_a_trial_ends_its_job(
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
+) -> None:
+    with begun(slurm, tmp_path) as tune:
+        wait_for_a_step(tmp_path)
+        tune.send_signal(number)
+        tune.wait(timeout=30)
+        require_no_job(slurm)
+        leaves_nothing()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_tune_that_is_ended_while_its_job_waits_takes_it_out_of_the_queue_and_no_other(
+    slurm: Slurm, tmp_path: Path, number: signal.Signals
+) -> None:
+    other = slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 300", folder=tmp_path)
+    slurm.wait_for(other, "RUNNING")
+    with begun(slurm, tmp_path) as tune:
+        wait_until(lambda: "waits in the queue (Resources)" in said(tmp_path), 60)
+        assert jobs_in_queue(slurm).count("PENDING") == 1
+        tune.send_signal(number)
+        tune.wait(timeout=30)
+        wait_until(lambda: jobs_in_queue(slurm) == ["RUNNING"], 20)
+    assert job_of(slurm) == other
+    slurm.run("scancel", other, folder=tmp_path)
+    require_no_job(slurm)
+
+
+def test_a_trial_counts_no_time_that_its_job_waits(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 25", folder=tmp_path)
+    options = ["--rung", "zero2", "--micro-batch", "1", "--knobs", "0", "--time-budget", "20s"]
+    done = slurm.run(*TUNE, *ON_TWO, *options, folder=tmp_path, timeout=280)
+    assert "waits in the queue (Resources)" in done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def _cancel(slurm: Slurm, job: str, folder: Path) -> None:
+    slurm.run("scancel", job, folder=folder)
+
+
+def _reach_the_limit(slurm: Slurm, job: str, folder: Path) -> None:
+    slurm.run("scontrol", "update", f"jobid={job}", "EndTime=now+2", folder=folder)
+
+
+def _lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
+    slurm.run("scontrol", "update", "nodename=node2", "state=down", "reason=test", folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (_cancel, "somebody cancelled it"),
+        (_reach_the_limit, "its time limit was reached"),
+        (_lose_a_node, "a node failed"),
+    ],
+)
+def test_a_job_that_slurm_ends_costs_one_trial_and_is_told(
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check, end: Callable[[Slurm, str, Path], None], why: str
+) -> None:
+    with begun(slurm, tmp_path, "--rung", "zero2", "--micro-batch", "1", "--knobs", "0") as tune:
+        wait_for_a_step(tmp_path)
+        first = job_of(slurm)
+        end(slurm, first, tmp_path)
+        wait_until(lambda: f"Slurm ended job {first} during the trial: {why}" in said(tmp_path), 60)
+        slurm.run("scontrol", "update", "nodename=node2", "state=resume", folder=tmp_path)
+        assert tune.wait(timeout=280) == 0, said(tmp_path)
+    assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
+    require_no_job(slurm)
+    leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "sentence"),
+    [
+        (
+            ["--partition", "nobody"],
+            4,
+            "Slurm does not take the job: sbatch: error: invalid partition specified: nobody",
+        ),
+        (["--nodes", "3"], 4, "(PartitionNodeLimit); ask for what the partition has"),
+        (["--mem", "900G"], 4, "Memory specification can not be satisfied"),
+        (["--wait"], 2, "--wait has no effect with --launcher slurm-jobs"),
+    ],
+)
+def test_what_slurm_never_starts_is_told_before_a_trial(
+    slurm: Slurm, tmp_path: Path, options: list[str], status: int, sentence: str
+) -> None:
+    done = slurm.run(*TUNE, *options, folder=tmp_path, timeout=100)
+    assert (done.returncode, sentence in done.stderr) == (status, True), done.stderr
+    require_no_job(slurm)
