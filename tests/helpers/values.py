@@ -75,15 +75,20 @@ def as_a_rank_sees(candidate: Candidate) -> CandidateSpec:
 
 
 def tiny_trial(
-    folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any
+    folder: Path,
+    *micro_batches: int,
+    rung: str = "zero2",
+    memory_limit: int = GIB,
+    ranks: int = WORLD_SIZE,
+    accumulation: int = 2,
+    **changes: Any,
 ) -> TrialSpec:
-    """A real trial of a two-layer Llama on two CPU ranks, one candidate for each micro-batch."""
-    accumulation = 2
+    """A real trial of a two-layer Llama on CPU ranks, one candidate for each micro-batch."""
     workload = Workload(
         model=TINY,
         task="causal-lm",
         seq_len=64,
-        global_batch_size=WORLD_SIZE * accumulation,
+        global_batch_size=ranks * accumulation,
     )
     candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
     backend = backend_of(candidates[0].engine.rung)
@@ -92,14 +97,14 @@ def tiny_trial(
         candidates[0].engine,
         micro_batch=micro_batches[0],
         accumulation=accumulation,
-        world_size=WORLD_SIZE,
+        world_size=ranks,
         nvme_path=None,
     )
     return TrialSpec(
         trial=folder.name,
         folder=str(folder),
         device="cpu",
-        world_size=WORLD_SIZE,
+        world_size=ranks,
         model_config_json=TINY_CONFIG,
         task="causal-lm",
         seq_len=workload.seq_len,
