@@ -9,8 +9,8 @@ from ladder.candidates import Candidate, Consent, Effects, Export, Problem, Rung
 from ladder.techniques.within_nodes import WithinNodes
 from ladder.workload.workload import Workload
 
-_WITH_ACCELERATE = ("accelerate", "trl")
-"""Exports that start with accelerate's file, which holds the sizes."""
+_HOLD_SIZES = ("accelerate", "trl", "torchrun", "sbatch")
+"""Exports with accelerate's file, which holds the sizes, or with environment variables."""
 
 
 class Hybrid(WithinNodes):
@@ -46,11 +46,11 @@ class Hybrid(WithinNodes):
         return {"dp_replicate_size": world_size // self.ranks, "dp_shard_size": self.ranks}
 
     def export(self, program: str) -> Export | str:
-        if program in _WITH_ACCELERATE:
+        if program in _HOLD_SIZES:
             return Export({})
         return (
-            "in this answer FSDP2 divides the weights within each node, which accelerate's file can say; "
-            f"use --for {' or '.join(_WITH_ACCELERATE)}"
+            "in this answer FSDP2 divides the weights within each node, which only accelerate's file or environment "
+            "variables can say; use --for accelerate or torchrun"
         )
 
 
