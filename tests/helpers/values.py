@@ -14,6 +14,7 @@ from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.machine.described import Gpu, Machine
 from ladder.search.space import Space
 from ladder.tuning.problem import make_space, problem_of, split_supported
+from ladder.tuning.trial_request import environment_of, rank_modules_of
 from ladder.units import GIB
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
@@ -79,6 +80,7 @@ def tiny_trial(
     *micro_batches: int,
     rung: str = "zero2",
     memory_limit: int = GIB,
+    technique: Technique | None = None,
     ranks: int = WORLD_SIZE,
     accumulation: int = 2,
     **changes: Any,
@@ -91,10 +93,11 @@ def tiny_trial(
         global_batch_size=ranks * accumulation,
     )
     candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
-    backend = backend_of(candidates[0].engine.rung)
+    engine = candidates[0].engine.having(technique) if technique is not None else candidates[0].engine
+    backend = backend_of(engine.rung)
     config = backend.configuration(
         workload,
-        candidates[0].engine,
+        engine,
         micro_batch=micro_batches[0],
         accumulation=accumulation,
         world_size=ranks,
@@ -112,6 +115,9 @@ def tiny_trial(
         dtype="bf16",
         backend_module=backend.rank_module,
         deepspeed=config,
+        techniques=tuple(each.label for each in engine.techniques),
+        environment=environment_of(engine, ranks),
+        rank_modules=rank_modules_of(engine),
         candidates=tuple(map(as_a_rank_sees, candidates)),
         memory_limit=memory_limit,
         **{"steps": StepPolicy(maximum=3, seconds=0.2)} | changes,

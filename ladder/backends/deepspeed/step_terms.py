@@ -58,9 +58,8 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
         transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
-        hooks *= 1 + _HOOKS_OF_AN_ADAPTER * len(weights.adapted)
-        seconds = known.across * over_links + (1 - known.across) * _within_node(known, machine)
-        gather = max(transfers * seconds * p, hooks * machine.host_seconds * model.num_layers)
+        hooks *= (1 + _HOOKS_OF_AN_ADAPTER * len(weights.adapted)) * machine.host_seconds
+        gather = max(transfers * _gathered(known, machine, over_links) * p, hooks * model.num_layers)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
@@ -79,9 +78,10 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     )
 
 
-def _within_node(known: Terms, machine: MachineSpeed) -> float:
-    """Seconds to gather a 16-bit parameter from the other ranks of a group in a node; 0 without such groups."""
-    return 2.0 * (known.group - 1) / known.group / machine.node_link_bytes if known.group else 0.0
+def _gathered(known: Terms, machine: MachineSpeed, over_links: float) -> float:
+    """Seconds to gather a 16-bit parameter: from all ranks, or for the rest from a group of them in the node."""
+    within = 2.0 * (known.group - 1) / known.group / machine.node_link_bytes if known.group else 0.0
+    return known.across * over_links + (1 - known.across) * within
 
 
 def _update_seconds(
