@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ladder.api import Planned, Tuned, load_best_config, load_run, plan, tune, verify
+    from ladder.api import Planned, Scaled, Tuned, load_best_config, load_run, plan, scale, tune, verify
     from ladder.errors import (
         EnvironmentFaultError,
         LadderError,
@@ -33,6 +33,7 @@ __all__ = [
     "NothingFitsError",
     "Planned",
     "RankReported",
+    "Scaled",
     "SearchBegins",
     "SlowerThanPromisedError",
     "TrialBegins",
@@ -44,6 +45,7 @@ __all__ = [
     "load_best_config",
     "load_run",
     "plan",
+    "scale",
     "tune",
     "verify",
 ]

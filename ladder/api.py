@@ -14,6 +14,7 @@ from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
+from ladder.report.scale_points import ScaleResult, rows_of
 from ladder.report.table import frame
 from ladder.text import shown
 from ladder.tuning.answering import require_answer
@@ -23,6 +24,8 @@ from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyO
 from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.python_calls import in_python_words, python_words, with_options, with_python_notes
 from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.scale_options import ScaleOptions
+from ladder.tuning.scaling import scale_of
 from ladder.tuning.stored import is_running, stored_output
 from ladder.tuning.trackers import tracking
 from ladder.tuning.tune_events import Subscriber, each_of, harmless
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Unpack
 
-    from ladder.tuning.arguments import PlanArguments, TuneArguments, VerifyArguments
+    from ladder.tuning.arguments import PlanArguments, ScaleArguments, TuneArguments, VerifyArguments
 
 T = TypeVar("T")
 _SHOWN_COLUMNS = [
@@ -203,6 +206,58 @@ class Planned:
         return str(self.rungs.to_html(index=False, na_rep=""))
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """What more GPUs bring. A notebook shows it as a table."""
+
+    result: ScaleResult
+    """All points, the global batch, the price, and by number of GPUs why it was left out."""
+    report: Path
+    """report.html with the figures."""
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """A row for each number of GPUs: its best configuration. What is not known is missing (NaN or None).
+
+        - gpus: the number of GPUs
+        - nodes: on how many nodes
+        - source: measured, simulated, predicted, or none if nothing fits
+        - candidate: the configuration
+        - tokens_per_second: of all GPUs together
+        - low: a prediction is slower than this with a probability of 10 %
+        - high: a prediction is faster than this with a probability of 10 %
+        - device_gib: memory of the fullest GPU
+        - joules_per_token: energy, where it was measured
+        - is_sure: it was measured, or fits with a probability of 99 %
+        - efficiency: tokens/s per GPU, over those of the smallest number that has a speed
+        - cost: of a billion tokens, with a `price`
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.result.plain()["points"])
+
+    @property
+    def smallest(self) -> int | None:
+        """The fewest of these GPUs on which a configuration surely fits; None if there is none."""
+        return self.result.smallest
+
+    @property
+    def verdict(self) -> str:
+        """Where more GPUs stop paying, in one sentence."""
+        return self.result.verdict
+
+    def __repr__(self) -> str:
+        counts = ", ".join(str(point.gpus) for point in self.result.points)
+        return f"<Scaled: {self.result.model} on {counts} GPUs; {self.result.fewest_sentence} {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        titles, rows = rows_of(self.result)
+        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+        head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<p><b>{escape(repr(self)[1:-1])}</b></p><table><tr>{head}</tr>{body}</table>"
+
+
 @with_options(TuneOptions)
 def tune(
     model: str = "",
@@ -252,6 +307,19 @@ def plan(model: str = "", **options: Unpack[PlanArguments]) -> Planned:
     with python_words(PlanOptions):
         asked = _asked(PlanOptions, "plan", {"model": model, **options})
         return Planned(as_json(*plan_of(asked, lambda note: say(in_python_words(note, PlanOptions)))))
+
+
+@with_options(ScaleOptions)
+def scale(model: str = "", *, quiet: bool = False, **options: Unpack[ScaleArguments]) -> Scaled:
+    """Compare numbers of GPUs, as `ladder scale` does: tuned as far as they are here, else predicted with a range.
+
+    The options are those of the command, with underscores; `gpus` is a text such as "1,2,4,8". Ctrl-C works as for
+    `tune`. Raises NothingFitsError if nothing fits on any of the numbers.
+    """
+    with python_words(ScaleOptions):
+        asked = _asked(ScaleOptions, "scale", {"model": model, **options})
+        with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
+            return Scaled(scale_of(asked, with_python_notes(ScaleOptions, tell), cancelled), asked.report.absolute())
 
 
 @with_options(VerifyOptions)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
 from ladder.tuning.python_calls import stub
+from ladder.tuning.scale_options import ScaleOptions
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '"""{about} Written by scripts/arguments.py from what is declared."""\n\n'
@@ -19,10 +20,10 @@ from ladder.techniques.switches import Switches
 
 def stubs() -> dict[Path, str]:
     """The text of each stub, by its path in the repository."""
-    named = {"TuneArguments": TuneOptions, "PlanArguments": PlanOptions}
+    named = {"TuneArguments": TuneOptions, "PlanArguments": PlanOptions, "ScaleArguments": ScaleOptions}
     classes = [stub(options, name, "Switches") for name, options in named.items()]
     classes.append(stub(VerifyOptions, "VerifyArguments"))
-    arguments = "\n".join([_HEAD.format(about="The options of tune, plan and verify.") + _IMPORTS, *classes])
+    arguments = "\n".join([_HEAD.format(about="The options of tune, plan, scale and verify.") + _IMPORTS, *classes])
     head = _HEAD.format(about="The switches of techniques.") + "from typing import TypedDict\n\n"
     return {
         Path("ladder/tuning/arguments.pyi"): arguments,

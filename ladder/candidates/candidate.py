@@ -29,7 +29,7 @@ class Engine:
     @property
     def name(self) -> str:
         """The key without knobs."""
-        return "+".join([self.rung.name, *(technique.name for technique in self.techniques)])
+        return "+".join([self.rung.name, *(technique.label for technique in self.techniques)])
 
     def having(self, technique: Technique) -> Engine:
         """The same engine with `technique`, which replaces another one of the same slot."""
@@ -40,6 +40,15 @@ class Engine:
     def has_slot_of(self, technique: Technique) -> bool:
         """Whether it has a technique of the same slot."""
         return any(each.slot == technique.slot for each in self.techniques)
+
+    def has(self, technique: Technique) -> bool:
+        """Whether it has `technique`, with any number of ranks."""
+        return any(each.name == technique.name for each in self.techniques)
+
+    @property
+    def first_differs(self) -> bool:
+        """Whether the first micro-step of an optimizer step takes another time than the following ones."""
+        return any(technique.first_differs for technique in self.techniques)
 
     @property
     def shares_sequences(self) -> bool:
@@ -75,7 +84,7 @@ class Engine:
 def engines_having(technique: Technique, engines: Sequence[Engine], problem: Problem) -> list[Engine]:
     """`engines` with `technique` added, of those that it suits and that have no technique of its slot."""
     return [
-        engine.having(technique)
+        engine.having(technique.on(problem))
         for engine in engines
         if not engine.has_slot_of(technique)
         and engine.rung.backend in technique.backends
@@ -120,10 +129,12 @@ class Candidate:
         """What all candidates of one trial must share: the engine, and whether it accumulates gradients.
 
         An engine that accumulates keeps gradients between micro-steps, so a candidate without accumulation would seem
-        to need more memory than it does. DeepSpeed's stage 3 always allocates them.
+        to need more memory than it does. DeepSpeed's stage 3 always allocates them. If the first micro-step of an
+        optimizer step differs, what a step of several tells says nothing of a step with one.
         """
         rung = self.engine.rung
-        return self.engine, self.accumulation > 1 or (rung.stage == 3 and rung.backend == "deepspeed")
+        always = rung.stage == 3 and rung.backend == "deepspeed" and not self.engine.first_differs
+        return self.engine, self.accumulation > 1 or always
 
     def sequences(self, world_size: int) -> int:
         """The sequences of all ranks in an optimizer step: the global batch."""

@@ -27,5 +27,9 @@ class Effects:
     """Bytes of the optimizer's copy of a gradient; 0 if it uses the 16-bit gradient."""
     update_passes: float = 1.0
     """Memory traffic of the optimizer, relative to reading and writing each of its values once."""
+    copied_in_node: bool = False
+    """Whether each node keeps a second copy of the weights, so that only what changed is gathered from other nodes."""
+    divided_in_node: bool = False
+    """Whether weights and states are divided within a node, and are the same on all nodes."""
     shares_sequence: bool = False
     """Whether all ranks work on one sequence, each on a part (sequence parallelism)."""

@@ -18,8 +18,8 @@ from ladder.workload.workload import Workload
 if TYPE_CHECKING:
     from ladder.candidates.candidate import Candidate, Engine
 
-Slot = Literal["kernels", "compiler", "sequences", "numerics", "host"]
-SLOTS: tuple[Slot, ...] = ("kernels", "compiler", "sequences", "numerics", "host")
+Slot = Literal["kernels", "compiler", "sequences", "numerics", "nodes", "host"]
+SLOTS: tuple[Slot, ...] = ("kernels", "compiler", "sequences", "numerics", "nodes", "host")
 """An engine has at most one technique per slot; its key lists them in this order."""
 
 
@@ -86,6 +86,14 @@ class Terms:
     """Bytes that a rank sends in a micro-step besides gradients and parameters."""
     compute: float = 1.0
     """Seconds of computing, relative to the usual kernels."""
+    copied: float = 0.0
+    """The share of the weights of which a rank keeps a second copy."""
+    across: float = 1.0
+    """The share of what stage 3 gathers that crosses from node to node."""
+    group: int = 0
+    """Ranks of a node that gather among themselves; 0 if none do."""
+    owners: int = 0
+    """Ranks that divide weights and states among themselves; 0 for all ranks."""
     doubts: tuple[tuple[str, float], ...] = ()
     """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
     loss_doubt: tuple[str, float] = ("logits", 0.12)
@@ -111,10 +119,12 @@ class TrainerOnly:
 
 
 class Technique:
-    """One technique. Instances have no state, so two of one class are equal."""
+    """One technique. Instances have no state but `ranks`, so two of one class are usually equal."""
 
     name = ""
     """In a key: `+name`. In best_config.json, with underscores."""
+    ranks = 0
+    """How many ranks form a group, for a technique that needs groups: in a key `+name=ranks`."""
     title = ""
     """Its name in a sentence."""
     slot: Slot = "kernels"
@@ -141,6 +151,9 @@ class Technique:
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     breaks_as_one = False
     """If it fails with one engine, it fails with all."""
+    first_differs = False
+    """The first micro-step of an optimizer step takes another time than the following ones. `RankTechnique` says so
+    too."""
     is_tried_everywhere = True
     """It is tried on every rung that it suits; otherwise `engines` decides."""
 
@@ -157,6 +170,21 @@ class Technique:
     def key(self) -> str:
         """Its key in best_config.json."""
         return self.name.replace("-", "_")
+
+    @property
+    def label(self) -> str:
+        """Its name in the key of an engine."""
+        return f"{self.name}={self.ranks}" if self.ranks else self.name
+
+    def on(self, problem: Problem) -> Technique:
+        """The technique as the engines of `problem` have it."""
+        return self
+
+    def in_groups_of(self, ranks: int) -> Technique:
+        """The technique that a key names with this number of ranks, 0 for none. KeyError if it cannot have them."""
+        if ranks:
+            raise KeyError(self.name)
+        return self
 
     # Whether it can be tried
 
@@ -194,7 +222,7 @@ class Technique:
         """Environment variables that the training needs."""
         return {}
 
-    def accelerate_config(self) -> dict[str, Any]:
+    def accelerate_config(self, world_size: int) -> dict[str, Any]:
         """Keys of accelerate's file that switch it on."""
         return {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,10 +17,11 @@ from ladder.tuning.scale_options import ScaleOptions
 from ladder.units import counted
 
 if TYPE_CHECKING:
-    from ladder.tuning.scale_points import ScalePoint, ScaleResult
+    from ladder.report.scale_points import ScaleResult
 
 _WIDE = 110
 """From this width on, the table names the whole configuration."""
+_CONFIGURATION = "configuration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,55 +61,32 @@ def scale(options: ScaleOptions, shown: Shown) -> int:
         if shown.output_format == "json":
             typer.echo(json.dumps(found.plain(), indent=2))
         else:
-            _print(found)
+            _print(found, options.report)
         return interruption.exit_code if interruption() else EXIT_FOUND
 
 
-def _print(found: ScaleResult) -> None:
+def _print(found: ScaleResult, report: Path) -> None:
     from rich.table import Table
 
     from ladder.cli.console import stdout_console
+    from ladder.report.scale_points import rows_of
 
     console = stdout_console()
     is_wide = console.width >= _WIDE
+    titles, rows = rows_of(found)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("GPUs", "source"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "GPUs" else "left")
-    if is_wide:
-        table.add_column("configuration", overflow="fold")
-    priced = found.price is not None
-    powered = any(point.joules_per_token for point in found.points)
-    for name in ("tokens/s", "10–90 %", "eff.", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, is_known in (("J/token", powered), ("cost/1e9", priced)):
-        if is_known:
-            table.add_column(name, justify="right", no_wrap=True)
-    for point in found.points:
-        more = [_number(point.joules_per_token, ".3f")] if powered else []
-        more += [_number(point.cost, ",.2f")] if priced else []
-        table.add_row(*_cells(point, is_wide=is_wide), *more)
+    for name in titles:
+        if name == _CONFIGURATION and is_wide:
+            table.add_column(name, overflow="fold")
+        elif name != _CONFIGURATION:
+            table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
+    configuration = titles.index(_CONFIGURATION)
+    for row in rows:
+        table.add_row(*(row if is_wide else [*row[:configuration], *row[configuration + 1 :]]))
     console.print(table)
     lines = [] if is_wide else [f"{counted(p.gpus, 'GPU')}: {p.candidate}" for p in found.points if p.candidate]
     lines += list(found.left_out.values())
-    fewest = f"The fewest of these that fit: {found.smallest}." if found.smallest else "None of these surely fits."
-    lines.append(f"{fewest} {found.verdict}".rstrip())
+    lines.append(f"{found.fewest_sentence} {found.verdict}".rstrip())
+    lines += [f"Wrote {report.absolute()}"] if report.exists() else []  # otherwise a note has said why
     for line in lines:
         console.print(line, soft_wrap=not console.is_terminal, markup=False, highlight=False)
-
-
-def _cells(point: ScalePoint, *, is_wide: bool) -> list[str]:
-    span = f"{point.low:,.0f}–{point.high:,.0f}" if point.low and point.high else ""
-    source = {"none": "nothing fits"}.get(point.source, point.source)
-    return [
-        str(point.gpus),
-        source if point.is_sure else f"{source}, may fit",
-        *([point.candidate or ""] if is_wide else []),
-        _number(point.tokens_per_second, ",.0f"),
-        span,
-        "" if point.efficiency is None else f"{point.efficiency:.0%}",
-        _number(point.device_gib, ".1f"),
-    ]
-
-
-def _number(value: float | None, digits: str) -> str:
-    return "" if value is None else format(value, digits)

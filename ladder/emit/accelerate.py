@@ -25,7 +25,11 @@ def accelerate_config(answer: Answer | Settings, config_path: Path) -> dict[str,
         "main_process_port": 0 if settings.num_nodes == 1 else PORT,
         "main_training_function": "main",
         "use_cpu": settings.device == "cpu",
-        **{name: value for technique in settings.techniques for name, value in technique.accelerate_config().items()},
+        **{
+            name: value
+            for technique in settings.techniques
+            for name, value in technique.accelerate_config(settings.world_size).items()
+        },
     }
 
 

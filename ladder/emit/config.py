@@ -142,7 +142,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "rung": candidate.engine.rung.name,
         "engine": candidate.engine.key,
-        **{technique.key: technique in candidate.engine.techniques for technique in TECHNIQUES.values()},
+        **{technique.key: candidate.engine.has(technique) for technique in TECHNIQUES.values()},
         "gradient_checkpointing": candidate.gradient_checkpointing,
         "checkpoint_every": candidate.checkpoint_every,
         "offload_activations": candidate.offload_activations,

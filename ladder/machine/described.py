@@ -64,6 +64,25 @@ class Machine:
         return max(1, self.num_cores // self.world_size)
 
 
+_CORES_OF_A_GPU = 16
+"""Assumed where no machine is named; the predicted speed of CPU Adam depends on it. Chosen: usual for a rented GPU."""
+NO_LIMIT = 1 << 60
+"""Bytes of host memory where no machine is named. Chosen: more than any host has."""
+
+
+def bare_machine(num_gpus: int, memory_limit: int, *, num_nodes: int = 1, host_memory: int | None = None) -> Machine:
+    """GPUs of which only the memory is known, in bytes each; `host_memory` is of all nodes."""
+    return Machine(
+        device="cuda",
+        world_size=num_gpus,
+        memory_limit=memory_limit,
+        host_memory=host_memory or NO_LIMIT,
+        num_cores=_CORES_OF_A_GPU * num_gpus,
+        num_nodes=num_nodes,
+        unsupported=alone("cuda", num_gpus),
+    )
+
+
 def alone(device: str, world_size: int) -> dict[str, str]:
     """By rung name: why it cannot work with so few GPUs, or on CPU ranks."""
     return {rung.name: why for rung in ALL_RUNGS if (why := without_peers(rung, device, world_size))}

@@ -12,7 +12,7 @@ from ladder.workload.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpeed:
-    """The speeds of one node, per second and per GPU if not said otherwise."""
+    """The speeds of the nodes, per second and per GPU if not said otherwise."""
 
     flops: float
     """Dense 16-bit floating-point operations, as the vendor states them."""
@@ -21,7 +21,9 @@ class MachineSpeed:
     device_bytes: float
     """Memory bandwidth of the GPU."""
     link_bytes: float
-    """Bus bandwidth of collectives between GPUs."""
+    """Bus bandwidth of collectives between all GPUs: of the network if there are several nodes."""
+    node_link_bytes: float
+    """The same between the GPUs of a node."""
     pcie_bytes: float
     """Bandwidth between GPU and pinned host memory."""
     cpu_adam_parameters: float
@@ -124,6 +126,11 @@ def known_speed(
     if not rates and not learned:
         return speed
     ours = {name: rate * _FROM_RATES[name] for name, rate in rates.items() if name in _FROM_RATES}
+    has_network = speed.link_bytes < speed.node_link_bytes
+    if "link_bytes" in ours:
+        ours["node_link_bytes"] = ours["link_bytes"]
+        if has_network:  # what was measured in a node says nothing of the network
+            ours["link_bytes"] = min(ours["link_bytes"], speed.link_bytes)
     changes: dict[str, Any] = {name: rate for name, rate in ours.items() if name != "flops"}
     if "flops" in ours:
         changes["achievable"] = ours["flops"] / speed.flops
@@ -132,7 +139,8 @@ def known_speed(
     for name in ours:
         before = speed.flops * speed.achievable if name == "flops" else getattr(speed, name)
         off = abs(math.log(ours[name] / before))
-        beliefs |= {unknown: Belief(share=share, disagreement=off) for unknown, share in _REMAINS[name]}
+        remains = () if name == "link_bytes" and has_network else _REMAINS.get(name, ())
+        beliefs |= {unknown: Belief(share=share, disagreement=off) for unknown, share in remains}
     for unknown, (mean, deviation) in learned.items():
         beliefs[unknown] = replace(beliefs.get(unknown, Belief()), mean=mean, deviation=deviation)
     return replace(new, beliefs=beliefs)
@@ -164,6 +172,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
             achievable=0.5,
             device_bytes=5e9 * share,
             link_bytes=1e9,
+            node_link_bytes=1e9,
             pcie_bytes=5e9,
             cpu_adam_parameters=47e6 * cores,
             nvme_bytes=1e9,
@@ -178,6 +187,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         achievable=0.55,
         device_bytes=memory,
         link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
+        node_link_bytes=link,
         pcie_bytes=40e9 if memory > 3e12 else 20e9 if memory > 0.5e12 else 10e9,
         cpu_adam_parameters=47e6 * cores,
         nvme_bytes=3e9 * num_nodes,

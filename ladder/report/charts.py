@@ -49,8 +49,9 @@ class Scatter:
     y_title: str
     x_most: float
     series: tuple[Series, ...]
-    limit: float
-    limit_label: str
+    limit: float | None = None
+    """Of `x`."""
+    limit_label: str = ""
     line: tuple[tuple[float, float], ...] = ()
     line_label: str = ""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from ladder.emit import Answer, emit_all
 from ladder.emit.files import write_atomically
 from ladder.errors import EnvironmentFaultError
 from ladder.report.about import ABOUT_NAME, note_about, read_about
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
+from ladder.report.scale_points import ScaleResult
 from ladder.text import shown
 
 
@@ -50,6 +52,18 @@ def page_of(runs: list[ReportedRun]) -> str:
         return html(runs)
     except ModuleNotFoundError as error:
         raise _missing(error, "report.html") from error
+
+
+def write_scale(result: ScaleResult, path: Path) -> None:
+    """Write the page of `ladder scale`. EnvironmentFaultError if that is impossible."""
+    try:
+        from ladder.report.page.scale import scale_page
+
+        text = scale_page(result)
+    except ModuleNotFoundError as error:
+        raise _missing(error, path.name) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
 
 
 def csv_of(run: ReportedRun) -> str:

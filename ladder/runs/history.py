@@ -257,7 +257,7 @@ def _as_trial(record: Record, candidate: Candidate, seconds: dict[str, float]) -
         values=None if speed is None else [speed],
         params={
             "rung": candidate.engine.rung.name,
-            **{name: technique in candidate.engine.techniques for name, technique in TECHNIQUES.items()},
+            **{name: candidate.engine.has(technique) for name, technique in TECHNIQUES.items()},
             "checkpointing": candidate.checkpointing,
             "micro_batch": candidate.micro_batch,
         },

@@ -81,14 +81,24 @@ class Assignment:
         return 4.0 if self.autocasts else 2.0
 
     @property
+    def group(self) -> int:
+        """Ranks of a node that exchange among themselves, or all ranks."""
+        return max((technique.ranks for technique in self.candidate.engine.techniques), default=0) or self.ranks
+
+    @property
+    def owners(self) -> int:
+        """Ranks that divide what is divided."""
+        return self.group if self.effects.divided_in_node else self.ranks
+
+    @property
     def share(self) -> int:
         """Elements of a rank's partition of what is trained."""
-        return -(-self.trained // self.ranks)
+        return -(-self.trained // self.owners)
 
     @property
     def held_share(self) -> float:
         """Bytes of a rank's partition of all parameters."""
-        return 2.0 * self.share if self.workload.weights.is_whole else self.held / self.ranks
+        return 2.0 * self.share if self.workload.weights.is_whole else self.held / self.owners
 
     @cached_property
     def tokens(self) -> int:

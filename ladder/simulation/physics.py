@@ -32,7 +32,7 @@ from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.simulation.plain_clock import PlainClock
 from ladder.simulation.step_clock import Rig, StepClock
 from ladder.simulation.unit_gathering import units_gathered
-from ladder.techniques.registry import TECHNIQUES
+from ladder.techniques.keys import technique_labelled
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
@@ -140,7 +140,7 @@ class Physics:
     def engine_of(self, spec: TrialSpec) -> Engine:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
         config = spec.deepspeed
-        techniques = tuple(TECHNIQUES[name] for name in spec.techniques)
+        techniques = tuple(technique_labelled(label) for label in spec.techniques)
         if "zero_optimization" not in config:
             return Engine(plain_rung(config.get("fsdp")), (), techniques)
         zero = config["zero_optimization"]
@@ -192,6 +192,8 @@ class Physics:
             host=self._stray("python"),
             link=between / self._stray("link"),
             latency=_LATENCY * (1.0 if self._nodes == 1 else 2.0) * self._stray("latency"),
+            node_link=machine.link_bytes / self._stray("link", "" if self._nodes == 1 else "in a node"),
+            node_latency=_LATENCY * self._stray("latency"),
             contention=self._drawn("contention", 0.1, 0.6),
             bus=machine.pcie_bytes / self._stray("pcie"),
             dram=dram / self._stray("adam"),
@@ -248,7 +250,7 @@ class Physics:
         """Seconds of a micro-step without and with the optimizer."""
         clock_of = PlainClock if assignment.is_plain else StepClock
         candidate, clock = assignment.candidate, clock_of(assignment, _gathering(assignment), self._rig)
-        accumulate, boundary = clock.micro_step(boundary=False), clock.micro_step(boundary=True)
+        accumulate, boundary = _micro_steps(clock, candidate)
         update = clock.update() + boundary - accumulate
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
         rung, key = candidate.engine.rung, candidate.engine.key
@@ -260,6 +262,16 @@ class Physics:
         depth = f"{rung.family} {self._workload.model.num_layers}"
         micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
         return micro * whole, (micro + update) * whole
+
+
+def _micro_steps(clock: StepClock, candidate: Candidate) -> tuple[float, float]:
+    """Seconds of a micro-step without the optimizer, on the average of a step, and of forward and backward with it."""
+    if not candidate.engine.first_differs:
+        return clock.micro_step(boundary=False), clock.micro_step(boundary=True)
+    before = candidate.accumulation - 1
+    first, later = (clock.micro_step(boundary=False, first=first) for first in (True, False))
+    average = (first + (before - 1) * later) / before if before else first
+    return average, clock.micro_step(boundary=True, first=not before)
 
 
 def plain_rung(fsdp: Mapping[str, Any] | None) -> Rung:

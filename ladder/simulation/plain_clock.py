@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ladder.simulation.operation import Block
 from ladder.simulation.step_clock import StepClock
 
@@ -44,9 +46,9 @@ class PlainClock(StepClock):
         """A unit's transfer waits for the copy of the unit before, which is where the GPU began with that one."""
         return max(began, self._before)
 
-    def _gather_seconds(self, elements: int) -> float:
+    def _gather_seconds(self, elements: int, within_node: bool) -> float:
         """Offloaded shards cross the bus in fp32; they are gathered in 16 bits."""
-        seconds = self._collective(2.0 * elements)
+        seconds = self._collective(2.0 * elements, within_node=within_node)
         if self._assignment.parameter_device == "cpu":
             seconds += 4.0 * elements / self._assignment.ranks / self._rig.bus
         return seconds
@@ -68,7 +70,7 @@ class PlainClock(StepClock):
         if not elements or not boundary or self._assignment.ranks == 1:
             return
         if self._assignment.stage:
-            seconds, copied = self._collective(2.0 * elements), 4.0 * elements
+            seconds, copied = self._scattered_seconds(elements), 4.0 * elements
         else:
             seconds, copied = 2 * self._collective(4.0 * elements), _THROUGH_BUCKET * elements
         crossing = 0.0
@@ -76,3 +78,16 @@ class PlainClock(StepClock):
             crossing = 4.0 * elements / self._assignment.ranks / self._rig.bus
         self._gpu += copied / self._rig.chip.memory + self._rig.contention * seconds
         self._wire = max(self._wire, self._gpu) + seconds + crossing
+
+    def _scattered_seconds(self, elements: int) -> float:
+        """A unit's gradients in 16 bits. If nodes have the same, each rank averages its part with its fellows in turn.
+
+        `foreach_reduce`: the all-reduce follows the reduce-scatter.
+        """
+        assignment, rig = self._assignment, self._rig
+        if not assignment.effects.divided_in_node:
+            return self._collective(2.0 * elements)
+        nodes = assignment.ranks // assignment.group
+        part = 2.0 * elements / assignment.group
+        averaging = 2 * part * (nodes - 1) / nodes / rig.link + 2 * rig.latency * math.log2(2 * nodes)
+        return self._collective(2.0 * elements, within_node=True) + averaging

@@ -15,7 +15,7 @@ from ladder.simulation.zero_stages import Stage
 class _Plain(Stage):
     def __init__(self, assignment: Assignment, ledger: Ledger) -> None:
         super().__init__(assignment, ledger)
-        self._ranks = assignment.ranks if assignment.stage else 1
+        self._ranks = assignment.owners if assignment.stage else 1
         """Over how many the weights are divided."""
 
     def settle(self) -> None:

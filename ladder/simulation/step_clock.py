@@ -53,6 +53,10 @@ class Rig:
     """Between ranks, of the slowest link."""
     latency: float
     """Seconds of a tiny collective over all ranks."""
+    node_link: float
+    """Between the ranks of a node."""
+    node_latency: float
+    """Seconds of a tiny collective over the ranks of a node."""
     contention: float
     """The fraction of a transfer's time by which it delays concurrent kernels."""
     bus: float
@@ -77,8 +81,11 @@ class StepClock:
         self._waiting = 0
         """Elements in the bucket."""
 
-    def micro_step(self, *, boundary: bool) -> float:
-        """Seconds of forward and backward; at the `boundary`, stages 0 and 1 reduce accumulated gradients."""
+    def micro_step(self, *, boundary: bool, first: bool = True) -> float:
+        """Seconds of forward and backward; at the `boundary`, stages 0 and 1 reduce accumulated gradients.
+
+        In the `first` micro-step of an optimizer step, forward meets changed weights.
+        """
         self._host = self._gpu = self._wire = self._before = 0.0
         self._waiting = 0
         arrivals: dict[int, list[float]] = {}
@@ -90,7 +97,8 @@ class StepClock:
                 fetch = fetches.pop()
                 if self._assignment.parameter_device != "none":
                     self._host += _CROSSING_FETCH * self._rig.host
-                self._wire = max(self._wire, self._earliest(began)) + self._gather_seconds(fetch.elements)
+                within = self._is_within_node(changed=first and fetch.needed <= 1 + self._layers)
+                self._wire = max(self._wire, self._earliest(began)) + self._gather_seconds(fetch.elements, within)
                 arrivals.setdefault(fetch.needed, []).append(self._wire)
             there = arrivals.get(segment, [0.0])
             ready = max(self._gpu, began, there[0])
@@ -168,17 +176,25 @@ class StepClock:
             seconds += 2.0 * assignment.tokens * model.hidden_size / self._rig.bus
         return Stretch(stretch.gpu + seconds, stretch.kernels)
 
-    def _collective(self, num_bytes: float) -> float:
+    def _collective(self, num_bytes: float, *, within_node: bool = False) -> float:
         """Seconds of a collective: bytes as in a ring, in which ranks send all parts but one; latency as in a tree."""
-        ranks = self._assignment.ranks
+        assignment, rig = self._assignment, self._rig
+        ranks, link, latency = assignment.ranks, rig.link, rig.latency
+        if within_node:
+            ranks, link, latency = assignment.group, rig.node_link, rig.node_latency
         if ranks == 1:
             return 0.0
-        return num_bytes * (ranks - 1) / ranks / self._rig.link + self._rig.latency * math.log2(2 * ranks)
+        return num_bytes * (ranks - 1) / ranks / link + latency * math.log2(2 * ranks)
 
-    def _gather_seconds(self, elements: int) -> float:
+    def _is_within_node(self, *, changed: bool) -> bool:
+        """Whether parameters are gathered from the own node: from its copy, which has not `changed`, or always."""
+        effects = self._assignment.effects
+        return effects.divided_in_node or (effects.copied_in_node and not changed)
+
+    def _gather_seconds(self, elements: int, within_node: bool) -> float:
         """Seconds to gather parameters: from the drive, over the bus, then between ranks; each has a part."""
         own = 2.0 * elements / self._assignment.ranks
-        seconds = self._collective(2.0 * elements)
+        seconds = self._collective(2.0 * elements, within_node=within_node)
         if self._assignment.parameter_device != "none":
             seconds += own / self._rig.bus
         if self._assignment.parameter_device == "nvme":

@@ -208,6 +208,8 @@ class Divided(Stage):
             ledger.touch(self._assignment.held)  # quantised before they are divided
         if self._assignment.parameter_device == "none":
             ledger.take("partitions", self._assignment.held_share)
+        if self._effects.copied_in_node:  # _partition_param_sec
+            ledger.take("copies", self._assignment.held / self._assignment.group)
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
             # initialize_optimizer_states: a zero gradient of the size of the largest sub-group of all ranks together.

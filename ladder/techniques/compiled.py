@@ -57,7 +57,7 @@ class Compiled(Technique):
             "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": str(self.by_block).lower(),
         }
 
-    def accelerate_config(self) -> dict[str, Any]:
+    def accelerate_config(self, world_size: int) -> dict[str, Any]:
         return {
             "dynamo_config": {
                 "dynamo_backend": "INDUCTOR",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate, Engine, Knob, Rung
+from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate, Engine, Knob, Rung, Technique
 from ladder.techniques.registry import TECHNIQUES
 
 _KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>[a-z0-9/]+) mb=(?P<size>[1-9]\d*)")
@@ -51,10 +51,16 @@ def engine_named(name: str, knobs: tuple[Knob, ...] = ()) -> Engine:
     names = name.removeprefix(rung.name).split("+")[1:]
     engine = Engine(rung, knobs)
     for each in names:
-        engine = engine.having(TECHNIQUES[each])
+        engine = engine.having(technique_labelled(each))
     if engine.name != name:  # two techniques of one slot, or in the wrong order
         raise KeyError(name)
     return engine
+
+
+def technique_labelled(label: str) -> Technique:
+    """The technique with this name in a key, and its number of ranks if it has one. KeyError if there is none."""
+    name, _, ranks = label.partition("=")
+    return TECHNIQUES[name].in_groups_of(int(ranks) if ranks.isascii() and ranks.isdigit() else 0)
 
 
 def rung_of(engine_name: str) -> Rung:

@@ -4,3 +4,4 @@ from typing import TypedDict
 
 class Switches(TypedDict, total=False):
     liger: bool | None
+    hybrid: bool | None

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.trial.reporter import Reporter
 from ladder.trial.subject import Subject, synchronize
+from ladder.trial.techniques import techniques_of
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Stepper:
     def __init__(self, subject: Subject, spec: TrialSpec, reporter: Reporter) -> None:
         self._subject, self._spec, self._reporter = subject, spec, reporter
         self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
+        self._first_differs = any(technique.first_differs for technique in techniques_of(spec))
         self._flag = torch.zeros(1, device=spec.device)
         self._before = _NO_STEP  # the last untimed step
         self._began = time.perf_counter()
@@ -130,7 +132,7 @@ class Stepper:
             seconds.append(elapsed)
             losses.append(loss)
         *before, boundary = self._slowest(seconds)
-        accumulate = statistics.median(before) if before else None
+        accumulate = accumulate_seconds(before, candidate.accumulation, first_differs=self._first_differs)
         whole = candidate.step_seconds(accumulate, boundary)
         return Step(accumulate, boundary, whole, losses, skipped=self._subject.skipped_steps > skipped_before)
 
@@ -154,3 +156,16 @@ class Stepper:
         self._flag.fill_(float(stop))
         dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
         return bool(self._flag[0] > 0)
+
+
+def accumulate_seconds(before: list[float], accumulation: int, *, first_differs: bool) -> float | None:
+    """Seconds of a micro-step `before` the last one, which a step of `accumulation` has `accumulation` − 1 of.
+
+    If the first differs, it counts once, and the others as often as there are in the step.
+    """
+    if not before:
+        return None
+    if not first_differs or len(before) == 1 or accumulation < 2:
+        return statistics.median(before)
+    first, *later = before
+    return (first + (accumulation - 2) * statistics.median(later)) / (accumulation - 1)

@@ -1,4 +1,4 @@
-"""The options of tune, plan and verify. Written by scripts/arguments.py from what is declared."""
+"""The options of tune, plan, scale and verify. Written by scripts/arguments.py from what is declared."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +69,30 @@ class PlanArguments(Switches, total=False):
     gpu_memory: int | str | None
     host_memory: int | str | None
     machine: str | None
+
+class ScaleArguments(Switches, total=False):
+    script: str | Sequence[str]
+    map: str | Sequence[str]
+    task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
+    seq_len: int | None
+    global_batch_size: int | None
+    dtype: Literal["bf16", "fp16"] | None
+    optimizer: Literal["adamw", "adam", "sgd"]
+    lora: str | None
+    lora_file: Path | str | None
+    load_in: Literal["4bit", "8bit"] | None
+    freeze: str | Sequence[str]
+    gpus: str
+    gpu_memory: int | str | None
+    gpus_per_node: int | None
+    launcher: Literal["local", "ray", "simulated"]
+    machine: str | None
+    trials: bool
+    runs: Path | str | Sequence[Path | str]
+    time_budget: float | str | None
+    allow: str | Sequence[str]
+    price: float | None
+    output: Path | str
 
 class VerifyArguments(TypedDict, total=False):
     script: str | Sequence[str]

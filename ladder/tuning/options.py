@@ -94,6 +94,20 @@ def _allowable_names() -> list[str]:
 _RUNG = replace(kind_of(str), read=_rung, metavar="RUNG")
 
 
+Allowed = Annotated[
+    tuple[str, ...],
+    Option(
+        "Try also what trains with other numerics or asks something of your training script: "
+        f"{', '.join(technique.name for technique in allowable())}. May be given several times.",
+        BEYOND,
+        metavar="NAME",
+        names=_allowable_names,
+    ),
+]
+Switched = Annotated[Mapping[str, bool], Switches(_switches)]
+"""The switches of techniques that were given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
     """What is trained."""
@@ -263,18 +277,9 @@ class _TuneOptions(WorkloadOptions):
         Option("torch: train without DeepSpeed, by DDP or FSDP2; all: find out whether that is faster.", BEYOND),
     ] = "all"
     documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
-    switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
+    switches: Switched = field(default_factory=dict)
     """The switches of techniques; ladder decides about those that are missing."""
-    allow: Annotated[
-        tuple[str, ...],
-        Option(
-            "Try also what trains with other numerics or asks something of your training script: "
-            f"{', '.join(technique.name for technique in allowable())}. May be given several times.",
-            BEYOND,
-            metavar="NAME",
-            names=_allowable_names,
-        ),
-    ] = ()
+    allow: Allowed = ()
 
     run_dir: Annotated[Path | None, Option("The folder for the history.", OUTPUT, unset="./ladder-runs/…")] = None
     output: Annotated[Path, Option("The file for the answer. Its companions are written beside it.", OUTPUT)] = Path(
@@ -313,7 +318,7 @@ class PlanOptions(WorkloadOptions):
         str | None,
         Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE", names=_machine_names),
     ] = None
-    switches: Annotated[Mapping[str, bool], Switches(_switches)] = field(default_factory=dict)
+    switches: Switched = field(default_factory=dict)
     """As `TuneOptions.switches`; techniques that are missing are not tried."""
 
 

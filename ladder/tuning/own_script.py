@@ -282,7 +282,7 @@ def optimizer_in(script: Script) -> OptimizerName:
 
 def suits_script(technique: Technique, script: Script) -> bool:
     """Whether a script can be told of `technique` without a change to it."""
-    if technique.shares_sequences:
+    if technique.shares_sequences or technique.first_differs:  # a script's micro-steps count as equal
         return False
     return script.facts.kind == "trainer" or technique.binds_cores or not technique.rank_module
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.candidates import ALL_RUNGS, Technique
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
-from ladder.machine.described import Machine, alone
+from ladder.machine.described import NO_LIMIT, Machine, bare_machine
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
@@ -33,10 +33,6 @@ from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
     from ladder.simulation.paper_machine import SimulatedMachine
-
-_NO_LIMIT = 1 << 60
-_CORES_OF_A_GPU = 16
-"""Assumed if no machine is named; the predicted speed of CPU Adam depends on it. Chosen: usual for a rented GPU."""
 
 
 def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
@@ -105,14 +101,7 @@ def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_si
     """The machine that was named; if none was, GPUs of which only the memory is known."""
     if simulated is not None:
         return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
-    return Machine(
-        device="cuda",
-        world_size=world_size,
-        memory_limit=options.gpu_memory or 0,
-        host_memory=options.host_memory or _NO_LIMIT,
-        num_cores=_CORES_OF_A_GPU * world_size,
-        unsupported=alone("cuda", world_size),
-    )
+    return bare_machine(world_size, options.gpu_memory or 0, host_memory=options.host_memory)
 
 
 def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
@@ -159,7 +148,7 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
         "model": space.workload.model.name,
         "gpus": space.world_size,
         "gpu_memory_gib": gib(space.memory_limit),
-        "host_memory_gib": gib(space.host_memory) if space.host_memory < _NO_LIMIT else None,
+        "host_memory_gib": gib(space.host_memory) if space.host_memory < NO_LIMIT else None,
         "dtype": space.workload.dtype,
         "seq_len": space.workload.seq_len,
         "global_batch_size": space.workload.global_batch_size,

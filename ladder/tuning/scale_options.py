@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from ladder.errors import UsageError
 from ladder.search.forecast import MOST_GPUS
 from ladder.tuning.declaring import Option
 from ladder.tuning.option_kinds import DURATION, SIZE, above_zero, whole
-from ladder.tuning.options import MACHINE, OUTPUT, SEARCH, WorkloadOptions
+from ladder.tuning.options import MACHINE, OUTPUT, SEARCH, Allowed, Switched, WorkloadOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,18 @@ class ScaleOptions(WorkloadOptions):
         Option("The run folder of an earlier tune, used as measured; may be given several times.", SEARCH),
     ] = ()
     time_budget: Annotated[float | None, Option("Tune each number no longer than this.", SEARCH, DURATION)] = None
+    switches: Switched = field(default_factory=dict)
+    """As `TuneOptions.switches`; predictions use only those that were given."""
+    allow: Allowed = ()
     price: Annotated[float | None, Option("What a GPU-hour costs, in any currency.", OUTPUT, above_zero())] = None
-    output: Annotated[Path, Option("The folder for the answers and histories.", OUTPUT)] = Path("ladder-scale")
+    output: Annotated[Path, Option("The folder for the report, the answers and the histories.", OUTPUT)] = Path(
+        "ladder-scale"
+    )
+
+    @property
+    def report(self) -> Path:
+        """The page with the figures."""
+        return self.output / "report.html"
 
 
 def counts_in(text: str) -> list[int]:

@@ -8,11 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ladder.candidates import ALL_RUNGS
-from ladder.errors import NothingFitsError, UsageError
+from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.events.outcome import Record
 from ladder.launch.counting import counting
-from ladder.machine.described import Gpu, Machine, alone
+from ladder.machine.described import Gpu, Machine, bare_machine
 from ladder.machine.gpus import visible_gpus
+from ladder.report.scale_points import ScalePoint, ScaleResult, with_prices
+from ladder.report.writing import write_scale
 from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.forecast import num_nodes
 from ladder.search.policy import answer, faster_without_deepspeed
@@ -33,7 +35,6 @@ from ladder.tuning.problem import (
 )
 from ladder.tuning.run import run_tune
 from ladder.tuning.scale_options import ScaleOptions, counts_in
-from ladder.tuning.scale_points import ScalePoint, ScaleResult, with_prices
 from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
 from ladder.tuning.tune_events import Subscriber, ignore, noting
 from ladder.units import gib
@@ -81,7 +82,12 @@ def scale_of(
             points.append(_measured(*runs[count], real[count]))
         elif not cancelled():
             points.append(predicted(_space(options, paper, workload, runs, count), runs))
-    return _result(options, workload, points, left_out)
+    result = _result(options, workload, points, left_out)
+    try:
+        write_scale(result, options.report)
+    except EnvironmentFaultError as error:  # the result is worth more than its page
+        noting(tell)(str(error))
+    return result
 
 
 def predicted(space: Space, runs: Mapping[int, Run]) -> ScalePoint:
@@ -218,6 +224,8 @@ def _tune_options(options: ScaleOptions, workload: Workload, count: int) -> Tune
         launcher=options.launcher,
         machine=options.machine if options.launcher == "simulated" else None,
         time_budget=options.time_budget,
+        switches=options.switches,
+        allow=options.allow,
         run_dir=folder / "run",
         output=folder / Path("best_config.json"),
     )
@@ -231,18 +239,18 @@ def _space(
     count: int,
 ) -> Space:
     """What a tune of `count` GPUs would search, without NVMe."""
-    machine = _machine(options, paper, runs, count)
-    return space_on(workload, machine)
+    choices = TechniqueChoices(switches=options.switches, allow=options.allow)
+    return space_on(workload, _machine(options, paper, runs, count), choices)
 
 
-def space_on(workload: Workload, machine: Machine) -> Space:
+def space_on(workload: Workload, machine: Machine, choices: TechniqueChoices) -> Space:
     """What a tune on `machine` would search, without NVMe."""
     rungs = [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if "nvme" not in rung.devices]
     return make_space(
         problem_of(workload, machine),
         rungs,
         micro_batches_of(workload, machine.world_size, None),
-        techniques=techniques_tried(TechniqueChoices(), workload, "cuda", on_paper=True),
+        techniques=techniques_tried(choices, workload, "cuda", on_paper=True),
         checkpointing=ways_of_checkpointing(version("transformers")),
     )
 
@@ -257,32 +265,14 @@ def _machine(options: ScaleOptions, paper: SimulatedMachine | None, runs: Mappin
     if not runs:
         if options.gpu_memory is None:
             raise UsageError("No GPUs to predict for: give --gpu-memory, a --machine, or --runs of earlier tunes.")
-        return _bare(options.gpu_memory, count, nodes)
+        return bare_machine(count, options.gpu_memory, num_nodes=nodes)
     seen, _ = runs[max(runs)]
     limit = options.gpu_memory or seen.memory_limit
     return replace(
-        _bare(limit, count, nodes),
+        bare_machine(count, limit, num_nodes=nodes),
         gpus=tuple(Gpu("", seen.gpu_name or "", limit) for _ in range(count)),
         host_memory=seen.host_memory // seen.num_nodes * nodes,
         num_cores=max(1, seen.num_cores // seen.num_nodes) * nodes,
         rates=dict(seen.rates),
         learned={name: (mean, deviation) for name, mean, deviation in seen.learned},
-    )
-
-
-_CORES_OF_A_GPU = 16
-"""Chosen: usual for a rented GPU, as `ladder plan` assumes."""
-_ENOUGH = 1 << 60
-"""Bytes of host memory where no machine is named. Chosen: no limit."""
-
-
-def _bare(limit: int, count: int, nodes: int) -> Machine:
-    return Machine(
-        device="cuda",
-        world_size=count,
-        memory_limit=limit,
-        host_memory=_ENOUGH,
-        num_cores=_CORES_OF_A_GPU * count,
-        num_nodes=nodes,
-        unsupported=alone("cuda", count),
     )

@@ -44,11 +44,12 @@ def engine_config(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration for a trial of `candidates`, all of one engine, which swaps to `swap_folder`.
 
-    It accumulates at most twice: micro-steps with and without the optimizer are timed separately, so more add nothing.
+    It accumulates at most twice: micro-steps with and without the optimizer are timed separately, so more add nothing;
+    and at most three times where the first micro-step differs.
     The proof of a user's script accumulates as the training will: its loop makes whole optimizer steps.
     """
     engine = candidates[0].engine
-    accumulation = 2 if any(candidate.accumulation > 1 for candidate in candidates) else 1
+    accumulation = min(3 if engine.first_differs else 2, max(candidate.accumulation for candidate in candidates))
     if proving and workload.script is not None:
         accumulation = candidates[0].accumulation
     return backend_of(engine.rung).configuration(
@@ -109,7 +110,7 @@ def trial_spec(
         freeze=workload.freeze,
         backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed,
-        techniques=tuple(technique.name for technique in engine.techniques),
+        techniques=tuple(technique.label for technique in engine.techniques),
         environment=environment_of(engine, machine.world_size),
         rank_modules=rank_modules_of(engine),
         shares_sequences=engine.shares_sequences,

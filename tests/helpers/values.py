@@ -14,6 +14,7 @@ from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.machine.described import Gpu, Machine
 from ladder.search.space import Space
 from ladder.tuning.problem import make_space, problem_of, split_supported
+from ladder.tuning.trial_request import environment_of, rank_modules_of
 from ladder.units import GIB
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
@@ -75,31 +76,38 @@ def as_a_rank_sees(candidate: Candidate) -> CandidateSpec:
 
 
 def tiny_trial(
-    folder: Path, *micro_batches: int, rung: str = "zero2", memory_limit: int = GIB, **changes: Any
+    folder: Path,
+    *micro_batches: int,
+    rung: str = "zero2",
+    memory_limit: int = GIB,
+    technique: Technique | None = None,
+    ranks: int = WORLD_SIZE,
+    accumulation: int = 2,
+    **changes: Any,
 ) -> TrialSpec:
-    """A real trial of a two-layer Llama on two CPU ranks, one candidate for each micro-batch."""
-    accumulation = 2
+    """A real trial of a two-layer Llama on CPU ranks, one candidate for each micro-batch."""
     workload = Workload(
         model=TINY,
         task="causal-lm",
         seq_len=64,
-        global_batch_size=WORLD_SIZE * accumulation,
+        global_batch_size=ranks * accumulation,
     )
     candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
-    backend = backend_of(candidates[0].engine.rung)
+    engine = candidates[0].engine.having(technique) if technique is not None else candidates[0].engine
+    backend = backend_of(engine.rung)
     config = backend.configuration(
         workload,
-        candidates[0].engine,
+        engine,
         micro_batch=micro_batches[0],
         accumulation=accumulation,
-        world_size=WORLD_SIZE,
+        world_size=ranks,
         nvme_path=None,
     )
     return TrialSpec(
         trial=folder.name,
         folder=str(folder),
         device="cpu",
-        world_size=WORLD_SIZE,
+        world_size=ranks,
         model_config_json=TINY_CONFIG,
         task="causal-lm",
         seq_len=workload.seq_len,
@@ -107,6 +115,9 @@ def tiny_trial(
         dtype="bf16",
         backend_module=backend.rank_module,
         deepspeed=config,
+        techniques=tuple(each.label for each in engine.techniques),
+        environment=environment_of(engine, ranks),
+        rank_modules=rank_modules_of(engine),
         candidates=tuple(map(as_a_rank_sees, candidates)),
         memory_limit=memory_limit,
         **{"steps": StepPolicy(maximum=3, seconds=0.2)} | changes,

@@ -25,6 +25,7 @@ from ladder.tuning.declaring import checked_values, declared
 from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
 from ladder.tuning.python_calls import in_python_words
 from ladder.tuning.run import run_tune
+from ladder.tuning.scale_options import ScaleOptions
 from ladder.tuning.tune_events import TrialBegins, TrialEnds, TuneEvent
 
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
@@ -245,7 +246,13 @@ def test_turned_knobs_are_in_the_report_and_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "options"), [(ladder.tune, TuneOptions), (ladder.plan, PlanOptions), (ladder.verify, VerifyOptions)]
+    ("function", "options"),
+    [
+        (ladder.tune, TuneOptions),
+        (ladder.plan, PlanOptions),
+        (ladder.scale, ScaleOptions),
+        (ladder.verify, VerifyOptions),
+    ],
 )
 def test_a_signature_names_every_option_with_its_type_and_default(function: Any, options: type) -> None:
     parameters = inspect.signature(function).parameters
@@ -346,9 +353,11 @@ def test_a_folder_that_is_no_run_is_a_usage_error(tmp_path: Path) -> None:
         ladder.load_run(tmp_path)
 
 
-def test_every_column_of_a_frame_is_explained(tuned: ladder.Tuned) -> None:
+def test_every_column_of_a_frame_is_explained(tuned: ladder.Tuned, tmp_path: Path) -> None:
     def explained(attribute: Any) -> list[str]:
         return re.findall(r"^ *- (\w+)", attribute.__doc__, re.MULTILINE)
 
     assert explained(ladder.Tuned.trials) == list(tuned.trials.columns)
     assert explained(ladder.Planned.rungs) == list(ladder.plan("opt-125m", gpus=1, gpu_memory="8GiB").rungs.columns)
+    compared = ladder.scale("opt-125m", gpus="1", gpu_memory="8GiB", output=tmp_path, trials=False, quiet=True)
+    assert explained(ladder.Scaled.points) == list(compared.points.columns)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ladder
 from ladder.cli.main import main
 
 MODEL = ["scale", "llama-3.2-1b"]
@@ -38,6 +39,49 @@ def test_simulated_numbers_are_tuned_and_larger_ones_predicted_from_their_runs(
     assert abs(math.log(guess["tokens_per_second"] / seen["tokens_per_second"])) < 0.1
     alone = scaled(capsys, "--gpus", "8", "--no-trials", "--machine", "a100-80")["points"][0]
     assert guess["high"] / guess["low"] < alone["high"] / alone["low"]
+
+
+def test_the_report_tells_what_was_tuned_from_what_is_predicted_and_its_range(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scaled(capsys, "--gpus", "4,8", *ON_PAPER)
+    runs = ["--runs", "ladder-scale/4-gpus/run"]
+    found = scaled(capsys, "--gpus", "4,16", "--no-trials", "--price", "2", "--output", "later", *runs)
+    page = Path("later", "report.html").read_text()
+    for heading in ("Tokens per second", "Efficiency"):
+        assert f"<h2>{heading}</h2>" in page
+    small, large = found["points"]
+    assert f"4 GPUs, {small['candidate']}: simulated, {small['tokens_per_second']:,.0f} tokens/s, 100%" in page
+    span = f"({large['low']:,.0f} to {large['high']:,.0f})"
+    assert f"16 GPUs, {large['candidate']}: predicted, {large['tokens_per_second']:,.0f} tokens/s {span}" in page
+    assert found["verdict"] in page
+    assert f"<td>{large['cost']:,.2f}</td>" in page
+
+
+def test_between_nodes_what_keeps_traffic_inside_them_is_tried_and_predicted_if_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    numbers = ["--gpus", "16", "--global-batch-size", "16", "--seq-len", "512"]
+    on_paper = ["--no-trials", "--machine", "a100-80"]
+    (usual,) = scaled(capsys, *numbers, *on_paper)["points"]
+    (divided,) = scaled(capsys, *numbers, *on_paper, "--hybrid")["points"]
+    assert "+hybrid=8" in divided["candidate"]
+    assert divided["tokens_per_second"] > 1.05 * usual["tokens_per_second"]
+    (tuned,) = scaled(capsys, *numbers, *ON_PAPER, "--hybrid")["points"]
+    assert "+hybrid=8" in tuned["candidate"]
+
+
+def test_the_python_call_finds_what_the_command_finds_and_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scaled(capsys, "--gpus", "4,8", "--no-trials", "--machine", "a100-80")
+    done = ladder.scale("llama-3.2-1b", gpus="4,8", trials=False, machine="a100-80", quiet=True)
+    assert done.result.plain() == found
+    assert list(done.points["tokens_per_second"]) == [point["tokens_per_second"] for point in found["points"]]
+    assert (done.smallest, done.verdict) == (found["smallest_gpus"], found["verdict"])
+    assert done.report.is_file()
+    assert repr(done).startswith("<Scaled: llama-3.2-1b on 4, 8 GPUs; The fewest of these that fit: 4.")
+    assert done._repr_html_().count("<td>predicted</td>") == 2
+    with pytest.raises(ladder.UsageError, match=r"gpus=…|gpus:"):
+        ladder.scale("llama-3.2-1b", gpus="0", quiet=True)
 
 
 def test_numbers_that_cannot_divide_the_batch_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

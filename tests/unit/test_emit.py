@@ -93,6 +93,8 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "adam_8bit": False,
         "ulysses": False,
         "bind_cores": False,
+        "hpz": False,
+        "hybrid": False,
         "gradient_checkpointing": True,
         "checkpoint_every": 1,
         "offload_activations": False,

@@ -125,6 +125,8 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
         "adam-8bit": False,
         "ulysses": False,
         "bind-cores": False,
+        "hpz": False,
+        "hybrid": False,
         "checkpointing": "on",
         "micro_batch": 1,
     }

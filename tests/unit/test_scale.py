@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ladder.errors import UsageError
+from ladder.report.scale_points import ScalePoint, ScaleResult, with_prices
 from ladder.tuning.scale_options import counts_in
-from ladder.tuning.scale_points import ScalePoint, ScaleResult, with_prices
 
 
 def point(gpus: int, speed: float | None, *, nodes: int = 1, is_sure: bool = True) -> ScalePoint:

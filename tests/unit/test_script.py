@@ -325,9 +325,9 @@ def test_output_folders_of_a_command_lead_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit", "bind-cores"]),
-        ("accelerate", ["bf16-states", "bind-cores"]),
-        ("deepspeed", ["bf16-states", "bind-cores"]),
+        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit", "hybrid", "bind-cores"]),
+        ("accelerate", ["bf16-states", "hybrid", "bind-cores"]),
+        ("deepspeed", ["bf16-states", "hybrid", "bind-cores"]),
     ],
 )
 def test_a_script_is_tried_only_with_what_it_can_be_told(kind: str, names: list[str]) -> None:

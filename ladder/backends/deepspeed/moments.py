@@ -135,7 +135,8 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
-    """Stage 3: everything divided by N, plus the parameters that are gathered at the moment.
+    """Stage 3: everything divided by N, plus the parameters that are gathered at the moment, and a second copy if the
+    technique has one.
 
     Gradients always have 2 T/N bytes (on the host with the optimizer), and the bucket 2 B. Measured: at the loss, up to
     `stage3_max_live_parameters` are gathered, which are all in a small model. A full bucket is copied for the
@@ -149,7 +150,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     bucket = 2.0 * knobs["reduce_bucket_size"]
     rest = Moment(
         "initialisation",
-        weights.bytes_held / world_size if rung.offload_param == "none" else 0.0,
+        weights.bytes_held * (1 / world_size + terms.copied) if rung.offload_param == "none" else 0.0,
         2.0 * share if on_gpu else 0.0,
         _optimizer_bytes(workload, terms) * share if on_gpu else 0.0,
         buffers=bucket,

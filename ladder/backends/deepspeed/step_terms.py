@@ -10,7 +10,7 @@ from ladder.backends.activations import offloaded_input, terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
 
@@ -30,12 +30,12 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     """The parts of a step of `candidate`, with P parameters, T of them trained, and N ranks.
 
     Compute is `flops_per_token`; checkpointed layers run forward twice. Quantised weights are written in 16 bits in
-    each pass. Only trained parameters are reduced and updated; all are gathered. A collective over N
-    ranks moves (N − 1)/N of its bytes over each link, an all-reduce twice as much. Stage 2 all-reduces its buckets in
-    every micro-step, stages 0 and 1 in the last one; stage 3 gathers parameters in forward and in backward, and
-    scatters gradients. Optimizer offload copies 2 P/N bytes of gradients to the host: at stage 2 in every micro-step
-    and back again, at stage 1 in the last one. Parameter offload copies 2 P/N bytes to the GPU for each gathering,
-    without those that stay live.
+    each pass. Only trained parameters are reduced and updated; all are gathered. A collective over N ranks moves (N −
+    1)/N of its bytes over each link, an all-reduce twice as much. Stage 2 all-reduces its buckets in every micro-step,
+    stages 0 and 1 in the last one; stage 3 gathers parameters in forward and in backward, and scatters gradients; a
+    technique may let the ranks of a node gather among themselves. Optimizer offload copies 2 P/N bytes of gradients to
+    the host: at stage 2 in every micro-step and back again, at stage 1 in the last one. Parameter offload copies 2 P/N
+    bytes to the GPU for each gathering, without those that stay live.
     """
     model, rung = workload.model, candidate.engine.rung
     weights = workload.weights
@@ -58,8 +58,8 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
         transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
-        hooks *= 1 + _HOOKS_OF_AN_ADAPTER * len(weights.adapted)
-        gather = max(transfers * over_links * p, hooks * machine.host_seconds * model.num_layers)
+        hooks *= (1 + _HOOKS_OF_AN_ADAPTER * len(weights.adapted)) * machine.host_seconds
+        gather = max(transfers * _gathered(known, machine, over_links) * p, hooks * model.num_layers)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
@@ -76,6 +76,12 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(workload, candidate, world_size, machine, known.update_traffic),
     )
+
+
+def _gathered(known: Terms, machine: MachineSpeed, over_links: float) -> float:
+    """Seconds to gather a 16-bit parameter: from all ranks, or for the rest from a group of them in the node."""
+    within = 2.0 * (known.group - 1) / known.group / machine.node_link_bytes if known.group else 0.0
+    return known.across * over_links + (1 - known.across) * within
 
 
 def _update_seconds(

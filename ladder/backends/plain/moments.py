@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ladder.backends.activations import Activations, activations_of, tokens_of_a_rank
+from ladder.backends.activations import Activations, activations_of, terms_of, tokens_of_a_rank
 from ladder.backends.base import Moment, with_one_dequantised
 from ladder.candidates import Candidate
 from ladder.units import MIB
@@ -68,7 +68,7 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     gathered as they are.
     """
     weights, rung = workload.weights, candidate.engine.rung
-    t, n = weights.trained, world_size
+    t, n = weights.trained, terms_of(workload, candidate, world_size).owners or world_size
     on_gpu = 0.0 if rung.offload_param == "cpu" else 1.0
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n

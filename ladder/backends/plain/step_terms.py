@@ -25,17 +25,20 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
 
     DDP all-reduces fp32 gradients in the last micro-step, beside its backward. FSDP2 gathers 16-bit parameters in
     forward, and in backward if it reshards, and scatters 16-bit gradients in the last micro-step. With offload,
-    parameters cross the bus for each gathering, gradients once, and Adam runs on the CPU.
+    parameters cross the bus for each gathering, gradients once, and Adam runs on the CPU. Where the ranks of a node
+    divide everything among themselves, each then averages its part of the gradients with those of other nodes.
     """
     rung, weights, model = candidate.engine.rung, workload.weights, workload.model
     known = terms_of(workload, candidate, world_size)
-    over_links = (world_size - 1) / world_size / machine.link_bytes
+    owners = known.owners or world_size
+    over_links = (owners - 1) / owners / (machine.node_link_bytes if known.owners else machine.link_bytes)
     scattered = (4.0 if rung.stage == 0 else 2.0) * weights.trained * over_links
+    scattered += 2.0 * 2.0 * weights.trained * (1 / owners - 1 / world_size) / machine.link_bytes
     gather = 0.0
     if rung.stage > 0:
         passes = 2.0 if rung.stage == 3 else 1.0
         gather = max(weights.bytes_held * over_links * passes, _HOOKS * machine.host_seconds * model.num_layers)
-    share = weights.trained / (world_size if rung.stage > 0 else 1)
+    share = weights.trained / (owners if rung.stage > 0 else 1)
     update = _OF_UPDATE * share / machine.device_bytes
     if rung.offload_param == "cpu":
         gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes

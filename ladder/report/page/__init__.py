@@ -58,23 +58,27 @@ _DIGITS = {
 
 def html(runs: Sequence[ReportedRun]) -> str:
     """The report of one run, or of several compared."""
-    environment = Environment(
-        loader=PackageLoader("ladder.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(
+    return rendered(
+        "report.html.j2",
         title=f"ladder: {', '.join(run.space.workload.model.name for run in runs)}",
         runs=[_page_of(run, f"run{number}") for number, run in enumerate(runs)],
         comparison={
             "rows": comparison(runs),
-            "figure": _figure("compared", "Tokens per second", _ANSWERS, answers_compared(runs)),
+            "figure": figure_of("compared", "Tokens per second", _ANSWERS, answers_compared(runs)),
         }
         if len(runs) > 1
         else None,
         columns=[{"title": title, "number": kind == "number"} for _, title, kind in _COLUMNS],
-        css=_asset("report.css"),
-        js=_asset("report.js"),
-        version=__version__,
     )
+
+
+def rendered(template: str, **words: Any) -> str:
+    """A page of this package's look."""
+    environment = Environment(
+        loader=PackageLoader("ladder.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    look = {"css": _asset("report.css"), "js": _asset("report.js"), "version": __version__}
+    return environment.get_template(template).render(**look, **words)
 
 
 _ANSWERS = "The answer of each run, or the fastest that fits so far."
@@ -90,7 +94,8 @@ _MEMORY = (
 _STEP = "One optimizer step, with accumulation, of the answer and of each engine's fastest candidate."
 
 
-def _figure(name: str, heading: str, caption: str, chart: Chart | None) -> dict[str, Any] | None:
+def figure_of(name: str, heading: str, caption: str, chart: Chart | None) -> dict[str, Any] | None:
+    """What the template draws of `chart`; None for none."""
     if chart is None:
         return None
     legend = [(place, *entry) for place, entry in enumerate(chart.legend)]
@@ -119,12 +124,12 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "warnings": warnings_of(run.best, run.space) if run.best else (),
         "usage": _blocks(usage(config, (run.folder / ANSWER_NAME).absolute())) if config else [],
         "config_json": json.dumps(config, indent=2) if config else None,
-        "speed": _figure(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
+        "speed": figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
         "front": _front(run),
         "figures": [
-            _figure(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
-            _figure(f"{name}-step", "Time of a step", _STEP, step_time(run)),
-            _figure(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
+            figure_of(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
+            figure_of(f"{name}-step", "Time of a step", _STEP, step_time(run)),
+            figure_of(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
         ],
         "ledger": _ledger(run),
         "kinds": sorted({str(row["outcome"]) for row in rows(run.entries, {})}),

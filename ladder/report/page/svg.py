@@ -83,9 +83,10 @@ def _scatter(chart: Scatter, width: int) -> tuple[str, int]:
         parts.append(_line(plane.x(mark), plane.top, plane.x(mark), plane.bottom, "grid"))
         parts.append(_text(plane.x(mark), plane.bottom + 17, _number(mark), anchor="middle"))
     parts.append(_text(plane.right, plane.bottom + 36, chart.x_title, anchor="end", css="soft"))
-    at = plane.x(chart.limit)
-    parts.append(_line(at, plane.top, at, plane.bottom, "limit"))
-    parts.append(_text(at - 5, plane.top + 12, chart.limit_label, anchor="end", css="limit"))
+    if chart.limit is not None:
+        at = plane.x(chart.limit)
+        parts.append(_line(at, plane.top, at, plane.bottom, "limit"))
+        parts.append(_text(at - 5, plane.top + 12, chart.limit_label, anchor="end", css="limit"))
     if len(chart.line) > 1:
         path = " ".join(f"{plane.x(x):.1f},{plane.y(y):.1f}" for x, y in chart.line)
         parts.append(f'<polyline points="{path}" class="front"><title>{escape(chart.line_label)}</title></polyline>')

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -112,10 +114,14 @@ def _accelerator(spec: TrialSpec) -> Accelerator:
     if not on_cpu:
         return Accelerator(mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation, fsdp_plugin=plugin)
     # accelerate ignores FSDP on CPUs, where torch has it; so a test on a CPU can run the same code.
+    in_groups = os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", "") == "true"
     accelerator = Accelerator(cpu=True, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
     plugin.set_mixed_precision(spec.dtype)
     accelerator.state.distributed_type = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
+    if in_groups:
+        accelerator.state.parallelism_config = sizes = ParallelismConfig()  # of the environment
+        accelerator.state.device_mesh = sizes.get_device_mesh("cpu")
     return accelerator
 
 

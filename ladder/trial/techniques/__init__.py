@@ -18,6 +18,9 @@ class RankTechnique:
     evaluation_arguments: dict[str, Any] = {}  # noqa: RUF012  # subclasses replace it, nothing changes it
     """Arguments that the Trainer adds to the model's call when it only needs the loss."""
 
+    first_differs = False
+    """The first micro-step of an optimizer step takes another time than the following ones."""
+
     compiles = False
     """The first step of a candidate compiles kernels, so its time says nothing of others."""
 

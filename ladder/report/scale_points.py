@@ -56,6 +56,11 @@ class ScaleResult:
         """Where more GPUs stop paying, in one sentence."""
         return _verdict([point for point in self.points if point.tokens_per_second])
 
+    @property
+    def fewest_sentence(self) -> str:
+        """The fewest GPUs in words."""
+        return f"The fewest of these that fit: {self.smallest}." if self.smallest else "None of these surely fits."
+
     def plain(self) -> dict[str, Any]:
         """The result as values for JSON."""
         return {
@@ -98,3 +103,29 @@ def _verdict(points: Sequence[ScalePoint]) -> str:
                 "of the first brings."
             )
     return "More GPUs pay up to the largest number asked for." if len(points) > 1 else ""
+
+
+def rows_of(result: ScaleResult) -> tuple[list[str], list[list[str]]]:
+    """The titles of a table of all points, and its rows; energy and cost only where they are known."""
+    powered = any(point.joules_per_token for point in result.points)
+    more = [("J/token", powered), ("cost/1e9", result.price is not None)]
+    titles = ["GPUs", "source", "configuration", "tokens/s", "10–90 %", "eff.", "GiB"]
+    rows = []
+    for point in result.points:
+        source = {"none": "nothing fits"}.get(point.source, point.source)
+        row = [
+            str(point.gpus),
+            source if point.is_sure else f"{source}, may fit",
+            point.candidate or "",
+            _number(point.tokens_per_second, ",.0f"),
+            f"{point.low:,.0f}–{point.high:,.0f}" if point.low and point.high else "",
+            _number(point.efficiency, ".0%"),
+            _number(point.device_gib, ".1f"),
+        ]
+        seen = [_number(point.joules_per_token, ".3f"), _number(point.cost, ",.2f")]
+        rows.append(row + [cell for cell, (_, is_known) in zip(seen, more, strict=True) if is_known])
+    return titles + [name for name, is_known in more if is_known], rows
+
+
+def _number(value: float | None, digits: str) -> str:
+    return "" if value is None else format(value, digits)

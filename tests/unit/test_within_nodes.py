@@ -1,0 +1,153 @@
+"""Copies of the weights in each node, and weights divided within each: where, at what price, and in which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers import bundled_workload, problem_for
+from helpers.scripts import make_script, script_workload
+
+from ladder.backends.base import Moment, StepTerms
+from ladder.backends.registry import backend_of
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, engines_having
+from ladder.machine.machine_speed import known_speed, machine_speed
+from ladder.search.speed import predict_speed
+from ladder.simulation.paper_machine import read_machine
+from ladder.simulation.physics import Physics
+from ladder.techniques.hpz import HPZ, Hpz
+from ladder.techniques.hybrid import HYBRID, Hybrid
+from ladder.techniques.keys import candidate_of, engine_named
+from ladder.trial.steps import accumulate_seconds
+from ladder.tuning.trial_request import engine_config
+
+LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
+P = LLAMA.model.num_parameters
+A100 = "NVIDIA A100-SXM4-80GB"
+TWO_NODES = machine_speed(A100, "cuda", 16, 256, 2)
+PAPER = read_machine("a100-80").model_copy(update={"surprise": 0.0})
+
+
+def two_nodes(**changes: Any) -> Problem:
+    return problem_for(LLAMA, 16, num_nodes=2, **changes)
+
+
+def of(key: str) -> Candidate:
+    return candidate_of(key, LLAMA.global_batch_size, 16)
+
+
+def at_rest(key: str) -> Moment:
+    candidate = of(key)
+    return backend_of(candidate.engine.rung).moments(LLAMA, candidate, 16, "cuda")[0]
+
+
+def terms(key: str) -> StepTerms:
+    candidate = of(key)
+    return backend_of(candidate.engine.rung).step_terms(LLAMA, candidate, 16, TWO_NODES)
+
+
+def test_they_are_tried_with_several_nodes_of_several_gpus_each() -> None:
+    sharded = [Engine(RUNGS_BY_NAME[name]) for name in ("zero2", "zero3", "zero3+param-cpu", "fsdp2", "ddp")]
+    assert [each.name for each in engines_having(HPZ, sharded, two_nodes())] == ["zero3+hpz=8"]
+    assert [each.name for each in engines_having(HYBRID, sharded, two_nodes())] == ["fsdp2+hybrid=8"]
+    for ranks, nodes in ((8, 1), (2, 2), (12, 5)):
+        elsewhere = problem_for(LLAMA, ranks, num_nodes=nodes)
+        assert not engines_having(HPZ, sharded, elsewhere) + engines_having(HYBRID, sharded, elsewhere)
+
+
+def test_a_key_says_how_many_ranks_a_group_has() -> None:
+    engine = engine_named("zero3+opt-cpu+liger+hpz=8")
+    assert engine.techniques[-1] == Hpz(8) != Hpz(4)
+    assert engine.has(HPZ)
+    assert not engine.has(HYBRID)
+    assert engine.name == "zero3+opt-cpu+liger+hpz=8"
+    for wrong in ("zero3+hpz", "zero3+hpz=1", "zero3+hpz=x", "zero3+hpz=08", "zero3+liger=8", "zero3+liger="):
+        with pytest.raises(KeyError):
+            engine_named(wrong)
+
+
+def test_a_copy_takes_two_bytes_a_parameter_over_the_gpus_of_a_node() -> None:
+    more = at_rest("zero3+hpz=8 ckpt=on mb=1").parameters - at_rest("zero3 ckpt=on mb=1").parameters
+    assert more == pytest.approx(2.0 * P / 8)
+
+
+def test_what_is_divided_within_a_node_is_divided_by_its_gpus_only() -> None:
+    whole, node = (at_rest(f"{name} ckpt=on mb=1") for name in ("fsdp2", "fsdp2+hybrid=8"))
+    assert node.parameters + node.optimizer == pytest.approx(2 * (whole.parameters + whole.optimizer))
+
+
+def test_only_the_first_forward_pass_of_a_step_gathers_from_other_nodes() -> None:
+    one, four = (f"ckpt=off mb={size}" for size in (4, 1))
+    usual = terms(f"zero3 {one}").gather
+    assert terms(f"zero3 {four}").gather == usual
+    # Forward is half of all gathering; inside a node it takes a ninth of the time.
+    assert terms(f"zero3+hpz=8 {one}").gather == pytest.approx(usual / 2, rel=0.2)
+    assert terms(f"zero3+hpz=8 {four}").gather < terms(f"zero3+hpz=8 {one}").gather
+
+
+def test_fsdp2_divided_within_nodes_sends_only_each_rank_s_part_of_the_gradients_to_the_other_nodes() -> None:
+    whole, node = (terms(f"{name} ckpt=on mb=1") for name in ("fsdp2", "fsdp2+hybrid=8"))
+    assert node.gather < whole.gather
+    assert node.update < whole.update
+
+
+def test_a_link_measured_in_a_node_says_nothing_of_the_network() -> None:
+    rates = {"link_bytes": 2e11}
+    known = known_speed(TWO_NODES, rates, {})
+    assert (known.node_link_bytes, known.link_bytes) == (2e11, TWO_NODES.link_bytes)
+    assert known.belief("gather", 0.4) == TWO_NODES.belief("gather", 0.4)
+    on_one = machine_speed(A100, "cuda", 8, 128)
+    assert known_speed(on_one, rates, {}).link_bytes == 2e11
+
+
+@pytest.mark.parametrize(("plain", "special"), [("zero3", "zero3+hpz=8"), ("fsdp2", "fsdp2+hybrid=8")])
+def test_the_simulator_agrees_by_its_own_account_that_both_are_faster_between_nodes_in_more_memory(
+    plain: str, special: str
+) -> None:
+    physics = Physics(PAPER, LLAMA, 16)
+    usual, other = (physics.truth(of(f"{name} ckpt=on mb=1")) for name in (plain, special))
+    assert other.step_seconds(4) < 0.9 * usual.step_seconds(4)
+    expected = 2.0 * P / 8 if plain == "zero3" else 12.0 * P / 16
+    assert other.allocated - usual.allocated == pytest.approx(expected, rel=0.15)
+    guesses = [
+        predict_speed(LLAMA, of(f"{name} ckpt=on mb=1"), world_size=16, machine=TWO_NODES).tokens_per_second
+        for name in (plain, special)
+    ]
+    assert guesses[1] > guesses[0]
+
+
+def test_a_step_without_accumulation_has_a_trial_of_its_own_because_the_copies_are_new_in_it() -> None:
+    once, twice, often = (of(f"zero3+hpz=8 ckpt=on mb={size}") for size in (4, 2, 1))
+    assert (once.accumulation, twice.accumulation, often.accumulation) == (1, 2, 4)
+    assert once.setup != twice.setup == often.setup
+    assert of("zero3 ckpt=on mb=4").setup == of("zero3 ckpt=on mb=1").setup
+    for candidates, accumulation in (([once], 1), ([twice], 2), ([twice, often], 3)):
+        config = engine_config(LLAMA, candidates, 16, None)
+        assert config["gradient_accumulation_steps"] == accumulation
+        assert config["zero_optimization"]["zero_hpz_partition_size"] == 8
+
+
+def test_a_first_micro_step_that_differs_counts_once() -> None:
+    assert accumulate_seconds([], 4, first_differs=True) is None
+    assert accumulate_seconds([3.0, 1.0], 2, first_differs=True) == 3.0
+    assert accumulate_seconds([3.0, 1.0], 5, first_differs=True) == pytest.approx(1.5)
+    assert accumulate_seconds([3.0, 1.0, 1.0], 5, first_differs=False) == 1.0
+
+
+def test_accelerate_and_its_variables_say_how_many_gpus_divide_and_how_many_nodes_repeat() -> None:
+    hybrid = Hybrid(8)
+    assert hybrid.environment(32) == {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "4",
+        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8",
+    }
+    sizes = hybrid.accelerate_config(32)["parallelism_config"]
+    assert sizes == {"parallelism_config_dp_replicate_size": 4, "parallelism_config_dp_shard_size": 8}
+    assert "use --for accelerate or torchrun" in str(hybrid.export("trainer"))
+
+
+def test_copies_are_refused_for_quantised_weights_and_for_a_script() -> None:
+    assert HPZ.refusal(LLAMA, "cuda") == ""
+    assert "quantised" in HPZ.refusal(replace(LLAMA, load_in="4bit"), "cuda")
+    assert "scripts" in HPZ.refusal(script_workload(make_script("train.py")), "cuda")
