@@ -63,8 +63,8 @@ def _of_script(facts: ScriptFacts, rung: Rung) -> str:
     """What of a user's own script cannot be trained without DeepSpeed yet."""
     if facts.kind == "deepspeed":
         return "the script calls DeepSpeed itself"
-    if rung.stage > 0:
-        return "a script of your own is tried without DeepSpeed on ddp only"
+    if rung.stage > 0 and facts.kind == "accelerate" and not facts.optimizer:
+        return "FSDP2 needs the model and its optimizer in one call of accelerator.prepare()"
     if facts.generation is not None:
         return "a script that generates what it trains on needs DeepSpeed"
     if facts.trains_16_bits:

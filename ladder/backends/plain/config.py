@@ -20,10 +20,10 @@ def plain_config(workload: Workload, rung: Rung, *, micro_batch: int, accumulati
     }
     if rung.stage == 0:
         return config
-    return config | {FSDP: fsdp_settings(rung)}
+    return config | {FSDP: _fsdp_settings(workload, rung)}
 
 
-def fsdp_settings(rung: Rung) -> dict[str, Any]:
+def _fsdp_settings(workload: Workload, rung: Rung) -> dict[str, Any]:
     """Arguments of the plugin. Each layer is a unit; all other parameters stay gathered from forward to backward."""
     return {
         "fsdp_version": 2,
@@ -31,4 +31,6 @@ def fsdp_settings(rung: Rung) -> dict[str, Any]:
         "cpu_offload": rung.offload_param == "cpu",
         "auto_wrap_policy": "transformer_based_wrap",
         "state_dict_type": "FULL_STATE_DICT",
+        # Only rank 0 holds the weights then; accelerate does not send packed ones to the others.
+        "cpu_ram_efficient_loading": workload.load_in is None,
     }

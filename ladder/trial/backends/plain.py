@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ladder.backends.plain.config import FSDP
 from ladder.events.protocol import TrialSpec
 from ladder.trial.backends import USUAL_COLLECTIVES
+from ladder.trial.fsdp2 import plugin_of
 from ladder.trial.model import DTYPES, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
@@ -83,11 +84,11 @@ class Plain:
         return torch.float32 if spec.lora is None else DTYPES[spec.dtype]
 
     def build_device(self, spec: TrialSpec) -> str:
-        return "cpu" if "fsdp" in spec.deepspeed else spec.device
+        return "cpu" if FSDP in spec.deepspeed else spec.device
 
     def collectives(self, spec: TrialSpec) -> str:
         """As accelerate's launcher has it for FSDP: NCCL cannot reduce the norm of gradients that lie on the host."""
-        if "fsdp" in spec.deepspeed and spec.device == "cuda":
+        if FSDP in spec.deepspeed and spec.device == "cuda":
             return "cpu:gloo,cuda:nccl"
         return USUAL_COLLECTIVES[spec.device]
 
@@ -105,18 +106,12 @@ class Plain:
 
 def _accelerator(spec: TrialSpec) -> Accelerator:
     accumulation, on_cpu = spec.deepspeed["gradient_accumulation_steps"], spec.device == "cpu"
-    settings = spec.deepspeed.get("fsdp")
-    if settings is None:
-        return Accelerator(cpu=on_cpu, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
-    plugin = FullyShardedDataParallelPlugin(**settings, cpu_ram_efficient_loading=False)
-    if not on_cpu:
-        return Accelerator(mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation, fsdp_plugin=plugin)
-    # accelerate ignores FSDP on CPUs, where torch has it; so a test on a CPU can run the same code.
-    accelerator = Accelerator(cpu=True, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
-    plugin.set_mixed_precision(spec.dtype)
-    accelerator.state.distributed_type = DistributedType.FSDP
-    accelerator.state.fsdp_plugin = plugin
-    return accelerator
+    return Accelerator(
+        cpu=on_cpu,
+        mixed_precision=spec.dtype,
+        gradient_accumulation_steps=accumulation,
+        fsdp_plugin=plugin_of(spec),
+    )
 
 
 BACKEND = Plain()
