@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
 from ladder.backends.plain.config import FSDP
@@ -34,7 +34,8 @@ def allow_on_cpu(spec: TrialSpec) -> None:
         if plugin is None or state.distributed_type != DistributedType.MULTI_CPU:
             return
         plugin.set_mixed_precision(state._mixed_precision)
-        state.distributed_type = DistributedType.FSDP
         state.fsdp_plugin = plugin
+        state.distributed_type = DistributedType.FSDP
+        PartialState().distributed_type = DistributedType.FSDP  # every further look at the state takes it from there
 
     wrap(AcceleratorState, "__init__", made)

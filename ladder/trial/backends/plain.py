@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ladder.backends.plain.config import FSDP
@@ -65,12 +64,8 @@ class PlainTraining:
 
     def gather(self, save_folder: str | None) -> None:
         gathered = self._accelerator.get_state_dict(self._model)
-        # On a CPU, torch leaves the shards as they are.
-        weights = {
-            # What is compiled has another name.
-            name.replace("_orig_mod.", ""): each.full_tensor() if isinstance(each, DTensor) else each
-            for name, each in gathered.items()
-        }
+        # What is compiled has another name.
+        weights = {name.replace("_orig_mod.", ""): each for name, each in gathered.items()}
         model = self._accelerator.unwrap_model(self._model, keep_torch_compile=False)
         if self._spec.lora is not None:
             save_and_load_adapters(model, weights, save_folder)
