@@ -103,7 +103,8 @@ def test_offloaded_shards_and_gradients_are_pinned_and_moments_are_not() -> None
     use = host_use(Assignment(LLAMA, candidate("fsdp2+cpu"), 4))
     assert 8.0 * P < use.pinned * 4 < 1.4 * 8.0 * P  # torch pins powers of two
     assert (use.offloaded - use.pinned) * 4 == pytest.approx(8.0 * P, rel=0.01)
-    assert host_use(Assignment(LLAMA, candidate("fsdp2"), 4)).offloaded == 0
+    assert host_use(Assignment(LLAMA, candidate("ddp"), 4)).offloaded == 0
+    assert host_use(Assignment(LLAMA, candidate("fsdp2"), 4)).offloaded * 4 == pytest.approx(4.0 * P, rel=0.01)
 
 
 def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.backends.base import Backend, Device, Moment, StepTerms
 from ladder.backends.plain.config import plain_config
-from ladder.backends.plain.moments import moments_of, offloaded
+from ladder.backends.plain.moments import moments_of, on_host
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.machine.machine_speed import MachineSpeed
@@ -53,7 +53,7 @@ class Plain(Backend):
         return moments_of(workload, candidate, world_size)
 
     def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        return offloaded(workload, candidate)
+        return on_host(workload, candidate)
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return plain_terms(workload, candidate, world_size, machine)

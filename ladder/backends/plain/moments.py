@@ -158,9 +158,14 @@ def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -
     return tokens_of_a_rank(workload, candidate, world_size) * layers * value * model.hidden_size
 
 
-def offloaded(workload: Workload, candidate: Candidate) -> tuple[float, float]:
-    """Bytes of host memory that all ranks' weights, gradients and optimizer states need, and the pinned part."""
-    if candidate.engine.rung.offload_param != "cpu":
-        return 0.0, 0.0
+def on_host(workload: Workload, candidate: Candidate) -> tuple[float, float]:
+    """Bytes of host memory of all ranks, and the pinned part.
+
+    With FSDP2 rank 0 loads all weights before they are divided; packed ones are loaded on each GPU. With offload all
+    ranks' weights, gradients and optimizer states stay there, which is more.
+    """
+    rung = candidate.engine.rung
+    if rung.offload_param != "cpu":
+        return (weights_bytes(workload) if rung.stage > 0 and not workload.weights.quantised else 0.0), 0.0
     pinned = weights_bytes(workload) + 4.0 * workload.weights.trained
     return pinned + _optimizer_bytes(workload) * workload.weights.trained, pinned

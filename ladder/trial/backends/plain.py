@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
@@ -79,7 +80,11 @@ class Plain:
         return torch.float32 if spec.lora is None else DTYPES[spec.dtype]
 
     def build_device(self, spec: TrialSpec) -> str:
-        return "cpu" if FSDP in spec.deepspeed else spec.device
+        """With FSDP2 rank 0 alone has all weights, on its host, and sends them to the others, as of a checkpoint."""
+        if FSDP not in spec.deepspeed:
+            return spec.device
+        sends = spec.deepspeed[FSDP]["cpu_ram_efficient_loading"] and dist.get_rank() > 0
+        return "meta" if sends else "cpu"
 
     def collectives(self, spec: TrialSpec) -> str:
         """As accelerate's launcher has it for FSDP: NCCL cannot reduce the norm of gradients that lie on the host."""
