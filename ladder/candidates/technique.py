@@ -86,6 +86,8 @@ class Terms:
     """Bytes that a rank sends in a micro-step besides gradients and parameters."""
     compute: float = 1.0
     """Seconds of computing, relative to the usual kernels."""
+    weight_copy: float = 2.0
+    """Bytes of a weight as a product takes it, where weights are stored in fp32."""
     doubts: tuple[tuple[str, float], ...] = ()
     """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
     loss_doubt: tuple[str, float] = ("logits", 0.12)
@@ -139,6 +141,8 @@ class Technique:
     """Each rank runs on cores of its own, to which the launch script has to bind it."""
     shares_sequences = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
+    loads_on_all_ranks = False
+    """It changes the weights before FSDP2 divides them, so that one rank cannot send them to the others."""
     breaks_as_one = False
     """If it fails with one engine, it fails with all."""
     is_tried_everywhere = True

@@ -12,6 +12,7 @@ from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.bound_cores import BIND_CORES
 from ladder.techniques.compiled import COMPILE, COMPILE_WHOLE
+from ladder.techniques.fp8 import FP8
 from ladder.techniques.liger import LIGER
 from ladder.techniques.offloaded_activations import OFFLOADED_ACTIVATIONS
 from ladder.techniques.partial_checkpointing import PARTIAL_CHECKPOINTING
@@ -46,7 +47,7 @@ class Registry(Mapping[str, Known]):
             self._known = before
 
 
-TECHNIQUES = Registry(LIGER, COMPILE, COMPILE_WHOLE, BF16_STATES, ADAM_8BIT, ULYSSES, BIND_CORES)
+TECHNIQUES = Registry(LIGER, COMPILE, COMPILE_WHOLE, BF16_STATES, ADAM_8BIT, FP8, ULYSSES, BIND_CORES)
 WAYS_OF_CHECKPOINTING = Registry(PARTIAL_CHECKPOINTING, OFFLOADED_ACTIVATIONS)
 
 

@@ -116,7 +116,7 @@ def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:
 
 @pytest.mark.parametrize("rung", PLAIN_RUNGS, ids=lambda rung: rung.name)
 def test_a_rung_is_known_again_by_its_configuration(rung) -> None:
-    config = plain_config(LLAMA, rung, micro_batch=1, accumulation=1)
+    config = plain_config(LLAMA, Engine(rung), micro_batch=1, accumulation=1)
     assert plain_rung(config.get("fsdp")) == rung
     assert math.isfinite(truth(candidate(rung.name), ranks=8).boundary_seconds)
 

@@ -44,7 +44,7 @@ class Plain(Backend):
         world_size: int,
         nvme_path: Path | None,
     ) -> dict[str, Any]:
-        return plain_config(workload, engine.rung, micro_batch=micro_batch, accumulation=accumulation)
+        return plain_config(workload, engine, micro_batch=micro_batch, accumulation=accumulation)
 
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         return {}
@@ -53,7 +53,7 @@ class Plain(Backend):
         return moments_of(workload, candidate, world_size)
 
     def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        return on_host(workload, candidate)
+        return on_host(workload, candidate, world_size)
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return plain_terms(workload, candidate, world_size, machine)

@@ -16,7 +16,7 @@ from ladder.trial.backends import USUAL_COLLECTIVES
 from ladder.trial.fsdp2 import plugin_of
 from ladder.trial.model import DTYPES, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
-from ladder.trial.techniques import techniques_of
+from ladder.trial.techniques import precision_of, techniques_of
 
 
 class PlainTraining:
@@ -108,7 +108,7 @@ def _accelerator(spec: TrialSpec) -> Accelerator:
     accumulation, on_cpu = spec.deepspeed["gradient_accumulation_steps"], spec.device == "cpu"
     return Accelerator(
         cpu=on_cpu,
-        mixed_precision=spec.dtype,
+        mixed_precision=precision_of(spec),
         gradient_accumulation_steps=accumulation,
         fsdp_plugin=plugin_of(spec),
     )

@@ -16,6 +16,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
 from ladder.trial.script.samples import rebatched
+from ladder.trial.techniques import precision_of
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
@@ -106,7 +107,7 @@ def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
         plugin = accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed))
     return changes | {
         "cpu": on_cpu and plugin is None,
-        "mixed_precision": grip.spec.dtype,
+        "mixed_precision": precision_of(grip.spec),
         "deepspeed_plugin": plugin,
         "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
         "gradient_accumulation_plugin": None,
