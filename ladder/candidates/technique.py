@@ -94,6 +94,8 @@ class Terms:
     """Ranks of a node that gather among themselves; 0 if none do."""
     owners: int = 0
     """Ranks that divide weights and states among themselves; 0 for all ranks."""
+    weight_copy: float = 2.0
+    """Bytes of a weight as a product takes it, where weights are stored in fp32."""
     doubts: tuple[tuple[str, float], ...] = ()
     """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
     loss_doubt: tuple[str, float] = ("logits", 0.12)
@@ -149,6 +151,8 @@ class Technique:
     """Each rank runs on cores of its own, to which the launch script has to bind it."""
     shares_sequences = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
+    loads_on_all_ranks = False
+    """It changes the weights before FSDP2 divides them, so that one rank cannot send them to the others."""
     breaks_as_one = False
     """If it fails with one engine, it fails with all."""
     first_differs = False

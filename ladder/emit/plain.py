@@ -81,7 +81,8 @@ def _start(answer: Answer, paths: OutputPaths) -> str:
             "ACCELERATE_MIXED_PRECISION": answer.workload.dtype,
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
         }
-        words = " ".join(f"{name}={value}" for name, value in told.items())
+        exported = launch_environment(answer)
+        words = " ".join(f"{name}={value}" for name, value in told.items() if name not in exported)
         return f"env {words} torchrun {torchrun_options(answer.world_size, answer.num_nodes)}"
     file = f'"$here"/{shlex.quote(paths.accelerate.name)}'
     node = on_this_node(answer.num_nodes)

@@ -15,6 +15,7 @@ def sharding(settings: Settings, offload: str) -> dict[str, Any]:
         "reshard_after_forward": settings.stage == 3,
         offload: settings.rung.offload_param == "cpu",
         "state_dict_type": "FULL_STATE_DICT",
-        # With it only rank 0 loads the weights; accelerate does not send packed ones to the others.
-        "cpu_ram_efficient_loading": settings.load_in is None,
+        # With it only rank 0 loads the weights; accelerate sends neither packed nor changed ones to the others.
+        "cpu_ram_efficient_loading": settings.load_in is None
+        and not any(technique.loads_on_all_ranks for technique in settings.techniques),
     }

@@ -45,11 +45,13 @@ def trainer_arguments(
     if settings.gradient_checkpointing:
         way = settings.way_of_checkpointing
         arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **(way.trainer_options() if way else {})}
-    optimizer = _optimizer(settings)
+    # What a technique says of these comes last.
+    optimizer = {settings.dtype: True, **_optimizer(settings)}
     for technique in settings.techniques:
         for name, value in technique.trainer_arguments().items():
             (optimizer if name in optimizer else arguments)[name] = value
-    arguments |= {settings.dtype: True, "max_grad_norm": settings.gradient_clipping, **optimizer}
+    precision = {settings.dtype: optimizer.pop(settings.dtype)}
+    arguments |= {**precision, "max_grad_norm": settings.gradient_clipping, **optimizer}
     if settings.learning_rate is not None:
         arguments["learning_rate"] = settings.learning_rate  # the Trainer compares it with the configuration's
     if settings.device == "cpu":

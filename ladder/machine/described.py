@@ -88,8 +88,11 @@ def alone(device: str, world_size: int) -> dict[str, str]:
     return {rung.name: why for rung in ALL_RUNGS if (why := without_peers(rung, device, world_size))}
 
 
-def without_peers(rung: Rung, device: str, world_size: int) -> str | None:
-    """Why `rung` cannot work on one GPU or on CPU ranks; None if it can."""
-    if rung.backend == "plain" and rung.stage > 0 and (device == "cpu" or world_size == 1):
+def without_peers(rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str | None:
+    """Why `rung` cannot work on one GPU or on CPU ranks; None if it can.
+
+    On CPU ranks only with `own_script`, which `ladder run` starts: other launchers use accelerate as it is.
+    """
+    if rung.backend == "plain" and rung.stage > 0 and ((device == "cpu" and not own_script) or world_size == 1):
         return "accelerate shards with FSDP2 on several GPUs only"
     return None

@@ -78,9 +78,14 @@ def detect_machine(
     )
 
 
-def unsupported_reason(rung: Rung, machine: Machine, optimizer: OptimizerName) -> str | None:
-    """Why `rung` cannot work on this machine, as far as is known before anything is built; None if it may."""
-    if alone := without_peers(rung, machine.device, machine.world_size):
+def unsupported_reason(
+    rung: Rung, machine: Machine, optimizer: OptimizerName, *, own_script: bool = False
+) -> str | None:
+    """Why `rung` cannot work on this machine, as far as is known before anything is built; None if it may.
+
+    `own_script`: what is trained is a script of the user's.
+    """
+    if alone := without_peers(rung, machine.device, machine.world_size, own_script=own_script):
         return alone
     if machine.device == "cpu" and "cpu" in rung.devices:
         return "CPU ranks have everything in host memory already"

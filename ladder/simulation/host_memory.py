@@ -36,9 +36,16 @@ class HostUse:
 def host_use(assignment: Assignment) -> HostUse:
     """The host memory and disk space of one rank of `assignment`."""
     pinned = [_power_of_two(size) for size in (_pinned_plain if assignment.is_plain else _pinned)(assignment)]
-    return HostUse(
-        resident=_PROCESS + sum(_pageable(assignment)) + sum(pinned), pinned=sum(pinned), disk=_on_disk(assignment)
-    )
+    held = max(sum(_pageable(assignment)) + sum(pinned), _loaded(assignment))
+    return HostUse(resident=_PROCESS + held, pinned=sum(pinned), disk=_on_disk(assignment))
+
+
+def _loaded(assignment: Assignment) -> float:
+    """A rank's part of what rank 0 alone reads before FSDP2 divides it (accelerate, cpu_ram_efficient_loading)."""
+    if not assignment.is_plain or assignment.stage == 0 or assignment.workload.load_in is not None:
+        return 0.0
+    each = 4.0 if assignment.workload.lora is None else 2.0
+    return each * assignment.workload.model.num_parameters / assignment.ranks
 
 
 def _pinned(assignment: Assignment) -> Iterator[float]:

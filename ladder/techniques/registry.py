@@ -12,6 +12,7 @@ from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.bound_cores import BIND_CORES
 from ladder.techniques.compiled import COMPILE, COMPILE_WHOLE
+from ladder.techniques.fp8 import FP8
 from ladder.techniques.hpz import HPZ
 from ladder.techniques.hybrid import HYBRID
 from ladder.techniques.liger import LIGER
@@ -48,7 +49,7 @@ class Registry(Mapping[str, Known]):
             self._known = before
 
 
-TECHNIQUES = Registry(LIGER, COMPILE, COMPILE_WHOLE, BF16_STATES, ADAM_8BIT, ULYSSES, HPZ, HYBRID, BIND_CORES)
+TECHNIQUES = Registry(LIGER, COMPILE, COMPILE_WHOLE, BF16_STATES, ADAM_8BIT, FP8, ULYSSES, HPZ, HYBRID, BIND_CORES)
 WAYS_OF_CHECKPOINTING = Registry(PARTIAL_CHECKPOINTING, OFFLOADED_ACTIVATIONS)
 
 

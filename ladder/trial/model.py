@@ -9,6 +9,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from accelerate import init_empty_weights
 from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 
@@ -28,7 +29,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_model(spec: TrialSpec, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """The model with random weights of type `dtype` on `device`; stage 3 partitions it from the start."""
+    """The model with random weights of type `dtype` on `device`; stage 3 partitions it from the start.
+
+    On "meta" its parameters are on the CPU, with memory that nothing was written to: another rank sends what they hold.
+    """
     torch.manual_seed(spec.seed)
     config = model_config(spec.model_config_json)
     if spec.parity:
@@ -41,8 +45,10 @@ def build_model(spec: TrialSpec, dtype: torch.dtype, device: str) -> PreTrainedM
 
         model = quantised_model(auto_class(config, spec.task), config, spec, dtype)
     else:
-        with torch.device(device):
+        # Buffers are no part of what is sent.
+        with init_empty_weights(include_buffers=False) if device == "meta" else torch.device(device):
             model = auto_class(config, spec.task).from_config(config, dtype=dtype)
+        _make_room(model)
     del keep_alive
     for technique in techniques_of(spec):
         technique.change_model(model)
@@ -51,6 +57,16 @@ def build_model(spec: TrialSpec, dtype: torch.dtype, device: str) -> PreTrainedM
         _set_weights_by_name(model, spec)
     model.train()
     return model
+
+
+def _make_room(model: torch.nn.Module) -> None:
+    """Put parameters that are on no device on the CPU; the kernel gives them memory once somebody writes there."""
+    made: dict[int, torch.nn.Parameter] = {}  # tied ones stay so
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if old.is_meta:
+                empty = torch.empty_like(old, device="cpu")
+                setattr(module, name, made.setdefault(id(old), torch.nn.Parameter(empty, old.requires_grad)))
 
 
 def _switch_off_dropout(config: Any) -> None:

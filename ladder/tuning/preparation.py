@@ -55,7 +55,7 @@ def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> di
 
 
 def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
-    reason = unsupported_reason(rung, machine, workload.optimizer)
+    reason = unsupported_reason(rung, machine, workload.optimizer, own_script=workload.script is not None)
     if reason is None and machine.nvme_path is not None and machine.nvme_write_speed is not None:
         reason = nvme_shortage(rung, workload, machine.nvme_path, machine.nvme_write_speed)
     return reason

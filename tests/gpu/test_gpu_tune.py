@@ -33,6 +33,7 @@ CONFIG = {
 }
 
 VOCABULARY = 128_000
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
 
 
@@ -153,6 +154,23 @@ def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert section["offload_activations"], "the only one that fits, whose losses were compared with those of zero1"
     assert not any("losses" in warning for warning in section["warnings"])
+
+
+@needs_torchao
+def test_fp8_on_one_gpu_is_proven_with_and_without_compiled_blocks(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
+    workload += ["--backend", "torch", "--rung", "ddp", "--micro-batch", "8", "--strategy", "exhaustive"]
+    allowed = ["--allow", "fp8", "--allow", "compile"]
+    output = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]
+    assert main([*workload, *allowed, *output]) == 0
+    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    fits = set(table[table["outcome"] == "fits"]["rung"])
+    assert {"ddp", "ddp+fp8", "ddp+compile", "ddp+compile+fp8"} <= fits
+    speeds = table.query("checkpointing == 'off'").set_index("rung")["tokens_per_second"]
+    print(speeds)
+    assert speeds["ddp+compile+fp8"] > speeds["ddp+fp8"], "scaling and casting are worth compiling"
+    assert not table["why"].str.contains("losses differ from those", na=False).any()
 
 
 def test_what_was_taken_is_taken_again_only_where_a_narrower_limit_has_no_room_for_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(len(visible_gpus()) < 2, reason="needs two CUDA GPUs")]
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 
 CONFIG = {
     "model_type": "llama",
@@ -128,6 +130,17 @@ def test_what_a_rung_holds_falls_with_what_it_divides_and_is_what_was_predicted(
     print(held, errors)
     assert held["ddp"] > held["fsdp2+no-reshard"] >= held["fsdp2"] > held["fsdp2+cpu"]
     assert all(abs(error) < 0.15 for error in errors.values()), errors
+
+
+@needs_torchao
+@pytest.mark.parametrize("name", ["ddp+fp8", "fsdp2+fp8", "fsdp2+compile+fp8"])
+def test_fp8_trains_on_two_gpus_nearly_as_stage_1_does(
+    bench: Bench, tmp_path: Path, of_zero1: list[float], name: str
+) -> None:
+    spec, _ = trial(tmp_path / "0001", name, Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=4))
+    own = measured(bench, parity_trial(spec, TINY)).losses
+    number = min(len(own), len(of_zero1))
+    assert own[:number] == pytest.approx(of_zero1[:number], rel=0.02)
 
 
 def test_compiled_blocks_train_on_gpus_as_others_do(bench: Bench, tmp_path: Path, of_zero1: list[float]) -> None:

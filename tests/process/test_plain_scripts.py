@@ -1,4 +1,4 @@
-"""A user's own script without DeepSpeed: tuned on ddp, started with its answer, and verified."""
+"""A user's own script without DeepSpeed: tuned, started with its answer, and verified."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import ladder
 from helpers.scripts import SCRIPTS, digest_of, files_in, folder_with_inputs
+from safetensors.torch import load_file
 
 TRAINER = "{scripts}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out "
 LOOP = "accelerate launch --num_processes 2 {scripts}/causal_loop.py --model_name_or_path model --output_dir out "
@@ -25,28 +26,32 @@ def options(*more: str) -> list[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("command", "run", "kind"),
+    ("rung", "command", "run", "kind"),
     [
-        pytest.param(f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer", id="trainer"),
-        pytest.param(f"{LOOP} 40", f"{LOOP} 1", "accelerate", id="accelerate", marks=pytest.mark.scripts),
+        pytest.param("ddp", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer"),
+        pytest.param("fsdp2", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer"),
+        pytest.param("ddp", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.scripts),
+        pytest.param("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.scripts),
     ],
 )
-def test_a_script_is_tuned_and_trains_on_ddp_as_it_is(
-    command: str, run: str, kind: str, tmp_path: Path, script_inputs: Path
+def test_a_script_is_tuned_and_trains_without_deepspeed_as_it_is(
+    rung: str, command: str, run: str, kind: str, tmp_path: Path, script_inputs: Path
 ) -> None:
     folder = folder_with_inputs(tmp_path / "home", script_inputs)
     before = files_in(folder)
-    done = ladder(*options("--rung", "ddp"), *words(command), folder=folder)
+    done = ladder(*options("--rung", rung), *words(command), folder=folder)
     assert done.status == 0, done.errors
     assert done.num_left == 0
     kept = {name: digest for name, digest in files_in(folder).items() if not name.startswith(OWN)}
     assert kept == before
     section = json.loads((folder / "best_plain.json").read_text())["ladder"]
-    assert (section["rung"], section["script"]["kind"]) == ("ddp", kind)
+    assert (section["rung"], section["script"]["kind"]) == (rung, kind)
     assert not (folder / "best_config.json").exists()
     started = ladder("run", "best_plain.json", *(["--", *words(run)] if run else []), folder=folder)
     assert started.status == 0, started.errors[-3000:]
     weights = folder / "out" / "model.safetensors"
     assert digest_of(weights) != digest_of(folder / "model" / "model.safetensors")
+    own, given = (load_file(each) for each in (weights, folder / "model" / "model.safetensors"))
+    assert {name: each.shape for name, each in own.items()} == {name: each.shape for name, each in given.items()}
     verified = ladder("verify", "best_plain.json", "--tolerance", "0.9", folder=folder)
     assert verified.status == 0, verified.errors

@@ -122,9 +122,10 @@ def main() -> None:
         if args.checkpointing_steps == "epoch":
             accelerator.save_state(os.path.join(args.output_dir, f"step_{done}"))
 
+    weights = accelerator.get_state_dict(model)  # on every rank: each may have a part of them
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(args.output_dir)
+        accelerator.unwrap_model(model).save_pretrained(args.output_dir, state_dict=weights)
         tokenizer.save_pretrained(args.output_dir)
     accelerator.end_training()
 

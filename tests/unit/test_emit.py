@@ -91,6 +91,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "compile_whole": False,
         "bf16_states": False,
         "adam_8bit": False,
+        "fp8": False,
         "ulysses": False,
         "bind_cores": False,
         "hpz": False,

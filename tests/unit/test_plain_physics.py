@@ -103,7 +103,8 @@ def test_offloaded_shards_and_gradients_are_pinned_and_moments_are_not() -> None
     use = host_use(Assignment(LLAMA, candidate("fsdp2+cpu"), 4))
     assert 8.0 * P < use.pinned * 4 < 1.4 * 8.0 * P  # torch pins powers of two
     assert (use.offloaded - use.pinned) * 4 == pytest.approx(8.0 * P, rel=0.01)
-    assert host_use(Assignment(LLAMA, candidate("fsdp2"), 4)).offloaded == 0
+    assert host_use(Assignment(LLAMA, candidate("ddp"), 4)).offloaded == 0
+    assert host_use(Assignment(LLAMA, candidate("fsdp2"), 4)).offloaded * 4 == pytest.approx(4.0 * P, rel=0.01)
 
 
 def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:
@@ -115,7 +116,7 @@ def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:
 
 @pytest.mark.parametrize("rung", PLAIN_RUNGS, ids=lambda rung: rung.name)
 def test_a_rung_is_known_again_by_its_configuration(rung) -> None:
-    config = plain_config(LLAMA, rung, micro_batch=1, accumulation=1)
+    config = plain_config(LLAMA, Engine(rung), micro_batch=1, accumulation=1)
     assert plain_rung(config.get("fsdp")) == rung
     assert math.isfinite(truth(candidate(rung.name), ranks=8).boundary_seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,34 @@ def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
 def test_a_script_that_only_deepspeed_can_train_says_why(facts: dict[str, Any], said: str) -> None:
     ddp, fsdp2 = RUNGS_BY_NAME["ddp"], RUNGS_BY_NAME["fsdp2"]
     assert said in backend_of(ddp).obstacle(script_workload(make_script(**facts)), ddp)
-    for kind in ("trainer", "accelerate"):
-        usual = script_workload(make_script(kind=kind))
-        assert backend_of(ddp).obstacle(usual, ddp) == ""
-        assert "on ddp only" in backend_of(fsdp2).obstacle(usual, fsdp2)
+    for kind, rung in itertools.product(("trainer", "accelerate"), (ddp, fsdp2)):
+        assert backend_of(rung).obstacle(script_workload(make_script(kind=kind)), rung) == ""
+
+
+def test_fsdp2_needs_a_loop_to_prepare_model_and_optimizer_at_once_and_shards_on_cpu_ranks_for_scripts_alone() -> None:
+    ddp, fsdp2 = RUNGS_BY_NAME["ddp"], RUNGS_BY_NAME["fsdp2"]
+    apart = script_workload(make_script(kind="accelerate", optimizer=""))
+    assert "in one call of accelerator.prepare()" in backend_of(fsdp2).obstacle(apart, fsdp2)
+    assert backend_of(ddp).obstacle(apart, ddp) == ""
+    on_cpu = machine_with(2, "cpu")
+    assert unsupported_reason(fsdp2, on_cpu, "adamw", own_script=True) is None
+    assert "several GPUs" in str(unsupported_reason(fsdp2, on_cpu, "adamw"))
+    assert "host memory already" in str(
+        unsupported_reason(RUNGS_BY_NAME["fsdp2+cpu"], on_cpu, "adamw", own_script=True)
+    )
+
+
+def test_fsdp2_needs_host_memory_for_the_weights_that_one_rank_loads_and_with_offload_for_all_states() -> None:
+    def needs(name: str, **changes: Any) -> float:
+        found = Candidate(Engine(RUNGS_BY_NAME[name]), 0, 1, 1)
+        return backend_of(found.engine.rung).host_bytes(replace(LLAMA, **changes), found, 8)[0]
+
+    weights = LLAMA.model.num_parameters
+    assert needs("ddp") == 0
+    assert needs("fsdp2") == needs("fsdp2+no-reshard") == 4 * weights
+    assert needs("fsdp2+cpu") == 16 * weights
+    assert needs("fsdp2", lora=Lora(rank=8)) == pytest.approx(2 * weights, rel=0.01)
+    assert needs("fsdp2", lora=Lora(rank=8), load_in="4bit") == 0, "packed weights are loaded on each GPU"
 
 
 def test_what_is_gathered_and_scattered_beside_adapters_is_what_they_and_packed_weights_have() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.backends.base import Backend, Device, Moment, StepTerms
 from ladder.backends.plain.config import plain_config
-from ladder.backends.plain.moments import moments_of, offloaded
+from ladder.backends.plain.moments import moments_of, on_host
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.machine.machine_speed import MachineSpeed
@@ -44,7 +44,7 @@ class Plain(Backend):
         world_size: int,
         nvme_path: Path | None,
     ) -> dict[str, Any]:
-        return plain_config(workload, engine.rung, micro_batch=micro_batch, accumulation=accumulation)
+        return plain_config(workload, engine, micro_batch=micro_batch, accumulation=accumulation)
 
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         return {}
@@ -53,7 +53,7 @@ class Plain(Backend):
         return moments_of(workload, candidate, world_size)
 
     def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        return offloaded(workload, candidate)
+        return on_host(workload, candidate, world_size)
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return plain_terms(workload, candidate, world_size, machine)
@@ -63,8 +63,8 @@ def _of_script(facts: ScriptFacts, rung: Rung) -> str:
     """What of a user's own script cannot be trained without DeepSpeed yet."""
     if facts.kind == "deepspeed":
         return "the script calls DeepSpeed itself"
-    if rung.stage > 0:
-        return "a script of your own is tried without DeepSpeed on ddp only"
+    if rung.stage > 0 and facts.kind == "accelerate" and not facts.optimizer:
+        return "FSDP2 needs the model and its optimizer in one call of accelerator.prepare()"
     if facts.generation is not None:
         return "a script that generates what it trains on needs DeepSpeed"
     if facts.trains_16_bits:

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.candidates import Rung
+from ladder.candidates import Engine
 from ladder.workload.workload import Workload
 
 FSDP = "fsdp"
 """The key of the settings of FSDP2; absent with DDP."""
 
 
-def plain_config(workload: Workload, rung: Rung, *, micro_batch: int, accumulation: int) -> dict[str, Any]:
-    """The settings of `rung`: batch, clipping, and the arguments of accelerate's FullyShardedDataParallelPlugin."""
+def plain_config(workload: Workload, engine: Engine, *, micro_batch: int, accumulation: int) -> dict[str, Any]:
+    """The settings of `engine`: batch, clipping, and the arguments of accelerate's FullyShardedDataParallelPlugin."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": workload.gradient_clipping,
     }
-    if rung.stage == 0:
+    if engine.rung.stage == 0:
         return config
-    return config | {FSDP: fsdp_settings(rung)}
+    return config | {FSDP: _fsdp_settings(workload, engine)}
 
 
-def fsdp_settings(rung: Rung) -> dict[str, Any]:
+def one_rank_loads(workload: Workload, engine: Engine) -> bool:
+    """Whether rank 0 alone loads the weights, and accelerate sends them: neither packed ones nor changed ones."""
+    return workload.load_in is None and not any(technique.loads_on_all_ranks for technique in engine.techniques)
+
+
+def _fsdp_settings(workload: Workload, engine: Engine) -> dict[str, Any]:
     """Arguments of the plugin. Each layer is a unit; all other parameters stay gathered from forward to backward."""
+    rung = engine.rung
     return {
         "fsdp_version": 2,
         "reshard_after_forward": rung.stage == 3,
         "cpu_offload": rung.offload_param == "cpu",
         "auto_wrap_policy": "transformer_based_wrap",
         "state_dict_type": "FULL_STATE_DICT",
+        "cpu_ram_efficient_loading": one_rank_loads(workload, engine),
     }

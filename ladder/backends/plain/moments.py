@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, terms_of, tokens_of_a_rank
 from ladder.backends.base import Moment, with_one_dequantised
+from ladder.backends.plain.config import one_rank_loads
 from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import Workload
@@ -51,11 +52,14 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     buckets = 4.0 * t if world_size > 1 else 0.0
     rest = Moment("initialisation", weights_bytes(workload), 0.0, _optimizer_bytes(workload) * t, buffers=buckets)
     accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
+    copy = terms_of(workload, candidate, world_size).weight_copy
     cast = t if model.tied or not weights.is_whole else t - model.vocab_size * model.hidden_size
-    forgotten = candidate.checkpointed * min(cast, model.num_layers * model.num_block_parameters)
+    blocks = min(cast, model.num_layers * model.num_block_parameters)
+    forgotten = candidate.checkpointed * blocks
+    copies = 2.0 * (cast - blocks) + copy * blocks
     held = replace(rest, gradients=accumulated)
     more = _autocast_bytes(workload, candidate, world_size)
-    live = {"forward": 2.0 * cast, "loss": 2.0 * (cast - forgotten)}
+    live = {"forward": copies, "loss": copies - copy * forgotten}
     return _passes(rest, held, acts, more, live, first=4.0 * weights.largest_trained, gradients=4.0 * t)
 
 
@@ -73,7 +77,8 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
     )
-    live, buffers = _gathered(workload, keeps=rung.stage == 2)
+    copy = terms_of(workload, candidate, world_size).weight_copy if weights.is_whole else 2.0
+    live, buffers = _gathered(workload, keeps=rung.stage == 2, copy=copy)
     accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
     held = replace(rest, gradients=accumulated, buffers=buffers)
     tied_head = workload.model.vocab_size * workload.model.hidden_size if workload.model.tied else 0.0
@@ -82,16 +87,17 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     return _passes(rest, held, acts, 0.0, live, first=first, gradients=max(accumulated, step), step=step)
 
 
-def _gathered(workload: Workload, *, keeps: bool) -> tuple[dict[str, float], float]:
+def _gathered(workload: Workload, *, keeps: bool, copy: float) -> tuple[dict[str, float], float]:
     """Bytes of gathered parameters at each moment, and of the buffers of reductions.
 
-    `keeps`: gathered parameters stay from forward to backward.
+    `keeps`: gathered parameters stay from forward to backward. `copy`: bytes of a gathered parameter of a block.
     """
     weights, model = workload.weights, workload.model
     head = 2.0 * model.vocab_size * model.hidden_size
     outside = 2.0 * max(0, model.num_parameters - model.num_layers * model.num_block_parameters)
-    block = (weights.bytes_held - outside) / model.num_layers
-    whole, tied = weights.bytes_held if keeps else 0.0, head if model.tied else 0.0
+    blocks = (weights.bytes_held - outside) * copy / 2.0
+    block = blocks / model.num_layers
+    whole, tied = outside + blocks if keeps else 0.0, head if model.tied else 0.0
     live = {
         "forward": whole + block if whole else tied + 2 * block,
         "loss": (whole or head) + (block if model.tied else head),
@@ -158,9 +164,15 @@ def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -
     return tokens_of_a_rank(workload, candidate, world_size) * layers * value * model.hidden_size
 
 
-def offloaded(workload: Workload, candidate: Candidate) -> tuple[float, float]:
-    """Bytes of host memory that all ranks' weights, gradients and optimizer states need, and the pinned part."""
-    if candidate.engine.rung.offload_param != "cpu":
-        return 0.0, 0.0
+def on_host(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
+    """Bytes of host memory of all ranks, and the pinned part.
+
+    With FSDP2 rank 0, or each rank, loads all weights before they are divided; packed ones are loaded on each GPU. With
+    offload all ranks' weights, gradients and optimizer states stay there, which is more.
+    """
+    rung = candidate.engine.rung
+    if rung.offload_param != "cpu":
+        loading = 1 if one_rank_loads(workload, candidate.engine) else world_size
+        return (loading * weights_bytes(workload) if rung.stage > 0 and not workload.weights.quantised else 0.0), 0.0
     pinned = weights_bytes(workload) + 4.0 * workload.weights.trained
     return pinned + _optimizer_bytes(workload) * workload.weights.trained, pinned

@@ -7,17 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from ladder.backends.plain.config import FSDP
 from ladder.events.protocol import TrialSpec
 from ladder.trial.backends import USUAL_COLLECTIVES
+from ladder.trial.fsdp2 import plugin_of
 from ladder.trial.model import DTYPES, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
-from ladder.trial.techniques import techniques_of
+from ladder.trial.techniques import precision_of, techniques_of
 
 
 class PlainTraining:
@@ -66,12 +67,8 @@ class PlainTraining:
 
     def gather(self, save_folder: str | None) -> None:
         gathered = self._accelerator.get_state_dict(self._model)
-        # On a CPU, torch leaves the shards as they are.
-        weights = {
-            # What is compiled has another name.
-            name.replace("_orig_mod.", ""): each.full_tensor() if isinstance(each, DTensor) else each
-            for name, each in gathered.items()
-        }
+        # What is compiled has another name.
+        weights = {name.replace("_orig_mod.", ""): each for name, each in gathered.items()}
         model = self._accelerator.unwrap_model(self._model, keep_torch_compile=False)
         if self._spec.lora is not None:
             save_and_load_adapters(model, weights, save_folder)
@@ -85,11 +82,15 @@ class Plain:
         return torch.float32 if spec.lora is None else DTYPES[spec.dtype]
 
     def build_device(self, spec: TrialSpec) -> str:
-        return "cpu" if "fsdp" in spec.deepspeed else spec.device
+        """With FSDP2 rank 0 alone has all weights, on its host, and sends them to the others, as of a checkpoint."""
+        if FSDP not in spec.deepspeed:
+            return spec.device
+        sends = spec.deepspeed[FSDP]["cpu_ram_efficient_loading"] and dist.get_rank() > 0
+        return "meta" if sends else "cpu"
 
     def collectives(self, spec: TrialSpec) -> str:
         """As accelerate's launcher has it for FSDP: NCCL cannot reduce the norm of gradients that lie on the host."""
-        if "fsdp" in spec.deepspeed and spec.device == "cuda":
+        if FSDP in spec.deepspeed and spec.device == "cuda":
             return "cpu:gloo,cuda:nccl"
         return USUAL_COLLECTIVES[spec.device]
 
@@ -107,18 +108,14 @@ class Plain:
 
 def _accelerator(spec: TrialSpec) -> Accelerator:
     accumulation, on_cpu = spec.deepspeed["gradient_accumulation_steps"], spec.device == "cpu"
-    settings = spec.deepspeed.get("fsdp")
-    if settings is None:
-        return Accelerator(cpu=on_cpu, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
-    plugin = FullyShardedDataParallelPlugin(**settings, cpu_ram_efficient_loading=False)
-    if not on_cpu:
-        return Accelerator(mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation, fsdp_plugin=plugin)
-    # accelerate ignores FSDP on CPUs, where torch has it; so a test on a CPU can run the same code.
-    in_groups = os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", "") == "true"
-    accelerator = Accelerator(cpu=True, mixed_precision=spec.dtype, gradient_accumulation_steps=accumulation)
-    plugin.set_mixed_precision(spec.dtype)
-    accelerator.state.distributed_type = DistributedType.FSDP
-    accelerator.state.fsdp_plugin = plugin
+    # accelerate knows no groups of CPU ranks, where torch has them; so a test on a CPU can run the same code.
+    in_groups = on_cpu and os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", "") == "true"
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision=precision_of(spec),
+        gradient_accumulation_steps=accumulation,
+        fsdp_plugin=plugin_of(spec),
+    )
     if in_groups:
         accelerator.state.parallelism_config = sizes = ParallelismConfig()  # of the environment
         accelerator.state.device_mesh = sizes.get_device_mesh("cpu")

@@ -11,10 +11,13 @@ import torch
 from accelerate.utils import DummyOptim, send_to_device
 from torch.utils.data import DataLoader
 
+from ladder.trial.fsdp2 import plugin_of
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, wrap
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
 from ladder.trial.script.samples import rebatched
+from ladder.trial.techniques import precision_of
+from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
 _WRITERS = ("save_state", "save_model", "init_trackers", "log", "end_training")
@@ -91,7 +94,7 @@ def _place(thing: Any, things: tuple[Any, ...]) -> int:
 
 
 def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
-    changes: dict[str, Any] = {"fsdp_plugin": None}
+    changes: dict[str, Any] = {"fsdp_plugin": plugin_of(grip.spec)}
     if not grip.is_run:
         changes |= {"log_with": None, "project_dir": grip.script.scratch}
     if grip.is_look:
@@ -104,7 +107,7 @@ def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
         plugin = accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed))
     return changes | {
         "cpu": on_cpu and plugin is None,
-        "mixed_precision": grip.spec.dtype,
+        "mixed_precision": precision_of(grip.spec),
         "deepspeed_plugin": plugin,
         "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
         "gradient_accumulation_plugin": None,

@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, wrap
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
 from ladder.trial.script.samples import rebatched
+from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from ladder.errors import UsageError
 from ladder.text import shown
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, wrap
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.program import program_of
+from ladder.trial.wrapping import wrap
 
 _TRAINS = re.compile(r"\w*Trainer\b|\b(?:accelerate|deepspeed)\b")
 """In a program that may train; others are left to the script."""

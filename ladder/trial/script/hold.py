@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
+from ladder.trial.wrapping import wrap
 from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts, ScriptKind
 
@@ -107,17 +108,6 @@ def installed_since(before: frozenset[str]) -> tuple[str, ...]:
     folders = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     new = [(name, module) for name, module in list(sys.modules.items()) if name not in before and module is not None]
     return tuple(name for name, module in new if str(getattr(module, "__file__", None) or "").startswith(folders))
-
-
-def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Put `wrapper`, whose first argument is the method that it replaces, in the place of `owner.name`."""
-    own = getattr(owner, name)
-
-    @functools.wraps(own)
-    def wrapped(*arguments: Any, **options: Any) -> Any:
-        return wrapper(own, *arguments, **options)
-
-    setattr(owner, name, wrapped)
 
 
 def name_moments(grip: Grip) -> None:

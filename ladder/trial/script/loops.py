@@ -20,14 +20,10 @@ from transformers import PreTrainedModel
 from ladder.events.protocol import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import (
-    Grip,
-    NotTakenHoldOfError,
-    model_facts,
-    wrap,
-)
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, shape_of
+from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
 
 Move = Callable[[Any], Any]

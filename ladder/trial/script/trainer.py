@@ -16,15 +16,11 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.reporter import now
 from ladder.trial.script import generating
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
-from ladder.trial.script.hold import (
-    Grip,
-    NotTakenHoldOfError,
-    model_facts,
-    wrap,
-)
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts
 from ladder.trial.script.samples import Samples, shape_of
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
+from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
 # What a trial must not do: it would write into the user's folders, tell the user's trackers, or train otherwise than

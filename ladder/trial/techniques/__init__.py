@@ -24,6 +24,9 @@ class RankTechnique:
     compiles = False
     """The first step of a candidate compiles kernels, so its time says nothing of others."""
 
+    precision = ""
+    """What accelerate calls its mixed precision; empty for that of the trial."""
+
     def claim_host(self, rank: int, world_size: int) -> None:
         """Called first in a rank, before anything starts threads."""
 
@@ -66,6 +69,11 @@ def begin_candidate(techniques: Iterable[RankTechnique]) -> None:
     """Let `techniques` get ready for another candidate."""
     for technique in techniques:
         technique.begin_candidate()
+
+
+def precision_of(spec: TrialSpec) -> str:
+    """The mixed precision of accelerate in which `spec` trains."""
+    return next((each.precision for each in techniques_of(spec) if each.precision), spec.dtype)
 
 
 def techniques_of(spec: TrialSpec) -> list[RankTechnique]:

@@ -1,0 +1,91 @@
+"""FP8: torchao's Float8Linear for a model's linear layers, through accelerate's mixed precision of that name.
+
+accelerate leaves the first linear layer and the last one, which is a language model's head, in 16 bits, and those whose
+sizes are no multiples of 16. https://huggingface.co/docs/accelerate/usage_guides/low_precision_training
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from ladder.candidates import Candidate, Consent, Export, Library, Problem, Rung, Technique, Terms
+from ladder.workload.workload import Workload
+
+_OLDER = re.compile(
+    r"\b(A100|A800|A10|A10G|A16|A2|A30|A40|A6000|A5[05]00|A4[05]00|A2000|RTX A\d+|RTX 30[5-9]0|V100\w*|T4|P100|P40|P4|"
+    r"M40|M60|K40\w*|K80|GTX|TITAN|RTX 20[678]0|Quadro)\b"
+)
+"""Names of GPUs with a compute capability below 8.9, where FP8 begins (NVIDIA's tables). A newer one is not listed."""
+_COMPILED, _IN_PYTHON = 0.8, 1.1
+"""Relative seconds of computing. torchao reports up to 1.25 times the speed for 8 GPUs and 8 billion parameters when
+compiled (docs.pytorch.org/ao); otherwise scaling and casting are kernels of their own. The second is chosen."""
+_DOUBT = 0.25
+"""Of these, as a logarithm. Chosen: nothing was measured on a GPU, and small products are no faster."""
+_WITH = {
+    "ACCELERATE_FP8_BACKEND": "AO",
+    "ACCELERATE_FP8_PAD_INNER_DIM": "true",
+    "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true",
+}
+
+
+class Fp8(Technique):
+    name = "fp8"
+    title = "linear layers in FP8"
+    slot = "numerics"
+    consent = Consent(
+        caution="products of linear layers are computed in FP8 (--allow fp8): they are less exact than in 16 bits, so "
+        "compare the loss with that of an ordinary run before a long one; compiled (--allow compile too) it is fastest"
+    )
+    libraries = (Library("torchao", "torchao", since="0.6.1"),)
+    rank_module = "ladder.trial.techniques.fp8"
+    backends = frozenset({"plain"})
+    why_not = (
+        "FP8 needs GPUs of compute capability 8.9 or more (Ada, Hopper, Blackwell), and a rung without DeepSpeed that "
+        "offloads nothing"
+    )
+    breaks_as_one = True
+    loads_on_all_ranks = True
+
+    def refusal(self, workload: Workload, device: str) -> str:
+        if device == "cpu":
+            return f"--allow {self.name} needs a GPU that computes in FP8; leave it out."
+        if not workload.weights.is_whole:
+            return f"--allow {self.name} is for training all weights, not beside frozen ones; leave it out."
+        return ""
+
+    def suits(self, problem: Problem, rung: Rung) -> bool:
+        """Not with DeepSpeed, whose configuration has `bf16`: the Trainer refuses it where its own argument is off."""
+        is_older = problem.gpu_name is not None and _OLDER.search(problem.gpu_name) is not None
+        return problem.device == "cuda" and not is_older and rung.backend in self.backends and not rung.devices
+
+    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+        """Inputs are saved in 16 bits as ever, and cast again in backward; weights are copied in 8 bits."""
+        compiles = any(technique.slot == "compiler" for technique in candidate.engine.techniques)
+        return replace(
+            terms,
+            weight_copy=1.0,
+            compute=terms.compute * (_COMPILED if compiles else _IN_PYTHON),
+            doubts=(*terms.doubts, (self.name, _DOUBT)),
+        )
+
+    def environment(self, world_size: int) -> dict[str, str]:
+        """accelerate reads these, also in the Trainer, which has no argument for FP8."""
+        return {"ACCELERATE_MIXED_PRECISION": self.name, **_WITH}
+
+    def accelerate_config(self) -> dict[str, Any]:
+        backend = {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": True}
+        return {"mixed_precision": self.name, "fp8_config": backend}
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """With `bf16` the Trainer would not ask the environment."""
+        return {"bf16": False}
+
+    def export(self, program: str) -> Export | str:
+        if program in ("axolotl", "llama-factory", "trl"):
+            return f"FP8 through {program} was not tried; use --for trainer, torchrun or accelerate"
+        return Export({})
+
+
+FP8 = Fp8()
