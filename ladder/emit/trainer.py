@@ -50,7 +50,7 @@ def trainer_arguments(
     for technique in settings.techniques:
         for name, value in technique.trainer_arguments().items():
             (optimizer if name in optimizer else arguments)[name] = value
-    precision = {settings.dtype: optimizer.pop(settings.dtype)}
+    precision: dict[str, Any] = {settings.dtype: optimizer.pop(settings.dtype)}
     arguments |= {**precision, "max_grad_norm": settings.gradient_clipping, **optimizer}
     if settings.learning_rate is not None:
         arguments["learning_rate"] = settings.learning_rate  # the Trainer compares it with the configuration's

@@ -74,7 +74,7 @@ class Fp8(Technique):
         """accelerate reads these, also in the Trainer, which has no argument for FP8."""
         return {"ACCELERATE_MIXED_PRECISION": self.name, **_WITH}
 
-    def accelerate_config(self) -> dict[str, Any]:
+    def accelerate_config(self, world_size: int) -> dict[str, Any]:
         backend = {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": True}
         return {"mixed_precision": self.name, "fp8_config": backend}
 
