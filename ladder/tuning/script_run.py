@@ -61,7 +61,7 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         on_each = " on each node" if settings.num_nodes > 1 else ""
         raise EnvironmentFaultError(f"{str(path)!r} is for {needed} GPUs{on_each}, and {visible} are visible here.")
     if settings.num_nodes > 1:
-        _require_nodes(path, settings.num_nodes, asked)
+        require_nodes(path, settings.num_nodes, asked)
     candidate = candidate_of(candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size)
     config = {key: value for key, value in document.items() if key != SECTION}
     own = section.get("script", {}).get("optimizer", "")
@@ -88,7 +88,7 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         tried.add(less.candidate.key)
 
 
-def _require_nodes(path: Path, num_nodes: int, asked: RunOptions) -> None:
+def require_nodes(path: Path, num_nodes: int, asked: RunOptions) -> None:
     """UsageError for what this copy on one of several nodes lacks, or cannot do."""
     if asked.step_down:
         raise UsageError("--step-down is for one node: the copies on several cannot choose together; leave it out.")
@@ -99,7 +99,7 @@ def _require_nodes(path: Path, num_nodes: int, asked: RunOptions) -> None:
         )
 
 
-def _meeting(num_nodes: int, ranks: int) -> list[str]:
+def meeting(num_nodes: int, ranks: int) -> list[str]:
     """Options of torchrun. On several nodes, the copies meet on the first."""
     if num_nodes == 1:
         return ["--standalone", "--nproc_per_node", str(ranks)]
@@ -136,7 +136,7 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
         )
         file = Path(folder) / "spec.json"
         file.write_text(spec.model_dump_json(), encoding="utf-8")
-        ranks = _meeting(settings.num_nodes, settings.ranks_of_a_node)
+        ranks = meeting(settings.num_nodes, settings.ranks_of_a_node)
         status = _run(
             [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "ladder.trial.script.start", str(file)],
             {**os.environ, **settings.environment},

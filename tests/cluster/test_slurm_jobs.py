@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
+from helpers import Bench, tiny_trial, wait_until
 from helpers.clusters import Slurm
 
 from ladder.emit import load_best_config
+from ladder.launch.jobs.launcher import JobsLauncher
+from ladder.launch.watch import now
 
 pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
 pytestmark = pytest.mark.cluster
@@ -56,8 +58,9 @@ def begun(slurm: Slurm, folder: Path, *options: str) -> Iterator[subprocess.Pope
         tune.wait()
 
 
-def wait_for_a_step(folder: Path) -> None:
-    wait_until(lambda: any("step" in file.read_text() for file in (folder / "run").glob("trials/*/rank1.jsonl")), 200)
+def wait_for_a_step(folder: Path, trial: str) -> None:
+    events = folder / "run" / "trials" / trial / "rank1.jsonl"
+    wait_until(lambda: events.exists() and '"step"' in events.read_text(), 200)
 
 
 def said(folder: Path) -> str:
@@ -89,7 +92,7 @@ def test_a_tune_that_is_ended_in_a_trial_ends_its_job(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
 ) -> None:
     with begun(slurm, tmp_path) as tune:
-        wait_for_a_step(tmp_path)
+        wait_for_a_step(tmp_path, "0001")
         tune.send_signal(number)
         tune.wait(timeout=30)
         require_no_job(slurm)
@@ -113,12 +116,19 @@ def test_a_tune_that_is_ended_while_its_job_waits_takes_it_out_of_the_queue_and_
     require_no_job(slurm)
 
 
-def test_a_trial_counts_no_time_that_its_job_waits(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 25", folder=tmp_path)
-    options = ["--rung", "zero2", "--micro-batch", "1", "--knobs", "0", "--time-budget", "20s"]
-    done = slurm.run(*TUNE, *ON_TWO, *options, folder=tmp_path, timeout=280)
-    assert "waits in the queue (Resources)" in done.stderr
-    assert done.returncode == 0, done.stderr
+def test_the_clock_of_a_trial_begins_when_its_job_runs(
+    slurm: Slurm, tmp_path: Path, jobs_bench: Callable[[int | None], AbstractContextManager[Bench]]
+) -> None:
+    with jobs_bench(1) as bench:
+        launcher = bench.launcher
+        assert isinstance(launcher, JobsLauncher)
+        launcher.close()  # the job that described the nodes
+        slurm.submit("--nodes=2", "--exclusive", "--wrap=sleep 20", folder=tmp_path)
+        asked, clock = now(), launcher.now()
+        run = bench.run(tiny_trial(tmp_path / "0001", 1))
+        assert run.stop is None
+        assert run.requested - asked > 10
+        assert launcher.now() - clock < now() - asked - 10
 
 
 def _cancel(slurm: Slurm, job: str, folder: Path) -> None:
@@ -144,16 +154,18 @@ def _lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
 def test_a_job_that_slurm_ends_costs_one_trial_and_is_told(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, end: Callable[[Slurm, str, Path], None], why: str
 ) -> None:
-    with begun(slurm, tmp_path, "--rung", "zero2", "--micro-batch", "1", "--knobs", "0") as tune:
-        wait_for_a_step(tmp_path)
+    with begun(slurm, tmp_path) as tune:
+        wait_for_a_step(tmp_path, "0001")
         first = job_of(slurm)
         end(slurm, first, tmp_path)
         wait_until(lambda: f"Slurm ended job {first} during the trial: {why}" in said(tmp_path), 60)
         slurm.run("scontrol", "update", "nodename=node2", "state=resume", folder=tmp_path)
-        assert tune.wait(timeout=280) == 0, said(tmp_path)
-    assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
-    require_no_job(slurm)
-    leaves_nothing()
+        wait_for_a_step(tmp_path, "0002")
+        assert job_of(slurm) != first
+        tune.send_signal(signal.SIGINT)
+        assert tune.wait(timeout=60) == 130
+        require_no_job(slurm)
+        leaves_nothing()
 
 
 @pytest.mark.parametrize(

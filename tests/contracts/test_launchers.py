@@ -40,13 +40,13 @@ def bench_on_paper() -> Bench:
 
 @pytest.fixture(scope="module")
 def bench_of_a_job(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> Iterator[Bench]:
-    with jobs_bench(trials=None) as bench:
+    with jobs_bench(None) as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
 def bench_of_jobs(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> Iterator[Bench]:
-    with jobs_bench(trials=1) as bench:
+    with jobs_bench(1) as bench:
         yield bench
 
 

@@ -136,6 +136,28 @@ def test_only_later_tasks_of_a_step_are_extra_copies(changes: dict[str, str], is
     assert (said_to_extra_copy({**STEP, **changes}) is not None) is is_extra
 
 
+@pytest.mark.parametrize(("number", "is_extra"), [("0", False), ("1", True)])
+def test_of_an_answer_for_several_nodes_the_first_copy_on_each_works(number: str, is_extra: bool) -> None:
+    step = {**STEP, "SLURM_PROCID": "3", "SLURM_LOCALID": number}
+    assert (said_to_extra_copy(step, of_each_node=True) is not None) is is_extra
+
+
+def test_further_options_of_sbatch_are_lines_of_the_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--job-option", "constraint=a100", "--job-option", "exclusive", "--account", "me"]
+    assert main(["sbatch", "tiny-llama", *words]) == 0
+    written = capsys.readouterr().out
+    assert "#SBATCH --constraint=a100\n#SBATCH --exclusive\n" in written
+    assert "#SBATCH --account=me\n" in written
+    (tune,) = [line for line in written.splitlines() if line.startswith("ladder tune")]
+    assert "--account" not in tune
+    assert "--job-option" not in tune
+
+
+def test_a_job_that_would_submit_jobs_is_not_written(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sbatch", "tiny-llama", "--launcher", "slurm-jobs"]) == 2
+    assert "`ladder tune` itself submits those of --launcher slurm-jobs" in capsys.readouterr().err
+
+
 def test_an_extra_copy_ends_at_once_and_a_plan_works(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +29,10 @@ _TICK_SECONDS = 0.1
 """Between two looks at whether the user interrupts. Chosen."""
 _TELL_SECONDS = 5.0
 """A job that waits for less is not worth a sentence. Chosen."""
-_AGAIN_SECONDS = 600.0
+_REPEAT_SECONDS = 600.0
 """Between two sentences about a job that waits for the same reason. Chosen."""
+_AGAIN_SECONDS = 1.0
+"""Between two questions about a job that is ending. Chosen."""
 _ANSWER_SECONDS = 60.0
 """For Slurm to say how a job ended. Chosen: it gives processes 30 s to end (KillWait) before the job is over."""
 _END_SECONDS = 20.0
@@ -134,7 +137,7 @@ class Job:
                 )
             why = self.reason if self.state == "PENDING" else self.state
             is_late = now() - began > _TELL_SECONDS
-            if why and is_late and not self.runs and (why != told or now() - told_at > _AGAIN_SECONDS):
+            if why and is_late and not self.runs and (why != told or now() - told_at > _REPEAT_SECONDS):
                 told, told_at = why, now()
                 self._note(f"Slurm job {self.number} waits in the queue ({why}); no time is counted until it runs.")
         return now() - began
@@ -164,7 +167,7 @@ class Job:
         """The state in which Slurm ended it; empty if it still runs."""
         deadline = now() + _ANSWER_SECONDS
         while not is_over(self.asked_now()) and not self.runs and now() < deadline and not self._cancelled():
-            pass
+            time.sleep(_AGAIN_SECONDS)
         return self.state if is_over(self.state) else ""
 
     def close(self) -> None:
