@@ -20,6 +20,7 @@ from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import HYBRID, Hybrid
 from ladder.techniques.keys import candidate_of, engine_named
 from ladder.trial.steps import accumulate_seconds
+from ladder.tuning.parity import as_parity_candidate, as_plain
 from ladder.tuning.trial_request import engine_config
 
 LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
@@ -126,6 +127,16 @@ def test_a_step_without_accumulation_has_a_trial_of_its_own_because_the_copies_a
         config = engine_config(LLAMA, candidates, 16, None)
         assert config["gradient_accumulation_steps"] == accumulation
         assert config["zero_optimization"]["zero_hpz_partition_size"] == 8
+
+
+def test_losses_are_compared_after_equally_many_micro_steps() -> None:
+    for size, accumulation in ((1, 2), (4, 2)):
+        candidate = of(f"zero3+hpz=8 ckpt=on mb={size}")
+        for each in (as_parity_candidate(candidate), as_plain(candidate)):
+            assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == accumulation
+    alone = replace(of("zero3+hpz=8 ckpt=on mb=1"), accumulation=1)
+    for each in (as_parity_candidate(alone), as_plain(alone)):
+        assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == 1
 
 
 def test_a_first_micro_step_that_differs_counts_once() -> None:
