@@ -17,6 +17,7 @@ from ladder.runs.history import History
 from ladder.search.policy import exhaustive
 from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import Hybrid
+from ladder.trial.techniques import techniques_of
 from ladder.tuning.parity import compare, losses_of, parity_trial
 from ladder.tuning.tune_events import TrialBegins, TuneEvent
 from ladder.tuning.tuner import Tuner
@@ -91,6 +92,7 @@ def test_a_tune_over_two_nodes_compares_the_losses_of_an_engine_with_copies_and_
     compared = [spec for spec in begun if spec.parity]
     assert [spec.deepspeed["zero_optimization"].get("zero_hpz_partition_size") for spec in compared] == [None, 2]
     assert {spec.deepspeed["gradient_accumulation_steps"] for spec in compared} == {2}
+    assert [technique.first_differs for technique in techniques_of(begun[0])] == [HPZ.first_differs]
     assert not any("not compared" in warning for warning in proofs[0].warnings)
 
 
