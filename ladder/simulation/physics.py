@@ -79,6 +79,8 @@ _CORE_BYTES, _NODE_BYTES = 5e9, 350e9
 _PIN_BYTES, _PAGE_BYTES = 10e9, 8e9
 """Bytes per second of pinning host memory, and of touching it for the first time, by one rank (measured:
 benchmarks/results/1xh200-pinning). The ranks of a node together are at most four times as fast (chosen)."""
+_NO_KNOBS = {"stage", "zero_hpz_partition_size"}
+"""What a configuration says beside knobs: the rung, and a technique."""
 _CONTEXT, _NCCL = 0.8 * GIB, 0.7 * GIB
 
 Device = Literal["cuda", "cpu"]
@@ -145,7 +147,7 @@ class Physics:
             return Engine(plain_rung(config.get("fsdp")), (), techniques)
         zero = config["zero_optimization"]
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
-        knobs = {name: value for name, value in zero.items() if name != "stage" and not isinstance(value, dict)}
+        knobs = {name: value for name, value in zero.items() if name not in _NO_KNOBS and not isinstance(value, dict)}
         rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in rungs:
             if engine_knobs(self._workload, Engine(rung)) == knobs:

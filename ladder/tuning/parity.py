@@ -25,6 +25,9 @@ _VOCABULARY = 32_768
 """The most rows of the embeddings. Chosen: 150,000, with their gradients and states, exceed a small GPU's memory."""
 _TOKENS = 4096
 """The most tokens of a sequence: the plain engine has no memory for a long one. Measured: 8,192 took 10 GiB."""
+_MICRO_STEPS = 2
+"""The most in an optimizer step. Chosen: with two, gradients accumulate. Without this limit, a trial of an engine whose
+first micro-step differs would have three, and one of the plain engine two, so their losses would not be comparable."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
 _STEPS_OF_ADAPTERS = _STEPS.model_copy(update={"minimum": 8, "maximum": 8})
 """Chosen: the losses of adapters on two matrices fell by less than `_FALLS` in four steps."""
@@ -47,8 +50,9 @@ class Parity:
 
 
 def as_parity_candidate(candidate: Candidate) -> Candidate:
-    """`candidate` with micro-batch 1, which fits with the plain engine too."""
-    return replace(candidate, micro_batch=1, accumulation=candidate.accumulation * candidate.micro_batch)
+    """`candidate` with micro-batch 1, which fits with the plain engine too, and as many micro-steps as that has."""
+    sequences = candidate.accumulation * candidate.micro_batch
+    return replace(candidate, micro_batch=1, accumulation=min(_MICRO_STEPS, sequences))
 
 
 def as_plain(candidate: Candidate) -> Candidate:

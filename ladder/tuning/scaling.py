@@ -240,11 +240,7 @@ def _space(
 ) -> Space:
     """What a tune of `count` GPUs would search, without NVMe."""
     choices = TechniqueChoices(switches=options.switches, allow=options.allow)
-    return space_on(workload, _machine(options, paper, runs, count), choices)
-
-
-def space_on(workload: Workload, machine: Machine, choices: TechniqueChoices) -> Space:
-    """What a tune on `machine` would search, without NVMe."""
+    machine = _machine(options, paper, runs, count)
     rungs = [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if "nvme" not in rung.devices]
     return make_space(
         problem_of(workload, machine),

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import TINY, Bench, tiny_trial
+from helpers import TINY, Bench, space_on, tiny_trial
+from helpers.tunes import TWO_RANKS
 
 from ladder.candidates import RUNGS_BY_NAME, Engine, Technique
 from ladder.events.protocol import DoneEvent, FailedEvent, PhaseEvent, TrialSpec
-from ladder.techniques.hpz import Hpz
+from ladder.runs.history import History
+from ladder.search.policy import exhaustive
+from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import Hybrid
+from ladder.trial.techniques import techniques_of
 from ladder.tuning.parity import compare, losses_of, parity_trial
+from ladder.tuning.tune_events import TrialBegins, TuneEvent
+from ladder.tuning.tuner import Tuner
 from ladder.workload.lora import Lora
+from ladder.workload.workload import Workload
 
 RANKS, OF_A_NODE = 4, 2
 
@@ -52,6 +60,40 @@ def test_adapters_train_alike_where_the_copies_of_frozen_weights_stay(warm_bench
     usual = losses(warm_bench, trial(tmp_path / "0001", "zero1", lora=adapters))
     own = losses(warm_bench, trial(tmp_path / "0002", "zero3", Hpz(OF_A_NODE), lora=adapters))
     assert compare(own, usual, Engine(RUNGS_BY_NAME["zero3"])).agrees is True
+
+
+def test_a_tune_over_two_nodes_compares_the_losses_of_an_engine_with_copies_and_proves_it(
+    warm_bench: Bench, tmp_path: Path
+) -> None:
+    workload = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=16)
+    machine = replace(TWO_RANKS, world_size=RANKS, num_nodes=RANKS // OF_A_NODE)
+    space, unsupported = space_on(workload, machine, [RUNGS_BY_NAME["zero3"]], (1,), techniques=[HPZ])
+    copies = replace(space, engines=tuple(engine for engine in space.engines if engine.has(HPZ)))
+    begun: list[TrialSpec] = []
+
+    def listen(event: TuneEvent) -> None:
+        if isinstance(event, TrialBegins):
+            begun.append(event.spec)
+
+    with History(tmp_path, "abc", {}) as history:
+        result = Tuner(
+            workload=workload,
+            machine=machine,
+            space=copies,
+            unsupported=unsupported,
+            history=history,
+            launcher=warm_bench.launcher,
+            tell=listen,
+            parity=True,
+        ).tune(exhaustive)
+    proofs = [record for record in result.records if record.purpose == "proof"]
+    assert [record.outcome.kind for record in proofs] == ["fits"]
+    assert proofs[0].candidate_key.startswith("zero3+hpz=2 ")
+    compared = [spec for spec in begun if spec.parity]
+    assert [spec.deepspeed["zero_optimization"].get("zero_hpz_partition_size") for spec in compared] == [None, 2]
+    assert {spec.deepspeed["gradient_accumulation_steps"] for spec in compared} == {2}
+    assert [technique.first_differs for technique in techniques_of(begun[0])] == [HPZ.first_differs]
+    assert not any("not compared" in warning for warning in proofs[0].warnings)
 
 
 def test_a_rank_whose_deepspeed_keeps_no_copy_says_so(warm_bench: Bench, tmp_path: Path) -> None:

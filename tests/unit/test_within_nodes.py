@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, problem_for
+from helpers import TINY, bundled_workload, problem_for, tiny_trial
 from helpers.scripts import make_script, script_workload
 
 from ladder.backends.base import Moment, StepTerms
 from ladder.backends.registry import backend_of
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, engines_having
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Technique, engines_having
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.search.speed import predict_speed
 from ladder.simulation.paper_machine import read_machine
@@ -20,7 +21,9 @@ from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import HYBRID, Hybrid
 from ladder.techniques.keys import candidate_of, engine_named
 from ladder.trial.steps import accumulate_seconds
+from ladder.tuning.parity import as_parity_candidate, as_plain
 from ladder.tuning.trial_request import engine_config
+from ladder.workload.workload import Workload
 
 LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 P = LLAMA.model.num_parameters
@@ -117,6 +120,13 @@ def test_the_simulator_agrees_by_its_own_account_that_both_are_faster_between_no
     assert guesses[1] > guesses[0]
 
 
+@pytest.mark.parametrize(("rung", "technique"), [("zero3", Hpz(2)), ("fsdp2", Hybrid(2))])
+def test_the_simulator_reads_the_engine_from_a_trial(tmp_path: Path, rung: str, technique: Technique) -> None:
+    workload = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=8)
+    spec = tiny_trial(tmp_path, 1, rung=rung, technique=technique, ranks=4)
+    assert Physics(PAPER, workload, 4).engine_of(spec) == Engine(RUNGS_BY_NAME[rung]).having(technique)
+
+
 def test_a_step_without_accumulation_has_a_trial_of_its_own_because_the_copies_are_new_in_it() -> None:
     once, twice, often = (of(f"zero3+hpz=8 ckpt=on mb={size}") for size in (4, 2, 1))
     assert (once.accumulation, twice.accumulation, often.accumulation) == (1, 2, 4)
@@ -126,6 +136,16 @@ def test_a_step_without_accumulation_has_a_trial_of_its_own_because_the_copies_a
         config = engine_config(LLAMA, candidates, 16, None)
         assert config["gradient_accumulation_steps"] == accumulation
         assert config["zero_optimization"]["zero_hpz_partition_size"] == 8
+
+
+def test_losses_are_compared_after_equally_many_micro_steps() -> None:
+    for size, accumulation in ((1, 2), (4, 2)):
+        candidate = of(f"zero3+hpz=8 ckpt=on mb={size}")
+        for each in (as_parity_candidate(candidate), as_plain(candidate)):
+            assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == accumulation
+    alone = replace(of("zero3+hpz=8 ckpt=on mb=1"), accumulation=1)
+    for each in (as_parity_candidate(alone), as_plain(alone)):
+        assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == 1
 
 
 def test_a_first_micro_step_that_differs_counts_once() -> None:
