@@ -23,7 +23,7 @@ _COMPILED, _IN_PYTHON = 0.8, 1.1
 compiled (docs.pytorch.org/ao); otherwise scaling and casting are kernels of their own. The second is chosen."""
 _DOUBT = 0.25
 """Of these, as a logarithm. Chosen: nothing was measured on a GPU, and small products are no faster."""
-_SETTINGS = {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": False}
+_SETTINGS: dict[str, str | bool] = {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": False}
 """accelerate's `fp8_config`. Gathering in FP8 makes weights of a class of torchao's that safetensors cannot save: with
 DDP, a Trainer's first checkpoint fails (torchao 0.18, transformers 5.23)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import TINY, Bench, tiny_trial
@@ -18,7 +19,7 @@ from ladder.workload.workload import Workload
 pytest.importorskip("torchao")
 
 
-def fp8_trial(folder: Path, name: str, **changes: object) -> TrialSpec:
+def fp8_trial(folder: Path, name: str, **changes: Any) -> TrialSpec:
     engine = engine_named(name)
     workload = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=4)
     told = {

@@ -123,6 +123,7 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
         "compile-whole": False,
         "bf16-states": False,
         "adam-8bit": False,
+        "fp8": False,
         "ulysses": False,
         "bind-cores": False,
         "checkpointing": "on",

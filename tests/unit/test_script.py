@@ -325,7 +325,7 @@ def test_output_folders_of_a_command_lead_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit", "bind-cores"]),
+        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit", "fp8", "bind-cores"]),
         ("accelerate", ["bf16-states", "bind-cores"]),
         ("deepspeed", ["bf16-states", "bind-cores"]),
     ],
