@@ -89,6 +89,10 @@ class Backend(ABC):
     ) -> dict[str, Any]:
         """The backend's configuration, for trials and for training. ValueError for an NVMe rung without `nvme_path`."""
 
+    def environment(self, engine: Engine) -> dict[str, str]:
+        """Environment variables that training needs, besides those of its techniques."""
+        return {}
+
     @abstractmethod
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         """The knobs of `engine` and their values."""

@@ -95,7 +95,7 @@ class Terms:
     owners: int = 0
     """Ranks that divide weights and states among themselves; 0 for all ranks."""
     weight_copy: float = 2.0
-    """Bytes of a weight as a product takes it, where weights are stored in fp32."""
+    """Bytes of the copy that autocast saves of a block's weight."""
     doubts: tuple[tuple[str, float], ...] = ()
     """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
     loss_doubt: tuple[str, float] = ("logits", 0.12)

@@ -65,8 +65,9 @@ def launch_environment(answer: Answer) -> dict[str, str]:
 
     Without OMP_NUM_THREADS, torchrun gives every rank one thread, and an optimizer step on the CPU is very slow.
     """
-    environment = {"OMP_NUM_THREADS": str(answer.host_threads)}
-    for technique in answer.candidate.engine.techniques:
+    engine = answer.candidate.engine
+    environment = {"OMP_NUM_THREADS": str(answer.host_threads), **backend_of(engine.rung).environment(engine)}
+    for technique in engine.techniques:
         environment |= technique.environment(answer.world_size)
     if answer.device == "cuda":
         return environment | answer.allocator

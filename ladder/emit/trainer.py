@@ -46,12 +46,11 @@ def trainer_arguments(
         way = settings.way_of_checkpointing
         arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **(way.trainer_options() if way else {})}
     # What a technique says of these comes last.
-    optimizer = {settings.dtype: True, **_optimizer(settings)}
+    last: dict[str, Any] = {settings.dtype: True, "max_grad_norm": settings.gradient_clipping} | _optimizer(settings)
     for technique in settings.techniques:
         for name, value in technique.trainer_arguments().items():
-            (optimizer if name in optimizer else arguments)[name] = value
-    precision: dict[str, Any] = {settings.dtype: optimizer.pop(settings.dtype)}
-    arguments |= {**precision, "max_grad_norm": settings.gradient_clipping, **optimizer}
+            (last if name in last else arguments)[name] = value
+    arguments |= last
     if settings.learning_rate is not None:
         arguments["learning_rate"] = settings.learning_rate  # the Trainer compares it with the configuration's
     if settings.device == "cpu":

@@ -23,11 +23,9 @@ _COMPILED, _IN_PYTHON = 0.8, 1.1
 compiled (docs.pytorch.org/ao); otherwise scaling and casting are kernels of their own. The second is chosen."""
 _DOUBT = 0.25
 """Of these, as a logarithm. Chosen: nothing was measured on a GPU, and small products are no faster."""
-_WITH = {
-    "ACCELERATE_FP8_BACKEND": "AO",
-    "ACCELERATE_FP8_PAD_INNER_DIM": "true",
-    "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true",
-}
+_SETTINGS: dict[str, str | bool] = {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": False}
+"""accelerate's `fp8_config`. Gathering in FP8 makes weights of a class of torchao's that safetensors cannot save: with
+DDP, a Trainer's first checkpoint fails (torchao 0.18, transformers 5.23)."""
 
 
 class Fp8(Technique):
@@ -61,22 +59,22 @@ class Fp8(Technique):
         return problem.device == "cuda" and not is_older and rung.backend in self.backends and not rung.devices
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """Inputs are saved in 16 bits as ever, and cast again in backward; weights are copied in 8 bits."""
+        """Inputs are saved in 16 bits as ever, and cast once more in backward; of weights no copy is saved."""
         compiles = any(technique.slot == "compiler" for technique in candidate.engine.techniques)
         return replace(
             terms,
-            weight_copy=1.0,
+            weight_copy=0.0,
             compute=terms.compute * (_COMPILED if compiles else _IN_PYTHON),
             doubts=(*terms.doubts, (self.name, _DOUBT)),
         )
 
     def environment(self, world_size: int) -> dict[str, str]:
         """accelerate reads these, also in the Trainer, which has no argument for FP8."""
-        return {"ACCELERATE_MIXED_PRECISION": self.name, **_WITH}
+        settings = {f"ACCELERATE_FP8_{name.upper()}": _as_text(value) for name, value in _SETTINGS.items()}
+        return {"ACCELERATE_MIXED_PRECISION": self.name, **settings}
 
     def accelerate_config(self, world_size: int) -> dict[str, Any]:
-        backend = {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": True}
-        return {"mixed_precision": self.name, "fp8_config": backend}
+        return {"mixed_precision": self.name, "fp8_config": dict(_SETTINGS)}
 
     def trainer_arguments(self) -> dict[str, Any]:
         """With `bf16` the Trainer would not ask the environment."""
@@ -86,6 +84,10 @@ class Fp8(Technique):
         if program in ("axolotl", "llama-factory", "trl"):
             return f"FP8 through {program} was not tried; use --for trainer, torchrun or accelerate"
         return Export({})
+
+
+def _as_text(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
 
 
 FP8 = Fp8()

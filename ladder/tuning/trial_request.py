@@ -136,8 +136,10 @@ def rank_modules_of(engine: Engine) -> tuple[str, ...]:
 
 
 def environment_of(engine: Engine, world_size: int) -> dict[str, str]:
-    """Variables that the techniques of `engine` need."""
-    return {name: value for technique in engine.techniques for name, value in technique.environment(world_size).items()}
+    """Variables that `engine` needs."""
+    of_techniques = [technique.environment(world_size) for technique in engine.techniques]
+    parts = [backend_of(engine.rung).environment(engine), *of_techniques]
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def trial_deadlines(workload: Workload, engine: Engine) -> Deadlines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -68,6 +69,17 @@ def test_the_launch_script_has_the_trainer_compile_what_was_measured(tmp_path: P
         assert math.isfinite(seen["loss"])
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
+def test_the_launch_script_has_the_trainer_compute_in_fp8(tmp_path: Path) -> None:
+    usual = plain_answer("ddp", device="cpu", gpu_name=None)
+    in_fp8 = replace(usual, candidate=replace(usual.candidate, engine=engine_named("ddp+fp8")))
+    for seen in trained(in_fp8, tmp_path):
+        assert {"model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj"} <= set(seen["float8"])
+        assert "lm_head" not in seen["float8"]
+        assert seen["weights"] == "torch.float32"
+        assert math.isfinite(seen["loss"])
+
+
 @pytest.mark.parametrize(
     ("rung", "reshards", "offloads"),
     [("fsdp2", True, False), ("fsdp2+no-reshard", False, False), ("fsdp2+cpu", True, True)],
@@ -83,6 +95,8 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
     assert read.fsdp_config["fsdp_version"] == 2
     assert read.fsdp_config["fsdp_reshard_after_forward"] is reshards
     assert read.fsdp_config["fsdp_offload_params"] is offloads
+    launch = paths.launch.read_text()
+    assert f"export FSDP_OFFLOAD_PARAMS={str(offloads).lower()}" in launch, "torchrun alone starts no gloo otherwise"
     assert yaml.safe_load(paths.accelerate.read_text())["mixed_precision"] == "bf16"
     words = json.loads(paths.trainer.read_text()) | {"bf16": False, "output_dir": str(tmp_path)}  # no GPU here
     told = TrainingArguments(**words).fsdp_plugin_args

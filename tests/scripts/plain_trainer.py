@@ -28,6 +28,7 @@ report = {
     "steps": trainer.state.global_step,
     "loss": done.training_loss,
     "cores": sorted(os.sched_getaffinity(0)),
+    "float8": [name for name, each in trainer.model.named_modules() if type(each).__name__ == "Float8Linear"],
     "compiled": [name for name, each in trainer.model_wrapped.named_modules() if hasattr(each, "_orig_mod")],
 }
 (out / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.base import Backend, Device, Moment, StepTerms
-from ladder.backends.plain.config import plain_config
+from ladder.backends.plain.config import fsdp_environment, plain_config
 from ladder.backends.plain.moments import moments_of, on_host
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.candidates import Candidate, Engine, Rung
@@ -45,6 +45,9 @@ class Plain(Backend):
         nvme_path: Path | None,
     ) -> dict[str, Any]:
         return plain_config(workload, engine, micro_batch=micro_batch, accumulation=accumulation)
+
+    def environment(self, engine: Engine) -> dict[str, str]:
+        return fsdp_environment(engine.rung)
 
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.candidates import Engine
+from ladder.candidates import Engine, Rung
 from ladder.workload.workload import Workload
 
 FSDP = "fsdp"
@@ -21,6 +21,20 @@ def plain_config(workload: Workload, engine: Engine, *, micro_batch: int, accumu
     if engine.rung.stage == 0:
         return config
     return config | {FSDP: _fsdp_settings(workload, engine)}
+
+
+def fsdp_environment(rung: Rung) -> dict[str, str]:
+    """What accelerate's own launcher says too, for a start without it: accelerate then has gloo beside NCCL for tensors
+    on the host, and transformers loads the weights on one rank. The Trainer's arguments come too late for both.
+    """
+    if rung.stage == 0:
+        return {}
+    return {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_OFFLOAD_PARAMS": str(rung.offload_param == "cpu").lower(),
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    }
 
 
 def one_rank_loads(workload: Workload, engine: Engine) -> bool:

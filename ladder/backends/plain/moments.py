@@ -77,8 +77,7 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
     )
-    copy = terms_of(workload, candidate, world_size).weight_copy if weights.is_whole else 2.0
-    live, buffers = _gathered(workload, keeps=rung.stage == 2, copy=copy)
+    live, buffers = _gathered(workload, keeps=rung.stage == 2)
     accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
     held = replace(rest, gradients=accumulated, buffers=buffers)
     tied_head = workload.model.vocab_size * workload.model.hidden_size if workload.model.tied else 0.0
@@ -87,17 +86,16 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     return _passes(rest, held, acts, 0.0, live, first=first, gradients=max(accumulated, step), step=step)
 
 
-def _gathered(workload: Workload, *, keeps: bool, copy: float) -> tuple[dict[str, float], float]:
+def _gathered(workload: Workload, *, keeps: bool) -> tuple[dict[str, float], float]:
     """Bytes of gathered parameters at each moment, and of the buffers of reductions.
 
-    `keeps`: gathered parameters stay from forward to backward. `copy`: bytes of a gathered parameter of a block.
+    `keeps`: gathered parameters stay from forward to backward.
     """
     weights, model = workload.weights, workload.model
     head = 2.0 * model.vocab_size * model.hidden_size
     outside = 2.0 * max(0, model.num_parameters - model.num_layers * model.num_block_parameters)
-    blocks = (weights.bytes_held - outside) * copy / 2.0
-    block = blocks / model.num_layers
-    whole, tied = outside + blocks if keeps else 0.0, head if model.tied else 0.0
+    block = (weights.bytes_held - outside) / model.num_layers
+    whole, tied = weights.bytes_held if keeps else 0.0, head if model.tied else 0.0
     live = {
         "forward": whole + block if whole else tied + 2 * block,
         "loss": (whole or head) + (block if model.tied else head),

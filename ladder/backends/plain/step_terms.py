@@ -37,8 +37,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     gather = 0.0
     if rung.stage > 0:
         passes = 2.0 if rung.stage == 3 else 1.0
-        moved = weights.bytes_held * known.weight_copy / 2.0 * over_links * passes
-        gather = max(moved, _HOOKS * machine.host_seconds * model.num_layers)
+        gather = max(weights.bytes_held * over_links * passes, _HOOKS * machine.host_seconds * model.num_layers)
     share = weights.trained / (owners if rung.stage > 0 else 1)
     update = _OF_UPDATE * share / machine.device_bytes
     if rung.offload_param == "cpu":
