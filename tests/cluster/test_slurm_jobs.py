@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers import Bench, tiny_trial, wait_until
 from helpers.clusters import Slurm
 
 from ladder.emit import load_best_config
+from ladder.launch.jobs import files
 from ladder.launch.jobs.launcher import JobsLauncher
 from ladder.launch.watch import now
 
@@ -96,6 +98,16 @@ def test_a_tune_that_is_ended_in_a_trial_ends_its_job(
         tune.send_signal(number)
         tune.wait(timeout=30)
         require_no_job(slurm)
+        leaves_nothing()
+
+
+def test_a_job_whose_login_node_is_gone_ends_itself(slurm: Slurm, tmp_path: Path, leaves_nothing: Check) -> None:
+    with begun(slurm, tmp_path) as tune:
+        wait_for_a_step(tmp_path, "0001")
+        process = psutil.Process(tune.pid)
+        for each in [*process.children(recursive=True), process]:
+            each.kill()
+        wait_until(lambda: jobs_in_queue(slurm) == [], files.SILENT_SECONDS + 30)
         leaves_nothing()
 
 
