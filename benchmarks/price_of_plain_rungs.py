@@ -28,8 +28,8 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.belief import believe
 from ladder.search.policy import auto
+from ladder.search.space import of_backend
 from ladder.simulation.physics import Physics
-from ladder.tuning.in_turn import of_backend
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,8 @@ def _print(made: Plan, space: Space) -> None:
         f"Expected winner: {values['rung']} with checkpointing {values['checkpointing']} and micro-batch "
         f"{values['micro_batch']}, about {values['tokens_per_second']:,} tokens/s.",
     )
-    _say(console, f"A tune would take {_minutes(made.least_seconds, made.most_seconds)}.")
+    if made.tune is not None:
+        _say(console, f"A tune would take {made.tune.sentence()}.")
 
 
 def _table(made: Plan, columns: Mapping[str, str]) -> Table:
@@ -159,9 +160,3 @@ def _width(console: Console, table: Table) -> int:
 def _say(console: Console, text: str) -> None:
     """Print a paragraph: on one line in a file, wrapped on a terminal."""
     console.print(text, soft_wrap=not console.is_terminal, markup=False, highlight=False)
-
-
-def _minutes(least: float, most: float) -> str:
-    """A range of seconds in whole minutes; one number if both ends are the same."""
-    first, last = (max(1, round(seconds / 60)) for seconds in (least, most))
-    return f"about {counted(last, 'minute')}" if first == last else f"about {first} to {last} minutes"

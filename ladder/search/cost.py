@@ -26,6 +26,9 @@ _MOST_STEPS = 12
 """Steps after which timing ends in any case. Derived: `StepPolicy.maximum`."""
 _WARM_UP = 2
 """Untimed optimizer steps of a first candidate. Derived: `StepPolicy.warmup`."""
+COMPARISONS = 2
+"""Trials that compare losses before a proof: one of the answer, one of the engine that it is compared with. Derived:
+`tuning.parity`."""
 _COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
 """Of a trial that compares losses. Derived: `tuning.parity`."""
 _COMPARED_AGAINST = "zero1"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ladder.candidates import Candidate, Engine, Rung
+from ladder.search.auto import auto
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
-from ladder.search.cost import MOST_TRIALS, usual_seconds
+from ladder.search.cost import COMPARISONS
 from ladder.search.memory import predict_memory
+from ladder.search.rehearsal import Price, price
 from ladder.search.space import Space
 
 SURE = 0.99
@@ -35,17 +36,16 @@ class Plan:
     """All rungs, and how long a tune would take."""
 
     rungs: tuple[RungPlan, ...]
-    least_seconds: float
-    """If two trials are enough; the proof is included."""
-    most_seconds: float
-    """If the five most promising engines are tried."""
+    tune: Price | None
+    """Of a tune with the default strategy; None if nothing is predicted to fit."""
 
 
 def plan(space: Space, gpus_per_node: int | None = None) -> Plan:
     """The plan for `space`. With `gpus_per_node`, host memory grows with the nodes; None: all GPUs share it."""
     belief = believe(space, ())
     rows = [_rung_plan(engine, space, belief, gpus_per_node) for engine in space.engines]
-    return Plan(rungs=tuple(rows), **_price(rows))
+    may_fit = any(row.fits != "no" for row in rows)
+    return Plan(rungs=tuple(rows), tune=price(space, auto, comparisons=COMPARISONS) if may_fit else None)
 
 
 def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int | None) -> RungPlan:
@@ -83,18 +83,3 @@ def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None
 def num_nodes(world_size: int, gpus_per_node: int | None) -> int:
     """The number of nodes; one if the number of GPUs per node is unknown."""
     return 1 if gpus_per_node is None else -(-world_size // gpus_per_node)
-
-
-def _price(rows: Sequence[RungPlan]) -> dict[str, float]:
-    """Seconds of a tune: a trial for each engine that may be the fastest, and the proof."""
-    possible = [row for row in rows if row.fits != "no"]
-    if not possible:
-        return {"least_seconds": 0.0, "most_seconds": 0.0}
-    best = max(row.outlook.speed.tokens_per_second for row in possible)
-    rivals = sorted(
-        (row for row in possible if row.outlook.optimistic >= best),
-        key=lambda row: row.outlook.speed.tokens_per_second,
-        reverse=True,
-    )[:MOST_TRIALS]
-    seconds = [usual_seconds(row.outlook) for row in rivals]
-    return {"least_seconds": sum(seconds[:2]) + seconds[0], "most_seconds": sum(seconds) + max(seconds)}

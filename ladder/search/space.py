@@ -106,6 +106,11 @@ class Space(Problem):
         return expected_peak(self.workload, candidate, world_size=self.world_size, device=device)
 
 
+def of_backend(space: Space, backend: str) -> Space:
+    """`space` with the engines of one backend."""
+    return replace(space, engines=tuple(each for each in space.engines if each.rung.backend == backend))
+
+
 class _Candidates(dict[str, Candidate]):
     """A space's candidates by key. Candidates with other knobs are not in the space, but can be looked up too."""
 

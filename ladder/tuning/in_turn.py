@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ladder.search.decisions import Strategy
 from ladder.search.policy import answer
-from ladder.search.space import Space
+from ladder.search.space import Space, of_backend
 from ladder.tuning.tuner import Tuner, TuneResult
 
 MakeTuner = Callable[[Space, float, int], Tuner]
@@ -28,8 +28,3 @@ def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_tri
         return first
     whole = tuner(space, first.seconds, 0).tune(strategy)
     return replace(whole, answer=answer(whole.records))
-
-
-def of_backend(space: Space, backend: str) -> Space:
-    """`space` with the engines of one backend."""
-    return replace(space, engines=tuple(each for each in space.engines if each.rung.backend == backend))

@@ -154,8 +154,9 @@ def as_json(made: Plan, space: Space) -> dict[str, Any]:
         "global_batch_size": space.workload.global_batch_size,
         "rungs": [rung_row(row) for row in made.rungs],
         "expected_winner": rung_row(winner)["rung"] if winner is not None else None,
-        "tune_seconds": [round(made.least_seconds), round(made.most_seconds)],
-        "remedies": None if made.most_seconds else _remedies(space),
+        "tune_seconds": round(made.tune.seconds) if made.tune else None,
+        "tune_trials": made.tune.trials if made.tune else None,
+        "remedies": None if made.tune else _remedies(space),
     }
 
 

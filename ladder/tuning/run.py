@@ -24,8 +24,11 @@ from ladder.report.run_data import ReportedRun
 from ladder.report.writing import write_reports
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_to_dict
+from ladder.search.cost import COMPARISONS
+from ladder.search.decisions import Strategy
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import STRATEGIES, faster_without_deepspeed
+from ladder.search.rehearsal import in_words, price
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
 from ladder.tuning.answering import answer_of
@@ -227,7 +230,20 @@ def _search_at(
         )
 
     strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
+    if not on_paper and not relevant(space, history.records):  # the trial server is importing its packages meanwhile
+        _say_price(space, strategy, options.time_budget, tell)
     return tune_in_turn(tuner, space, strategy, knob_trials=num_knobs)
+
+
+def _say_price(space: Space, strategy: Strategy, time_budget: float | None, tell: Subscriber) -> None:
+    """Say how long the tune will take before its first trial."""
+    found = price(space, strategy, comparisons=COMPARISONS)
+    if found is None:
+        return
+    if time_budget is None or found.seconds <= time_budget:
+        tell(Note(f"The tune will take {found.sentence()}."))
+    else:
+        tell(Note(f"A whole search would take {found.sentence()}. The time budget is {in_words(time_budget)}."))
 
 
 def _require_within_reach(prepared: _Prepared) -> None:

@@ -16,7 +16,7 @@ from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.search.auto import hopeful_engines
 from ladder.search.belief import believe
-from ladder.search.cost import expected_seconds
+from ladder.search.cost import COMPARISONS, expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
@@ -168,7 +168,7 @@ class Tuner:
             return None
         return TimeLeft(
             seconds=self.time_budget - self.after - self._seconds(),
-            comparisons=(1 if self._plain_losses else 2) if self.parity else 0,
+            comparisons=COMPARISONS - bool(self._plain_losses) if self.parity else 0,
             taken=self.history.trial_seconds(records),
         )
 

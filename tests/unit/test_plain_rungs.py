@@ -20,10 +20,10 @@ from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.machine.machine import operators_of, unsupported_reason
 from ladder.search.policy import answer, faster_without_deepspeed
+from ladder.search.space import of_backend
 from ladder.techniques.liger import LIGER
 from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.declaring import checked
-from ladder.tuning.in_turn import of_backend
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
 from ladder.workload.lora import Lora

@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ladder.cli.plan import _minutes
 from ladder.cli.plan import plan as command
 from ladder.errors import LadderError, UsageError
 
@@ -70,7 +69,8 @@ def test_a_bundled_machine_brings_its_gpus_and_its_host():
     plan = planned("llama-3.1-8b", "--machine", "l4")
     assert plan["gpus"] == 4
     assert plan["host_memory_gib"] == 192
-    assert plan["tune_seconds"][0] <= plan["tune_seconds"][1]
+    assert plan["tune_seconds"] > 20
+    assert 1 <= plan["tune_trials"] <= 12
 
 
 def test_offload_that_exceeds_the_host_does_not_fit():
@@ -129,16 +129,3 @@ def test_the_fastest_rung_that_fits_is_marked_and_its_speed_is_told(monkeypatch:
     assert [line.split("m", 1)[1].split()[0] for line in bold_green] == [fastest["rung"]]
     assert f"Expected winner: {fastest['rung']} " in " ".join(result.stdout.split())
     assert f"about {fastest['tokens_per_second']:,} tokens/s." in " ".join(result.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "words"),
-    [
-        (3.0, 40.0, "about 1 minute"),
-        (61.0, 75.0, "about 1 minute"),
-        (470.0, 490.0, "about 8 minutes"),
-        (61.0, 300.0, "about 1 to 5 minutes"),
-    ],
-)
-def test_a_span_of_minutes_names_a_number_once(least: float, most: float, words: str):
-    assert _minutes(least, most) == words

@@ -13,12 +13,10 @@ from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge, trial_seconds
 from ladder.report.rest import Rest, rest, trial_estimate
 from ladder.search.belief import Belief, believe
+from ladder.search.cost import COMPARISONS
 from ladder.search.policy import answer
 from ladder.search.space import Space, fastest, measured
 from ladder.tuning.tune_events import RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEvent
-
-_COMPARISONS = 2
-"""Trials that compare losses (derived): one of the answer, and one of the engine that it is compared with."""
 
 
 @dataclass
@@ -158,5 +156,5 @@ class Progress:
         if self.space is not None:
             pace = self._taken / self._expected if self._expected else 1.0
             self._belief = believe(self.space, self.records)
-            comparisons = 0 if self.on_paper else max(0, _COMPARISONS - self._num_compared)
+            comparisons = 0 if self.on_paper else max(0, COMPARISONS - self._num_compared)
             self.rest = rest(self._belief, self.records, comparisons).times(pace)
