@@ -129,7 +129,7 @@ def of_points(facts: Mapping[str, Any], knobs: Mapping[str, Mapping[str, int]]) 
             continue
         size, layers = point["micro_batch"], point["num_layers"]
         # All rungs had the buckets of 5e8 elements that are written down for those with all their layers.
-        turned = knobs.get(rung.name, knobs["zero3"] | (_REUSE if "nvme" in rung.devices else {}))
+        turned = knobs.get(rung.name, {**knobs["zero3"], **(_REUSE if "nvme" in rung.devices else {})})
         yield Seen(
             source=f"measured, {layers} layers",
             workload=Workload(

@@ -21,7 +21,8 @@ from ladder.search.space import fastest, ranking
 from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneOutput, run_tune
-from ladder.tuning.scaling import Run, predicted, space_on
+from ladder.tuning.scale_options import ScaleOptions
+from ladder.tuning.scaling import Run, predicted, space_of
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _MODELS = ("llama-2-7b", "llama-3.2-1b")
@@ -55,7 +56,7 @@ def errors_of(model: str, machine: str, folder: Path) -> list[tuple[float, bool]
         result = tuned(model, machine, count, folder).result
         best = fastest(result.records)
         if runs and best is not None and best.tokens_per_second:
-            point = predicted(space_on(result.space.workload, _machine(machine, count)), runs)
+            point = predicted(space_of(ScaleOptions(), result.space.workload, _machine(machine, count)), runs)
             if point.tokens_per_second and point.low and point.high:
                 seen, guess = best.tokens_per_second, point.tokens_per_second
                 inside = point.low <= seen <= point.high

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.events.protocol import PhaseEvent, StepPolicy, TrialSpec
@@ -95,7 +96,7 @@ def measure(
 def nodes_over_one(machine: Machine, workload: Workload, folder: Path, repeats: int) -> float:
     """Warm trials of one node and of two, in turn."""
     environment = rank_environment(machine)
-    job = {"model_config": dict(workload.model.config), "task": workload.task, "operators": []}
+    job: dict[str, Any] = {"model_config": dict(workload.model.config), "task": workload.task, "operators": []}
     marker, nodes = f"ladder-benchmark-{os.getpid()}", [Node(name=name, command=list) for name in ("node1", "node2")]
     cluster = Cluster(nodes, Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None), lambda: False)
     one = LocalLauncher(marker=f"{marker}-one", job=job, environment=environment, log=folder / "one.log")

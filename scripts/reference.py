@@ -69,14 +69,15 @@ def rungs_and_techniques(document: Mapping[str, Any]) -> str:
 
 ## Rungs
 
-A *rung* is a way to divide the training over the GPUs: a ZeRO stage with a choice of what to offload, as here, or DDP or FSDP2
-[without DeepSpeed](../how-to/without-deepspeed.md#what-is-tried). N is the number of parameters and W the number of GPUs. With 16-bit training and Adam, each parameter takes 2 bytes, its
-gradient 2 to 4 bytes, and the optimizer 12 bytes for a 32-bit copy and two moments. Activations come on top of
-all of these.
+A *rung* is a way to divide the training over the GPUs: a ZeRO stage with a choice of what to offload, as here, or DDP
+or FSDP2 [without DeepSpeed](../how-to/without-deepspeed.md#what-is-tried). N is the number of parameters and W the
+number of GPUs. With 16-bit training and Adam, each parameter takes 2 bytes, its gradient 2 to 4 bytes, and the
+optimizer 12 bytes for a 32-bit copy and two moments. Activations come on top of all of these.
 
 {rungs}
 
-All rungs except {beyond} are the documented ladder. A later rung is not always slower and not always smaller.
+All rungs of this table except {beyond} form the documented ladder. A later rung is not always slower and not always
+smaller.
 
 ## Techniques
 

@@ -29,6 +29,12 @@ _WARM_UP = 2
 COMPARISONS = 2
 """Trials that compare losses before a proof: one of the answer, one of the engine that it is compared with. Derived:
 `tuning.parity`."""
+_SCRIPT_STEPS, _GENERATING_STEPS, _SCRIPT_SECONDS = 8, 3, 10.0
+"""The fewest optimizer steps and the usual seconds that the proof of a script is timed for. Derived:
+`tuning.trial_request`."""
+_SCRIPT_UNTIMED, _SETTLING = (3, 2.0), 45.0
+"""Steps before them and their seconds at least, and the most seconds where steps generate. Derived:
+`trial.script.real_steps`."""
 _COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
 """Of a trial that compares losses. Derived: `tuning.parity`."""
 _COMPARED_AGAINST = "zero1"
@@ -87,10 +93,22 @@ def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL)
 
 def proof_seconds(outlook: Outlook) -> tuple[float, float]:
     """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
+    if outlook.workload.script is not None:
+        return _script_proof_seconds(outlook, generates=outlook.workload.script.facts.generation is not None)
     step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
     fewest = _PROOF_STEPS * step
     around = start_of(outlook.candidate, outlook.workload) + (_WARM_UP + 1) * step
     return around + fewest, around + max(fewest, min(_MOST_STEPS * step, PROOF_SECONDS + step))
+
+
+def _script_proof_seconds(outlook: Outlook, *, generates: bool) -> tuple[float, float]:
+    """The same in a script's own loop, which makes whole optimizer steps."""
+    step = outlook.speed.step_seconds(outlook.candidate.accumulation)
+    start = start_of(outlook.candidate, outlook.workload)
+    fewest = (_GENERATING_STEPS if generates else _SCRIPT_STEPS) * step
+    untimed = max(_SCRIPT_UNTIMED[0] * step, _SCRIPT_UNTIMED[1])
+    longest = max(untimed, _SETTLING) if generates else untimed
+    return start + untimed + fewest, start + longest + max(fewest, _SCRIPT_SECONDS + step)
 
 
 def comparison_seconds(outlook: Outlook) -> float:

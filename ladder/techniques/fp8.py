@@ -34,7 +34,7 @@ class Fp8(Technique):
     slot = "numerics"
     consent = Consent(
         caution="products of linear layers are computed in FP8 (--allow fp8): they are less exact than in 16 bits, so "
-        "compare the loss with that of an ordinary run before a long one; it is meant to be compiled (--allow compile too)"
+        "compare the loss with that of an ordinary run before a long one; meant to be compiled (--allow compile too)"
     )
     libraries = (Library("torchao", "torchao", since="0.6.1"),)
     rank_module = "ladder.trial.techniques.fp8"

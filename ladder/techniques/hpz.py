@@ -20,9 +20,9 @@ class Hpz(WithinNodes):
     name = "hpz"
     title = "a copy of the weights in each node"
     consent = Consent(
-        caution="each node keeps a copy of the weights (--allow hpz): on CPU ranks it trained like stage 3 without copies, "
-        "and it was not tried on GPUs, so compare the loss with that of an ordinary run before a long one; your training "
-        "may build one model only, because DeepSpeed fails at the second"
+        caution="each node keeps a copy of the weights (--allow hpz): on CPU ranks it trained like stage 3 without "
+        "copies, and it was not tried on GPUs, so compare the loss with that of an ordinary run before a long one; "
+        "your training may build one model only, because DeepSpeed fails at the second"
     )
     rank_module = "ladder.trial.techniques.hpz"
     effects = Effects(copied_in_node=True)

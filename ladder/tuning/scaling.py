@@ -81,7 +81,7 @@ def scale_of(
         if count in real:
             points.append(_measured(*runs[count], real[count]))
         elif not cancelled():
-            points.append(predicted(_space(options, paper, workload, runs, count), runs))
+            points.append(predicted(space_of(options, workload, _machine(options, paper, runs, count)), runs))
     result = _result(options, workload, points, left_out)
     try:
         write_scale(result, options.report)
@@ -231,16 +231,9 @@ def _tune_options(options: ScaleOptions, workload: Workload, count: int) -> Tune
     )
 
 
-def _space(
-    options: ScaleOptions,
-    paper: SimulatedMachine | None,
-    workload: Workload,
-    runs: Mapping[int, Run],
-    count: int,
-) -> Space:
-    """What a tune of `count` GPUs would search, without NVMe."""
+def space_of(options: ScaleOptions, workload: Workload, machine: Machine) -> Space:
+    """What a tune of `workload` on `machine` would search, without NVMe."""
     choices = TechniqueChoices(switches=options.switches, allow=options.allow)
-    machine = _machine(options, paper, runs, count)
     rungs = [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if "nvme" not in rung.devices]
     return make_space(
         problem_of(workload, machine),

@@ -25,7 +25,7 @@ def plain_config(workload: Workload, engine: Engine, *, micro_batch: int, accumu
 
 def fsdp_environment(rung: Rung) -> dict[str, str]:
     """What accelerate's own launcher says too, for a start without it: accelerate then has gloo beside NCCL for tensors
-    on the host, and transformers loads the weights on one rank. The Trainer's arguments come too late for both.
+    on the host. The Trainer's arguments come too late for that.
     """
     if rung.stage == 0:
         return {}
@@ -38,7 +38,7 @@ def fsdp_environment(rung: Rung) -> dict[str, str]:
 
 
 def one_rank_loads(workload: Workload, engine: Engine) -> bool:
-    """Whether rank 0 alone loads the weights, and accelerate sends them: neither packed ones nor changed ones."""
+    """Whether accelerate sends the weights of rank 0 to the others: neither packed ones nor changed ones."""
     return workload.load_in is None and not any(technique.loads_on_all_ranks for technique in engine.techniques)
 
 

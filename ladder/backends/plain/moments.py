@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, terms_of, tokens_of_a_rank
 from ladder.backends.base import Moment, with_one_dequantised
-from ladder.backends.plain.config import one_rank_loads
 from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import Workload
@@ -165,12 +164,14 @@ def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -
 def on_host(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
     """Bytes of host memory of all ranks, and the pinned part.
 
-    With FSDP2 rank 0, or each rank, loads all weights before they are divided; packed ones are loaded on each GPU. With
-    offload all ranks' weights, gradients and optimizer states stay there, which is more.
+    With FSDP2 each rank of a training reads all weights before they are divided (transformers 5.23, on every rank, also
+    where accelerate then sends them from rank 0; trials make random ones on rank 0 alone). Packed ones are read on each
+    GPU. With offload, all ranks' weights, gradients and optimizer states stay there.
     """
     rung = candidate.engine.rung
+    is_read = rung.stage > 0 and not workload.weights.quantised
+    reading = world_size * weights_bytes(workload) if is_read else 0.0
     if rung.offload_param != "cpu":
-        loading = 1 if one_rank_loads(workload, candidate.engine) else world_size
-        return (loading * weights_bytes(workload) if rung.stage > 0 and not workload.weights.quantised else 0.0), 0.0
+        return reading, 0.0
     pinned = weights_bytes(workload) + 4.0 * workload.weights.trained
-    return pinned + _optimizer_bytes(workload) * workload.weights.trained, pinned
+    return max(reading, pinned + _optimizer_bytes(workload) * workload.weights.trained), pinned

@@ -1,0 +1,21 @@
+"""How long proofs are expected to take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import bundled_workload, make_candidate
+from helpers.scripts import make_script
+from helpers.searches import make_space
+
+from ladder.search.belief import believe
+from ladder.search.cost import proof_seconds, start_of
+
+
+def test_the_proof_of_a_script_makes_whole_optimizer_steps_and_more_of_them() -> None:
+    space = make_space("zero3", workload=replace(bundled_workload("llama-2-7b"), script=make_script()))
+    outlook = believe(space, ()).outlook(make_candidate("zero3", micro_batch=4, accumulation=4))
+    least, most = proof_seconds(outlook)
+    assert least == pytest.approx(start_of(outlook.candidate, space.workload) + 11 * outlook.speed.step_seconds(4))
+    assert most >= least
