@@ -206,7 +206,7 @@ def _search_at(
     space, unsupported = _space(prepared, place.machine)
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
-    spent_before = 0.0 if on_paper else time.monotonic() - prepared.began
+    spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
 
     def tuner(part: Space, spent: float, knob_trials: int) -> Tuner:
         return Tuner(

@@ -48,6 +48,10 @@ class OpenVenue:
     """Seconds, as the launcher counts them."""
     swap_prefix: str = "ladder-swap"
 
+    def seconds_since(self, began: float) -> float:
+        """Of a time budget, since `began` on CLOCK_MONOTONIC: what jobs waited in the queue is not among them."""
+        return self.clock() - began
+
 
 class Venue(Protocol):
     """Where the trials of one tune run."""

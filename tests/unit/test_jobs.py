@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, tiny_trial
+from helpers.tunes import TWO_RANKS
 
 from ladder.errors import UsageError
 from ladder.events.protocol import FailedEvent
@@ -13,11 +16,13 @@ from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import false_start, judge
 from ladder.launch.jobs import files
 from ladder.launch.jobs.job import Asked
-from ladder.launch.jobs.launcher import ended_by_slurm
+from ladder.launch.jobs.launcher import JobsLauncher, ended_by_slurm
+from ladder.launch.watch import now
 from ladder.tuning.declaring import checked
 from ladder.tuning.job_options import mem_of, more_of
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
+from ladder.tuning.venue import OpenVenue
 from ladder.units import GIB
 
 
@@ -120,3 +125,11 @@ def test_the_queue_is_read_in_submitit_s_own_way() -> None:
     assert (found["12"]["State"], found["12"]["Reason"], found["13"]["State"]) == ("PENDING", "Resources", "GONE")
     assert seconds_of(found["12"]["TimeLeft"]) == 93784
     assert [seconds_of(text) for text in ("59:58", "0:07", "UNLIMITED", "INVALID")] == [3598, 7, None, None]
+
+
+def test_the_time_in_the_queue_before_the_search_is_not_of_the_time_budget() -> None:
+    jobs: Any = SimpleNamespace(waited=3600.0)
+    launcher = JobsLauncher(jobs, lambda: ([], ""), ranks=1)
+    venue = OpenVenue(machine=TWO_RANKS, launcher=launcher, clock=launcher.now)
+    began = now() - 3610
+    assert 10 <= venue.seconds_since(began) < 20
