@@ -18,6 +18,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ _TICK_SECONDS = 0.2
 """Between two looks at the folder. Chosen."""
 _POLL_SECONDS = 10
 """At most this long between two questions to Slurm while a job waits. Chosen: its controller serves a whole cluster."""
+_SQUEUE_SECONDS = 30
+"""For squeue to answer; then it is asked again. Chosen: a busy controller takes some seconds."""
 _RUNS_SECONDS = 60.0
 """Between two questions while a job runs: its pipes tell its end sooner. Chosen."""
 _END_SECONDS = 10.0
@@ -49,7 +52,9 @@ class Queue(SlurmInfoWatcher):  # type: ignore[misc]  # submitit is optional, so
 
     def _make_command(self) -> list[str]:
         mine = [f"--user={os.getuid()}", f"--name={self._name}"]  # a job that Slurm has forgotten is no error then
-        return ["squeue", "--states=all", *mine, "--format=%i|%T|%N|%r|%L"]
+        # submitit would wait for ever, and the keeper could not notice meanwhile that the tune has ended.
+        limited = ["timeout", "-k", "5", str(_SQUEUE_SECONDS)]
+        return [*limited, "squeue", "--states=all", *mine, "--format=%i|%T|%N|%r|%L"]
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
         text = string.decode() if isinstance(string, bytes) else string
@@ -78,7 +83,9 @@ class Keeper:
         _say("submitted", job=self._job.job_id)
         self._told: dict[str, Any] = {}
         self._state, self._asked = "", 0
-        self._looked = self._lived = time.monotonic()
+        self._looked = time.monotonic()
+        # A thread of its own: a slow Slurm is no reason for a job to think that the tune is gone.
+        threading.Thread(target=_live, args=(self._folder,), daemon=True).start()
 
     def follow(self) -> None:
         """Until stdin ends."""
@@ -90,17 +97,12 @@ class Keeper:
                     return
                 self._asked += data.count(b"\n")
                 self._look("force")
-            time_now = time.monotonic()
-            if time_now - self._lived > ALIVE_SECONDS:
-                self._lived = time_now
-                with suppress(OSError):
-                    say_alive(self._folder)
             if is_over(self._state):
                 continue
             has_begun = events(self._folder, 0).stat().st_size > 0
             if self._state != "RUNNING" or not has_begun:
                 self._look("force" if has_begun else "standard")
-            elif time_now - self._looked > _RUNS_SECONDS:
+            elif time.monotonic() - self._looked > _RUNS_SECONDS:
                 self._look("force")
 
     def end(self) -> None:
@@ -133,6 +135,14 @@ class Keeper:
             if is_over(state):
                 for node in range(self._nodes):
                     append(events(self._folder, node), END)  # its agents cannot any more
+
+
+def _live(folder: Path) -> None:
+    """Give a sign of life for as long as this process lives."""
+    while True:
+        with suppress(OSError):
+            say_alive(folder)
+        time.sleep(ALIVE_SECONDS)
 
 
 def seconds_of(text: str) -> int | None:

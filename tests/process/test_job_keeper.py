@@ -1,0 +1,69 @@
+"""The keeper of a Slurm job, beside a Slurm that does not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import wait_until
+
+from ladder.launch.jobs import files
+from ladder.launch.jobs.job import Asked
+from ladder.launch.modules import module_command, module_environment
+from ladder.launch.watch import now
+
+pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
+
+
+@pytest.fixture
+def silent_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a job, and says no more."""
+    for name, line in (("sbatch", "echo Submitted batch job 12"), ("squeue", "exec sleep 60"), ("scancel", "exit 0")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("silent_slurm")
+def test_a_squeue_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ladder.launch.jobs import keeper
+
+    monkeypatch.setattr(keeper, "_SQUEUE_SECONDS", 1)
+    queue, began = keeper.Queue("ladder-1"), now()
+    assert queue.get_state("12", "force") == "UNKNOWN"
+    assert 0.9 < now() - began < 10
+
+
+@pytest.mark.usefixtures("silent_slurm")
+def test_the_tune_gives_signs_of_life_while_slurm_is_silent(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    files.create(folder, 1)
+    parameters = Asked(nodes=1, time="10").parameters("ladder-job", folder)
+    keeper = subprocess.Popen(
+        module_command("ladder.launch.jobs.keeper"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=module_environment({}),
+    )
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    try:
+        asked = {"folder": str(folder), "place": str(tmp_path), "parameters": parameters}
+        keeper.stdin.write(json.dumps(asked).encode() + b"\n")
+        keeper.stdin.flush()
+        assert json.loads(keeper.stdout.readline()) == {"event": "submitted", "job": "12"}
+        for _ in range(2):
+            sign = files.alive(folder).read_bytes()
+            wait_until(lambda before=sign: files.alive(folder).read_bytes() != before, 15)
+    finally:
+        for process in (*psutil.Process(keeper.pid).children(recursive=True), keeper):
+            process.kill()
+        keeper.wait()
+        keeper.stdin.close()
+        keeper.stdout.close()
