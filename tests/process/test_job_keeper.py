@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,7 @@ import pytest
 from helpers import wait_until
 
 from ladder.launch.jobs import files
-from ladder.launch.jobs.job import Asked
+from ladder.launch.jobs.job import Asked, Job
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.watch import now
 
@@ -38,6 +40,21 @@ def test_a_squeue_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     queue, began = keeper.Queue("ladder-1"), now()
     assert queue.get_state("12", "force") == "UNKNOWN"
     assert 0.9 < now() - began < 10
+
+
+def test_the_end_of_a_job_does_not_depend_on_when_its_keeper_is_heard(tmp_path: Path, silent_slurm: None) -> None:
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho HEAD\necho '12|RUNNING|n1|None|10:00'\n")
+    begun = now()
+    job = Job(Asked(nodes=1, time="10"), tmp_path / "jobs" / "1", lambda sentence: None, lambda: False)
+    try:
+        time.sleep(4)  # the keeper has said it long before it is heard
+        job.wait_until_it_runs()
+        assert job.ends_at is not None
+        assert job.ends_at - 600 - begun < 3.5
+    finally:
+        with suppress(OSError):
+            files.append(job.folder / "12_0_result.pkl", b"")  # as a job that has ended
+        job.close()
 
 
 @pytest.mark.usefixtures("silent_slurm")

@@ -231,8 +231,8 @@ class Job:
             return
         self.state, self.reason, self.names = event["state"], event["reason"], event["nodes"]
         self._answered += event["asked"]
-        if self.runs and event["left"] is not None:
-            self.ends_at = now() + event["left"]
+        if self.runs and event["ends_at"] is not None:
+            self.ends_at = event["ends_at"]
 
 
 def _lines(file: Path) -> list[str]:

@@ -5,9 +5,10 @@ a line for each time that it shall ask Slurm at once. It prints one JSON object 
 
     {"event": "failed", "sentence": "…"}      Slurm does not take the job
     {"event": "submitted", "job": "12"}
-    {"event": "state", "state": "PENDING", "reason": "Resources", "nodes": "", "left": null, "asked": 1}
+    {"event": "state", "state": "PENDING", "reason": "Resources", "nodes": "", "ends_at": null, "asked": 1}
 
-`state` comes when it changes, and as an answer; `left` are the seconds of the job's time limit.
+`state` comes when it changes, and as an answer; `ends_at` is when the job's time is up, on CLOCK_MONOTONIC, which the
+tune shares: it may read the line much later.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from submitit.slurm.slurm import SlurmInfoWatcher
 from ladder.launch.jobs.files import ALIVE_SECONDS, END, append, events, say_alive
 from ladder.launch.jobs.states import GONE, is_over
 from ladder.launch.jobs.task import serve
+from ladder.launch.watch import now
 
 _TICK_SECONDS = 0.2
 """Between two looks at the folder. Chosen."""
@@ -81,9 +83,11 @@ class Keeper:
         executor.update_parameters(**asked["parameters"])
         self._job = executor.submit(serve, str(self._folder), asked["place"])
         _say("submitted", job=self._job.job_id)
+        self._info: dict[str, str] = {}
+        self._ends_at: float | None = None
         self._told: dict[str, Any] = {}
         self._state, self._asked = "", 0
-        self._looked = time.monotonic()
+        self._looked = now()
         # A thread of its own: a slow Slurm is no reason for a job to think that the tune is gone.
         threading.Thread(target=_live, args=(self._folder,), daemon=True).start()
 
@@ -102,7 +106,7 @@ class Keeper:
             has_begun = events(self._folder, 0).stat().st_size > 0
             if self._state != "RUNNING" or not has_begun:
                 self._look("force" if has_begun else "standard")
-            elif time.monotonic() - self._looked > _RUNS_SECONDS:
+            elif now() - self._looked > _RUNS_SECONDS:
                 self._look("force")
 
     def end(self) -> None:
@@ -119,18 +123,21 @@ class Keeper:
 
     def _look(self, mode: str) -> None:
         """Ask submitit for the state, and tell it if it is news."""
-        number, watcher = self._job.job_id, _Job.watcher
+        number, watcher, looked = self._job.job_id, _Job.watcher, now()
         watcher.get_state(number, mode)
         info = watcher.get_info(number, "cache")
         if mode == "force":
-            self._looked = time.monotonic()
+            self._looked = looked
+        if info is not self._info:  # squeue has answered
+            left = seconds_of(info.get("TimeLeft", ""))
+            self._info, self._ends_at = info, None if left is None else looked + left
         state = info.get("State", "")
         if not state or (state == GONE and not self._state):  # it cannot be forgotten before it was known
             return
         told = {"state": state, "reason": info.get("Reason", ""), "nodes": info.get("NodeList", "")}
         if told != self._told or self._asked:
             self._told, self._state = told, state
-            _say("state", **told, left=seconds_of(info.get("TimeLeft", "")), asked=self._asked)
+            _say("state", **told, ends_at=self._ends_at, asked=self._asked)
             self._asked = 0
             if is_over(state):
                 for node in range(self._nodes):
