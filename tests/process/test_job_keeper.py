@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from helpers import wait_until
 
+from ladder.errors import EnvironmentFaultError
 from ladder.launch.jobs import files
 from ladder.launch.jobs.job import Asked, Job
+from ladder.launch.jobs.launcher import Jobs
 from ladder.launch.modules import module_command, module_environment
+from ladder.launch.nodes.cluster import Wanted
 from ladder.launch.watch import now
 
 pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
@@ -55,6 +58,20 @@ def test_the_end_of_a_job_does_not_depend_on_when_its_keeper_is_heard(tmp_path: 
         with suppress(OSError):
             files.append(job.folder / "12_0_result.pkl", b"")  # as a job that has ended
         job.close()
+
+
+def test_a_job_that_ended_before_its_turn_came_is_replaced_once(tmp_path: Path, silent_slurm: None) -> None:
+    programs, notes = tmp_path / "bin", list[str]()
+    count = tmp_path / "count"
+    (programs / "sbatch").write_text(f"#!/bin/sh\necho >> {count}\necho Submitted batch job $(wc -l < {count})\n")
+    (programs / "squeue").write_text("#!/bin/sh\necho HEAD\necho '1|TIMEOUT|||0:00'\necho '2|FAILED|||0:00'\n")
+    asked, wanted = Asked(nodes=1, time="10"), Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+    with closing(Jobs(asked, wanted, tmp_path / "jobs", trials=1, queued=2, note=notes.append)) as jobs:
+        jobs.trial_begins()
+        with pytest.raises(EnvironmentFaultError, match="Slurm job 2 ended before it ran a trial"):
+            jobs.machine()
+    assert notes == ["Slurm job 1 ended before its turn came; another one is submitted."]
+    assert count.read_text() == "\n\n"
 
 
 @pytest.mark.usefixtures("silent_slurm")

@@ -159,9 +159,16 @@ class Job:
         self._asked += 1
         self._send({})
         deadline = now() + _ANSWER_SECONDS
-        while self._answered < self._asked and now() < deadline and self._hear():
+        while self._answered < self._asked and now() < deadline and not self._cancelled() and self._hear():
             pass
         return self.state
+
+    def has_ended(self) -> bool:
+        """Whether nothing can run in it any more, or Slurm did not take it."""
+        try:
+            return is_over(self.asked_now())
+        except EnvironmentFaultError:
+            return True
 
     def how_it_ended(self) -> str:
         """The state in which Slurm ended it; empty if it still runs."""
