@@ -133,3 +133,26 @@ def test_the_time_in_the_queue_before_the_search_is_not_of_the_time_budget() -> 
     venue = OpenVenue(machine=TWO_RANKS, launcher=launcher, clock=launcher.now)
     began = now() - 3610
     assert 10 <= venue.seconds_since(began) < 20
+
+
+@pytest.mark.parametrize(
+    ("state", "has_begun", "since", "way"),
+    [
+        ("PENDING", False, 100, "standard"),
+        ("PENDING", True, 0, "force"),
+        ("CONFIGURING", True, 0, "force"),
+        ("", True, 0, "force"),
+        ("RUNNING", False, 100, "standard"),
+        ("RUNNING", True, 1, "cache"),
+        ("RUNNING", True, 61, "force"),
+        ("COMPLETING", True, 100, "standard"),
+        ("SUSPENDED", True, 100, "standard"),
+    ],
+)
+def test_slurm_is_asked_at_once_only_about_a_job_that_runs_unknown_to_us(
+    state: str, has_begun: bool, since: float, way: str
+) -> None:
+    pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
+    from ladder.launch.jobs.keeper import way_to_look
+
+    assert way_to_look(state, has_begun, since) == way

@@ -39,6 +39,7 @@ _POLL_SECONDS = 10
 """At most this long between two questions to Slurm while a job waits. Chosen: its controller serves a whole cluster."""
 _SQUEUE_SECONDS = 30
 """For squeue to answer; then it is asked again. Chosen: a busy controller takes some seconds."""
+_BEFORE_IT_RUNS = ("", "PENDING", "CONFIGURING")
 _RUNS_SECONDS = 60.0
 """Between two questions while a job runs: its pipes tell its end sooner. Chosen."""
 _END_SECONDS = 10.0
@@ -104,10 +105,7 @@ class Keeper:
             if is_over(self._state):
                 continue
             has_begun = events(self._folder, 0).stat().st_size > 0
-            if self._state != "RUNNING" or not has_begun:
-                self._look("force" if has_begun else "standard")
-            elif now() - self._looked > _RUNS_SECONDS:
-                self._look("force")
+            self._look(way_to_look(self._state, has_begun, now() - self._looked))
 
     def end(self) -> None:
         """Let a job that runs end by itself, as its agents were told, and cancel it if it does not, or waits."""
@@ -142,6 +140,18 @@ class Keeper:
             if is_over(state):
                 for node in range(self._nodes):
                     append(events(self._folder, node), END)  # its agents cannot any more
+
+
+def way_to_look(state: str, has_begun: bool, since: float) -> str:
+    """submitit's word for how soon to ask about a job in `state`, `since` seconds after it was asked at once.
+
+    `has_begun` says that an agent of the job has written something.
+    """
+    if has_begun and state in _BEFORE_IT_RUNS:
+        return "force"  # our knowledge is old
+    if has_begun and state == "RUNNING":
+        return "force" if since > _RUNS_SECONDS else "cache"
+    return "standard"
 
 
 def _live(folder: Path) -> None:
