@@ -84,6 +84,9 @@ class Venue(Protocol):
     def signed(self, answer: Answer, machine: Machine) -> Answer:
         """`answer` for the files, which say where its figures come from."""
 
+    def close(self) -> None:
+        """End what `machine` began, also if the venue was never opened."""
+
 
 def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Venue:
     """The machine of `--launcher simulated --machine`, or this host.
@@ -181,6 +184,9 @@ class ThisHost:
         """Unchanged: its figures were measured here."""
         return answer
 
+    def close(self) -> None:
+        """Nothing to end: the leases are given back by whoever made them."""
+
 
 class OnPaper:
     """A simulated machine: no processes, no waiting, and no libraries needed."""
@@ -235,6 +241,9 @@ class OnPaper:
     def signed(self, answer: Answer, machine: Machine) -> Answer:
         """With warnings that it is simulated."""
         return said_to_be_simulated(answer, self.paper_name)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def job_of(workload: Workload) -> dict[str, Any]:

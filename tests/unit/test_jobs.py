@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,16 @@ from ladder.launch.jobs import files
 from ladder.launch.jobs.job import Asked
 from ladder.launch.jobs.launcher import JobsLauncher, ended_by_slurm
 from ladder.launch.watch import now
+from ladder.machine.described import Machine
+from ladder.machine.lease import Leases
+from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.declaring import checked
 from ladder.tuning.job_options import mem_of, more_of
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.venue import OpenVenue
+from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import Subscriber
+from ladder.tuning.venue import OnPaper, OpenVenue
 from ladder.units import GIB
 
 
@@ -156,3 +162,23 @@ def test_slurm_is_asked_at_once_only_about_a_job_that_runs_unknown_to_us(
     from ladder.launch.jobs.keeper import way_to_look
 
     assert way_to_look(state, has_begun, since) == way
+
+
+def test_a_tune_that_fails_before_its_first_trial_ends_what_the_venue_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    class Watched(OnPaper):
+        def machine(self) -> Machine:
+            said.append("begun")
+            return super().machine()
+
+        def close(self) -> None:
+            said.append("ended")
+
+    def watched(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Watched:
+        return Watched(read_machine("a100-80"), options, tell, cancelled)
+
+    monkeypatch.setattr("ladder.tuning.run.venue_of", watched)
+    with pytest.raises(UsageError, match="cannot be divided evenly over 8 ranks"):
+        run_tune(TuneOptions(model="tiny-llama", launcher="simulated", machine="a100-80", global_batch_size=7, gpus=8))
+    assert said == ["begun", "ended"]
