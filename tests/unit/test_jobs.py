@@ -73,7 +73,8 @@ def test_a_job_asks_slurm_for_what_the_user_wants_and_is_not_queued_again(tmp_pa
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("nodes=2", "is what ladder decides itself"), ("time=10", "give it as --time"), ("output=x", "decides itself")],
+    [("nodes=2", "is what ladder decides itself"), ("time=10", "give it as --time"), ("output=x", "decides itself")]
+    + [(name, "decides itself") for name in ("clusters=b", "cluster=b", "quiet", "hold", "help", "version", "usage")],
 )
 def test_an_option_of_sbatch_that_is_ladder_s_own_is_refused(option: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
