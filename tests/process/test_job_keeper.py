@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -101,3 +102,14 @@ def test_the_tune_gives_signs_of_life_while_slurm_is_silent(tmp_path: Path) -> N
         keeper.wait()
         keeper.stdin.close()
         keeper.stdout.close()
+
+
+def test_a_pipe_that_cannot_write_says_so_and_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    files.create(folder, 1)
+    files.requests(folder, 0).unlink()
+    files.requests(folder, 0).mkdir()
+    program = f"from ladder.launch.jobs import pipe; pipe._END_SECONDS = 0.2; pipe.carry(pipe.Path({str(folder)!r}), 0)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=b"{}\n", stderr=subprocess.PIPE, timeout=30, check=False)
+    assert b"IsADirectoryError" in done.stderr
