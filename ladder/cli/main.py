@@ -115,8 +115,7 @@ def _with_script(typed: list[str]) -> list[str]:
 
 def _run(typed: list[str]) -> int:
     defaults: dict[str, dict[str, Any]] = {}
-    # An answer for several nodes is started on each, by a script that names the first.
-    on_each = typed[:1] == ["run"] and "MASTER_ADDR" in os.environ
+    on_each = typed[:1] == ["run"]  # an answer for several nodes is started on each; `run` reads whether it is one
     is_asked = typed and typed[0] in _STARTING_RANKS
     extra = said_to_extra_copy(os.environ, of_each_node=on_each) if is_asked else None
     if extra is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from ladder.cli.declared import takes
+from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import RunOptions
 
@@ -31,7 +34,13 @@ def run(answered: Answered, options: RunOptions) -> int:
 
       ladder run best_config.json --step-down -- train.py --learning_rate 1e-5
     """
+    from ladder.cli.extra_copies import said_to_extra_copy
+    from ladder.emit.config import SECTION, load_best_config
     from ladder.tuning.script_run import run_script
     from ladder.tuning.watch.plain import plain_lines
 
+    is_for_one = load_best_config(answered.config)[SECTION]["num_nodes"] == 1
+    if is_for_one and (extra := said_to_extra_copy(os.environ)) is not None:
+        print(f"ladder: {extra}", file=sys.stderr)
+        return EXIT_FOUND  # with another code, `srun --kill-on-bad-exit` would end the copy that works
     return run_script(answered.config, checked(options), plain_lines)

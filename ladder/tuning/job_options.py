@@ -31,6 +31,7 @@ _OWN = frozenset(
             "output",
         ),
         *("requeue", "no-requeue", "signal", "wait", "wrap", "parsable", "export", "input", "test-only"),
+        *("cluster", "clusters", "quiet", "hold", "help", "version", "usage"),
     }
 )
 """Options of sbatch that ladder sets itself, or that would change what it relies on."""

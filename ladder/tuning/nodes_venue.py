@@ -112,6 +112,10 @@ class OnNodes(ThisHost):
                     swap_prefix=marker,
                 )
 
+    def close(self) -> None:
+        """End the jobs, and the agents of nodes."""
+        self._cluster.close()
+
     def _reached(self) -> Reached:
         """The nodes. UsageError or EnvironmentFaultError if there are none."""
         nodes, slots = _nodes(self._options)

@@ -8,7 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,10 @@ def run_tune(
     require_workload(options)
     require_text(options)
     require_effective_options(options)
-    with Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases:
-        venue = venue_of(options, leases, tell, cancelled)
+    with (
+        Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases,
+        closing(venue_of(options, leases, tell, cancelled)) as venue,
+    ):
         prepared = _prepare(options, venue, tell)
         prepared = replace(prepared, began=began + leases.waited)
         leases.name_run(prepared.run_dir)
@@ -136,7 +138,8 @@ def run_tune(
 
 def space_of(options: TuneOptions, leases: Leases, tell: Subscriber = ignore) -> Space:
     """The space that a tune would search, without running a trial. Raises what `run_tune` raises before a trial."""
-    prepared = _prepare(options, venue_of(options, leases, tell, lambda: False), tell)
+    with closing(venue_of(options, leases, tell, lambda: False)) as venue:
+        prepared = _prepare(options, venue, tell)
     space, _ = _space(prepared, prepared.machine)
     return space
 
@@ -206,7 +209,7 @@ def _search_at(
     space, unsupported = _space(prepared, place.machine)
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
-    spent_before = 0.0 if on_paper else time.monotonic() - prepared.began
+    spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
 
     def tuner(part: Space, spent: float, knob_trials: int) -> Tuner:
         return Tuner(

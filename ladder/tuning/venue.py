@@ -48,6 +48,10 @@ class OpenVenue:
     """Seconds, as the launcher counts them."""
     swap_prefix: str = "ladder-swap"
 
+    def seconds_since(self, began: float) -> float:
+        """Of a time budget, since `began` on CLOCK_MONOTONIC: what jobs waited in the queue is not among them."""
+        return self.clock() - began
+
 
 class Venue(Protocol):
     """Where the trials of one tune run."""
@@ -79,6 +83,9 @@ class Venue(Protocol):
 
     def signed(self, answer: Answer, machine: Machine) -> Answer:
         """`answer` for the files, which say where its figures come from."""
+
+    def close(self) -> None:
+        """End what `machine` began, also if the venue was never opened."""
 
 
 def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Venue:
@@ -177,6 +184,9 @@ class ThisHost:
         """Unchanged: its figures were measured here."""
         return answer
 
+    def close(self) -> None:
+        """Nothing to end: the leases are given back by whoever made them."""
+
 
 class OnPaper:
     """A simulated machine: no processes, no waiting, and no libraries needed."""
@@ -231,6 +241,9 @@ class OnPaper:
     def signed(self, answer: Answer, machine: Machine) -> Answer:
         """With warnings that it is simulated."""
         return said_to_be_simulated(answer, self.paper_name)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def job_of(workload: Workload) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,11 @@ def run_verification(
     asked = _sensible(asked)
     document = _measured_document(path)
     promise = document[SECTION]
-    with Leases(note=noting(tell), cancelled=cancelled) as leases:
-        options = _options(promise, document, asked)
-        host = venue_of(options, leases, tell, cancelled)
+    options = _options(promise, document, asked)
+    with (
+        Leases(note=noting(tell), cancelled=cancelled) as leases,
+        closing(venue_of(options, leases, tell, cancelled)) as host,
+    ):
         workload, machine = workload_and_machine(options, host, tell)
         require_adapters(workload)
         _compare(path, promise, workload, machine, tell)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, tiny_trial
+from helpers.tunes import TWO_RANKS
 
 from ladder.errors import UsageError
 from ladder.events.protocol import FailedEvent
@@ -13,11 +17,18 @@ from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import false_start, judge
 from ladder.launch.jobs import files
 from ladder.launch.jobs.job import Asked
-from ladder.launch.jobs.launcher import ended_by_slurm
+from ladder.launch.jobs.launcher import JobsLauncher, ended_by_slurm
+from ladder.launch.watch import now
+from ladder.machine.described import Machine
+from ladder.machine.lease import Leases
+from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.declaring import checked
 from ladder.tuning.job_options import mem_of, more_of
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import Subscriber
+from ladder.tuning.venue import OnPaper, OpenVenue
 from ladder.units import GIB
 
 
@@ -62,7 +73,8 @@ def test_a_job_asks_slurm_for_what_the_user_wants_and_is_not_queued_again(tmp_pa
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("nodes=2", "is what ladder decides itself"), ("time=10", "give it as --time"), ("output=x", "decides itself")],
+    [("nodes=2", "is what ladder decides itself"), ("time=10", "give it as --time"), ("output=x", "decides itself")]
+    + [(name, "decides itself") for name in ("clusters=b", "cluster=b", "quiet", "hold", "help", "version", "usage")],
 )
 def test_an_option_of_sbatch_that_is_ladder_s_own_is_refused(option: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -120,3 +132,54 @@ def test_the_queue_is_read_in_submitit_s_own_way() -> None:
     assert (found["12"]["State"], found["12"]["Reason"], found["13"]["State"]) == ("PENDING", "Resources", "GONE")
     assert seconds_of(found["12"]["TimeLeft"]) == 93784
     assert [seconds_of(text) for text in ("59:58", "0:07", "UNLIMITED", "INVALID")] == [3598, 7, None, None]
+
+
+def test_the_time_in_the_queue_before_the_search_is_not_of_the_time_budget() -> None:
+    jobs: Any = SimpleNamespace(waited=3600.0)
+    launcher = JobsLauncher(jobs, lambda: ([], ""), ranks=1)
+    venue = OpenVenue(machine=TWO_RANKS, launcher=launcher, clock=launcher.now)
+    began = now() - 3610
+    assert 10 <= venue.seconds_since(began) < 20
+
+
+@pytest.mark.parametrize(
+    ("state", "has_begun", "since", "way"),
+    [
+        ("PENDING", False, 100, "standard"),
+        ("PENDING", True, 0, "force"),
+        ("CONFIGURING", True, 0, "force"),
+        ("", True, 0, "force"),
+        ("RUNNING", False, 100, "standard"),
+        ("RUNNING", True, 1, "cache"),
+        ("RUNNING", True, 61, "force"),
+        ("COMPLETING", True, 100, "standard"),
+        ("SUSPENDED", True, 100, "standard"),
+    ],
+)
+def test_slurm_is_asked_at_once_only_about_a_job_that_runs_unknown_to_us(
+    state: str, has_begun: bool, since: float, way: str
+) -> None:
+    pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
+    from ladder.launch.jobs.keeper import way_to_look
+
+    assert way_to_look(state, has_begun, since) == way
+
+
+def test_a_tune_that_fails_before_its_first_trial_ends_what_the_venue_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    class Watched(OnPaper):
+        def machine(self) -> Machine:
+            said.append("begun")
+            return super().machine()
+
+        def close(self) -> None:
+            said.append("ended")
+
+    def watched(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Watched:
+        return Watched(read_machine("a100-80"), options, tell, cancelled)
+
+    monkeypatch.setattr("ladder.tuning.run.venue_of", watched)
+    with pytest.raises(UsageError, match="cannot be divided evenly over 8 ranks"):
+        run_tune(TuneOptions(model="tiny-llama", launcher="simulated", machine="a100-80", global_batch_size=7, gpus=8))
+    assert said == ["begun", "ended"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.answers import answer
 
+from ladder.cli.main import main
+from ladder.emit import emit_all
 from ladder.errors import UsageError
 from ladder.tuning.options import RunOptions
 from ladder.tuning.script_run import meeting, require_nodes
@@ -39,3 +42,33 @@ def test_the_copies_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> N
         "--rdzv_id": "12",
         "--rdzv_endpoint": "node1:4711",
     }
+
+
+@pytest.mark.parametrize("is_head_known", [False, True])
+@pytest.mark.parametrize(
+    ("num_nodes", "place", "code", "said"),
+    [
+        (1, "0", 2, "was not tuned for a script"),  # it works, as far as it can without one
+        (1, "1", 0, "this is copy 2 of 2 that srun started"),
+        (2, "1", 2, "was not tuned for a script"),
+    ],
+)
+def test_only_an_answer_for_several_nodes_is_run_on_each(
+    num_nodes: int,
+    place: str,
+    code: int,
+    said: str,
+    is_head_known: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": place, "SLURM_NODEID": place}
+    for name, value in {**step, "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    if is_head_known:
+        monkeypatch.setenv("MASTER_ADDR", "node1")
+    config = emit_all(answer(num_nodes=num_nodes), tmp_path / "best_config.json")[0]
+    assert main(["run", str(config)]) == code
+    assert said in capsys.readouterr().err

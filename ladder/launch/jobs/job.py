@@ -159,9 +159,16 @@ class Job:
         self._asked += 1
         self._send({})
         deadline = now() + _ANSWER_SECONDS
-        while self._answered < self._asked and now() < deadline and self._hear():
+        while self._answered < self._asked and now() < deadline and not self._cancelled() and self._hear():
             pass
         return self.state
+
+    def has_ended(self) -> bool:
+        """Whether nothing can run in it any more, or Slurm did not take it."""
+        try:
+            return is_over(self.asked_now())
+        except EnvironmentFaultError:
+            return True
 
     def how_it_ended(self) -> str:
         """The state in which Slurm ended it; empty if it still runs."""
@@ -231,8 +238,8 @@ class Job:
             return
         self.state, self.reason, self.names = event["state"], event["reason"], event["nodes"]
         self._answered += event["asked"]
-        if self.runs and event["left"] is not None:
-            self.ends_at = now() + event["left"]
+        if self.runs and event["ends_at"] is not None:
+            self.ends_at = event["ends_at"]
 
 
 def _lines(file: Path) -> list[str]:

@@ -5,9 +5,10 @@ a line for each time that it shall ask Slurm at once. It prints one JSON object 
 
     {"event": "failed", "sentence": "…"}      Slurm does not take the job
     {"event": "submitted", "job": "12"}
-    {"event": "state", "state": "PENDING", "reason": "Resources", "nodes": "", "left": null, "asked": 1}
+    {"event": "state", "state": "PENDING", "reason": "Resources", "nodes": "", "ends_at": null, "asked": 1}
 
-`state` comes when it changes, and as an answer; `left` are the seconds of the job's time limit.
+`state` comes when it changes, and as an answer; `ends_at` is when the job's time is up, on CLOCK_MONOTONIC, which the
+tune shares: it may read the line much later.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +31,15 @@ from submitit.slurm.slurm import SlurmInfoWatcher
 from ladder.launch.jobs.files import ALIVE_SECONDS, END, append, events, say_alive
 from ladder.launch.jobs.states import GONE, is_over
 from ladder.launch.jobs.task import serve
+from ladder.launch.watch import now
 
 _TICK_SECONDS = 0.2
 """Between two looks at the folder. Chosen."""
 _POLL_SECONDS = 10
 """At most this long between two questions to Slurm while a job waits. Chosen: its controller serves a whole cluster."""
+_SQUEUE_SECONDS = 30
+"""For squeue to answer; then it is asked again. Chosen: a busy controller takes some seconds."""
+_BEFORE_IT_RUNS = ("", "PENDING", "CONFIGURING")
 _RUNS_SECONDS = 60.0
 """Between two questions while a job runs: its pipes tell its end sooner. Chosen."""
 _END_SECONDS = 10.0
@@ -49,7 +55,9 @@ class Queue(SlurmInfoWatcher):  # type: ignore[misc]  # submitit is optional, so
 
     def _make_command(self) -> list[str]:
         mine = [f"--user={os.getuid()}", f"--name={self._name}"]  # a job that Slurm has forgotten is no error then
-        return ["squeue", "--states=all", *mine, "--format=%i|%T|%N|%r|%L"]
+        # submitit would wait for ever, and the keeper could not notice meanwhile that the tune has ended.
+        limited = ["timeout", "-k", "5", str(_SQUEUE_SECONDS)]
+        return [*limited, "squeue", "--states=all", *mine, "--format=%i|%T|%N|%r|%L"]
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
         text = string.decode() if isinstance(string, bytes) else string
@@ -76,9 +84,13 @@ class Keeper:
         executor.update_parameters(**asked["parameters"])
         self._job = executor.submit(serve, str(self._folder), asked["place"])
         _say("submitted", job=self._job.job_id)
+        self._info: dict[str, str] = {}
+        self._ends_at: float | None = None
         self._told: dict[str, Any] = {}
         self._state, self._asked = "", 0
-        self._looked = self._lived = time.monotonic()
+        self._looked = now()
+        # A thread of its own: a slow Slurm is no reason for a job to think that the tune is gone.
+        threading.Thread(target=_live, args=(self._folder,), daemon=True).start()
 
     def follow(self) -> None:
         """Until stdin ends."""
@@ -90,18 +102,10 @@ class Keeper:
                     return
                 self._asked += data.count(b"\n")
                 self._look("force")
-            time_now = time.monotonic()
-            if time_now - self._lived > ALIVE_SECONDS:
-                self._lived = time_now
-                with suppress(OSError):
-                    say_alive(self._folder)
             if is_over(self._state):
                 continue
             has_begun = events(self._folder, 0).stat().st_size > 0
-            if self._state != "RUNNING" or not has_begun:
-                self._look("force" if has_begun else "standard")
-            elif time_now - self._looked > _RUNS_SECONDS:
-                self._look("force")
+            self._look(way_to_look(self._state, has_begun, now() - self._looked))
 
     def end(self) -> None:
         """Let a job that runs end by itself, as its agents were told, and cancel it if it does not, or waits."""
@@ -117,22 +121,45 @@ class Keeper:
 
     def _look(self, mode: str) -> None:
         """Ask submitit for the state, and tell it if it is news."""
-        number, watcher = self._job.job_id, _Job.watcher
+        number, watcher, looked = self._job.job_id, _Job.watcher, now()
         watcher.get_state(number, mode)
         info = watcher.get_info(number, "cache")
         if mode == "force":
-            self._looked = time.monotonic()
+            self._looked = looked
+        if info is not self._info:  # squeue has answered
+            left = seconds_of(info.get("TimeLeft", ""))
+            self._info, self._ends_at = info, None if left is None else looked + left
         state = info.get("State", "")
         if not state or (state == GONE and not self._state):  # it cannot be forgotten before it was known
             return
         told = {"state": state, "reason": info.get("Reason", ""), "nodes": info.get("NodeList", "")}
         if told != self._told or self._asked:
             self._told, self._state = told, state
-            _say("state", **told, left=seconds_of(info.get("TimeLeft", "")), asked=self._asked)
+            _say("state", **told, ends_at=self._ends_at, asked=self._asked)
             self._asked = 0
             if is_over(state):
                 for node in range(self._nodes):
                     append(events(self._folder, node), END)  # its agents cannot any more
+
+
+def way_to_look(state: str, has_begun: bool, since: float) -> str:
+    """submitit's word for how soon to ask about a job in `state`, `since` seconds after it was asked at once.
+
+    `has_begun` says that an agent of the job has written something.
+    """
+    if has_begun and state in _BEFORE_IT_RUNS:
+        return "force"  # our knowledge is old
+    if has_begun and state == "RUNNING":
+        return "force" if since > _RUNS_SECONDS else "cache"
+    return "standard"
+
+
+def _live(folder: Path) -> None:
+    """Give a sign of life for as long as this process lives."""
+    while True:
+        with suppress(OSError):
+            say_alive(folder)
+        time.sleep(ALIVE_SECONDS)
 
 
 def seconds_of(text: str) -> int | None:

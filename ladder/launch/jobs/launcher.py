@@ -131,7 +131,7 @@ class Jobs:
     def _begun(self) -> Cluster:
         """The nodes of a job that runs."""
         if self._job is None:
-            self._job, self._next = self._next or self._submitted(), None
+            self._job = self._next_job()
         try:
             self.waited += self._job.wait_until_it_runs()
             self.names = hostnames(self._job.names)
@@ -140,6 +140,17 @@ class Jobs:
             self.end()
             raise
         return self._cluster
+
+    def _next_job(self) -> Job:
+        """The one that waits in the queue already, or a new one."""
+        job = self._next
+        if job is not None and job.has_ended():
+            # Its time was up before its turn came, somebody cancelled it, or Slurm takes one job at a time.
+            self.note(f"Slurm job {job.number or '…'} ended before its turn came; another one is submitted.")
+            job.close()
+            job = None
+        self._next = None
+        return job or self._submitted()
 
     def _submitted(self) -> Job:
         return Job(self._asked, self._folder / secrets.token_hex(4), self.note, self._cancelled)

@@ -19,10 +19,13 @@ _END_SECONDS = 10.0
 
 
 def _feed(file: Path, ended: threading.Event) -> None:
-    while data := os.read(0, 1 << 16):
-        append(file, data)
-    append(file, END)
-    ended.set()
+    """Hand over what comes. If a file system fails, Python says so on stderr, and the pipe ends."""
+    try:
+        while data := os.read(0, 1 << 16):
+            append(file, data)
+        append(file, END)
+    finally:
+        ended.set()
 
 
 def carry(folder: Path, node: int) -> None:

@@ -26,6 +26,9 @@ from ladder.launch.modules import module_command, module_environment
 _END_SECONDS = 8.0
 """How long the agent may take to end. Chosen: its trial server takes up to 5 s."""
 
+_TELL_SECONDS = 2.0
+"""For its last words to be written. Chosen: a process that outlives it may hold its stdout open for ever."""
+
 
 def serve(folder: str, place: str) -> None:
     """Run the agent of this node in the folder `place` until the tune ends or is silent for too long."""
@@ -40,7 +43,7 @@ def serve(folder: str, place: str) -> None:
         stdout=subprocess.PIPE,
         env=module_environment({}),
     )
-    teller = threading.Thread(target=_tell, args=(agent, said))
+    teller = threading.Thread(target=_tell, args=(agent, said), daemon=True)
     teller.start()
     try:
         _feed(agent, Path(folder), node)
@@ -52,7 +55,7 @@ def serve(folder: str, place: str) -> None:
             agent.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             agent.kill()
-        teller.join()
+        teller.join(timeout=_TELL_SECONDS)
 
 
 def _tell(agent: subprocess.Popen[bytes], file: Path) -> None:
