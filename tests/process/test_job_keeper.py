@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -75,6 +76,10 @@ def test_a_job_that_ended_before_its_turn_came_is_replaced_once(tmp_path: Path, 
     assert count.read_text() == "\n\n"
 
 
+def differs(file: Path, before: bytes) -> bool:
+    return file.read_bytes() != before
+
+
 @pytest.mark.usefixtures("silent_slurm")
 def test_the_tune_gives_signs_of_life_while_slurm_is_silent(tmp_path: Path) -> None:
     folder = tmp_path / "job"
@@ -95,10 +100,11 @@ def test_the_tune_gives_signs_of_life_while_slurm_is_silent(tmp_path: Path) -> N
         assert json.loads(keeper.stdout.readline()) == {"event": "submitted", "job": "12"}
         for _ in range(2):
             sign = files.alive(folder).read_bytes()
-            wait_until(lambda before=sign: files.alive(folder).read_bytes() != before, 15)
+            wait_until(partial(differs, files.alive(folder), sign), 15)
     finally:
-        for process in (*psutil.Process(keeper.pid).children(recursive=True), keeper):
-            process.kill()
+        for child in psutil.Process(keeper.pid).children(recursive=True):
+            child.kill()
+        keeper.kill()
         keeper.wait()
         keeper.stdin.close()
         keeper.stdout.close()
