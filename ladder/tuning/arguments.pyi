@@ -85,7 +85,7 @@ class ScaleArguments(Switches, total=False):
     gpus: str
     gpu_memory: int | str | None
     gpus_per_node: int | None
-    launcher: Literal["local", "ray", "simulated"]
+    launcher: Literal["local", "simulated"]
     machine: str | None
     trials: bool
     runs: Path | str | Sequence[Path | str]
