@@ -84,8 +84,6 @@ class Tuner:
     _has_saved: bool = field(init=False, default=False)
     _is_late: bool = field(init=False, default=False)
     """The time budget has ended the search."""
-    _is_too_short: bool = field(init=False, default=False)
-    """Even the first trial and its proof were not expected to end in time."""
     _unproven: str = field(init=False, default="")
     """What there was no time to prove, besides the answer."""
     _plain_losses: dict[tuple[str, bool], list[float]] = field(init=False, default_factory=dict)
@@ -144,9 +142,9 @@ class Tuner:
             return strategy(self.space, records)
         decision = within(strategy, self.space, records, left)
         if isinstance(decision, Stop) and decision.late:
-            first = strategy(self.space, records)
-            if not records and isinstance(first, Measure):
-                return self._measured_anyway(first)
+            nothing_fits = fastest(records) is None and (not records or left.seconds > 0)
+            if nothing_fits and isinstance(first := strategy(self.space, records), Measure):
+                return self._measured_anyway(first, left, records)
             self._is_late = True
             return Stop(f"of the time budget of {self.time_budget:g} s, {decision.reason}", late=True)
         return decision
@@ -175,20 +173,19 @@ class Tuner:
     def _seconds(self) -> float:
         return self.spent + self.clock() - self._began
 
-    def _measured_anyway(self, first: Measure) -> Measure:
-        """The first trial, with one candidate, of a budget that is too small for it; the user is warned."""
-        belief = believe(self.space, ())
-        outlook = belief.outlook(first.candidates[0])
-        left = self._time_left(())
-        assert left is not None
-        needed = expected_seconds([outlook]) + left.reserve(belief, (), first.candidates[:1])
-        warning = (
-            f"Warning: one trial and its proof are expected to take {needed:.0f} s, more than the time budget of "
-            f"{self.time_budget:g} s allows. The first candidate is measured anyway, and proven if it fits."
-        )
-        self.tell(Note(warning))
-        self._is_too_short = True
-        return replace(first, candidates=first.candidates[:1], probe=False)
+    def _measured_anyway(self, first: Measure, left: TimeLeft, records: Sequence[Record]) -> Measure:
+        """One candidate while nothing fits, though its proof may end too late; the user is warned once."""
+        first = replace(first, candidates=first.candidates[:1], probe=False)
+        belief = believe(self.space, records)
+        needed = expected_seconds([belief.outlook(first.candidates[0])])
+        needed += left.reserve(belief, records, first.candidates)
+        if not records:
+            warning = (
+                f"Warning: one trial and its proof are expected to take {needed:.0f} s, more than the time budget of "
+                f"{self.time_budget:g} s allows. The first candidate is measured anyway, and proven if it fits."
+            )
+            self.tell(Note(warning))
+        return first
 
     def _overrun(self, records: Sequence[Record]) -> str:
         """What the tune took beyond its budget, and why; empty if nothing."""
@@ -196,7 +193,7 @@ class Tuner:
         if over <= 0:
             return ""
         why = "as trials and proof took longer than predicted"
-        if self._is_too_short:
+        if len({record.trial for record in records if record.purpose == "measure"}) == 1:
             why = "which is too short for a trial and its proof"
         elif failed := next(iter(disproved(records)), None):
             why = f"as the proof of {failed} failed"

@@ -421,6 +421,23 @@ def test_the_budget_is_counted_on_the_launchers_clock_and_its_end_says_what_was_
     assert "of the time budget of 200 s, no time is left to try zero" in result.stopped
 
 
+def test_while_nothing_fits_the_next_candidate_is_tried_even_if_its_proof_ends_too_late(tmp_path: Path) -> None:
+    launcher = Slow(lambda spec, candidate: None if "zero1" in candidate.key else 1.0)
+    told: list[TuneEvent] = []
+    strategy = first_of_each_engine
+    result = tune(tmp_path / "run", launcher, strategy=strategy, time_budget=70.0, clock=launcher.now, tell=told.append)
+    assert result.answer is not None
+    assert [spec.proof for spec in launcher.specs] == [False, False, True]
+    assert not [event for event in told if isinstance(event, Note) and "Warning" in event.text]
+    assert "over the budget" in result.stopped
+
+
+def first_of_each_engine(space: Space, records: Sequence[Record]) -> Measure:
+    tried = {space.by_key[key].engine for key in measured(records)}
+    engine = next((each for each in space.engines if each not in tried), space.engines[0])
+    return Measure(engine, space.of_engine(engine)[:1], "the next engine")
+
+
 def one_by_one(space: Space, records: Sequence[Record]) -> Measure:
     left = [each for each in space.candidates if each.key not in measured(records)]
     return Measure(left[0].engine, (left[0],), "the next one")
