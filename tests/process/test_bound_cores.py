@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(len(HERE) < 2, reason="two ranks need two cores"
 
 @pytest.mark.parametrize("rung", ["zero1", "ddp"])
 def test_each_rank_of_a_trial_runs_on_cores_of_its_own(warm_bench: Bench, tmp_path: Path, rung: str) -> None:
-    spec = tiny_trial(tmp_path / "0001", 1, rung=rung, rank_modules=(BIND_CORES.rank_module,))
+    spec = tiny_trial(tmp_path / "0001", 1, rung=rung, technique=BIND_CORES)
     run = warm_bench.run(spec)
     assert all(any(isinstance(event, MeasuredEvent) for event in events) for events in run.events)
     for rank, share in enumerate(SHARES):
