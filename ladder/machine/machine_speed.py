@@ -161,9 +161,8 @@ measured and shown, but not used: how much longer it takes under DeepSpeed's hoo
 def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:
     """The prior for `world_size` GPUs of this name (None: unknown) on nodes with `cores` in all, or for CPU ranks.
 
-    It assumes that a core updates 110 million parameters per second with CPU Adam (measured: 95 to 125 million with 16
-    cores a rank on H200 hosts, benchmarks/results/sweeps) until a node's memory limits all of them (measured: 64 cores,
-    3.0e9). A core of a CPU rank also trains, so it updates 47 million; it reaches 20 GFLOP/s in bf16.
+    It assumes that a core updates 47 million parameters per second with CPU Adam (measured: 64 cores, 3.0e9), and that
+    a core reaches 20 GFLOP/s in bf16.
     """
     cores = max(1, cores)
     if device == "cpu":
@@ -190,7 +189,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
         node_link_bytes=link,
         pcie_bytes=40e9 if memory > 3e12 else 20e9 if memory > 0.5e12 else 10e9,
-        cpu_adam_parameters=min(110e6 * cores, 3.0e9 * num_nodes),
+        cpu_adam_parameters=47e6 * cores,
         nvme_bytes=3e9 * num_nodes,
         doubt=1.0 if known else 1.6,
     )

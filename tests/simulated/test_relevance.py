@@ -37,7 +37,7 @@ def answer_of(tuned: ladder.Tuned) -> str:
     ("before", "now"),
     [
         ({"allow": ["bf16-states"]}, {}),
-        ({"allow": ["bf16-states"]}, {"documented": True, "rungs": ["zero2+opt-cpu", "zero3+param-cpu+opt-cpu"]}),
+        ({"allow": ["bf16-states"]}, {"documented": True}),
         ({}, {"micro_batches": [1]}),
         ({}, {"rungs": ["zero2+opt-cpu"]}),
         ({}, {"host_memory": "20GiB"}),

@@ -181,19 +181,10 @@ def step_seconds(learned: dict[str, tuple[float, float]]) -> float:
     return predict_speed(BILLION, ZERO2, world_size=2, machine=machine).accumulate_seconds
 
 
-def seen_to_take(times: float) -> SpeedObservation:
-    """Steps that took so many times as long as expected, with the optimizer and without."""
-    usual = predict_speed(BILLION, ZERO2, world_size=2, machine=H200)
-    return SpeedObservation(
-        candidate=ZERO2,
-        boundary_seconds=times * usual.boundary_seconds,
-        accumulate_seconds=times * usual.accumulate_seconds,
-    )
-
-
 def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:
     usual = step_seconds({})
-    calibration = calibrate_speed(BILLION, [seen_to_take(2)], world_size=2, machine=H200)
+    slower = SpeedObservation(candidate=ZERO2, boundary_seconds=2 * usual, accumulate_seconds=2 * usual)
+    calibration = calibrate_speed(BILLION, [slower], world_size=2, machine=H200)
     learned = lessons(calibration, [ZERO2.engine.rung], {})
     assert usual < step_seconds(learned) < 2 * usual
     assert set(learned) <= {"compute", "launch", "reduce:2", "update:none"}
@@ -203,7 +194,7 @@ def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:
 def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
     learned: dict[str, tuple[float, float]] = {}
     seconds = 1.5 * step_seconds({})
-    seen = [seen_to_take(1.5)]
+    seen = [SpeedObservation(candidate=ZERO2, boundary_seconds=seconds, accumulate_seconds=seconds)]
     errors = []
     for _ in range(4):
         errors.append(abs(math.log(step_seconds(learned) / seconds)))

@@ -178,7 +178,7 @@ def test_frozen_blocks_keep_less_for_backward_but_what_adapters_read() -> None:
     assert kept(workload(lora=Lora(rank=16, dropout=0.1))) > kept(everywhere)
 
 
-def test_the_host_waits_for_each_gradient_that_is_trained_and_longer_at_stage_2() -> None:
+def test_the_host_waits_for_each_gradient_of_an_adapter_at_stage_2_alone() -> None:
     machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
 
     def launch(rung: str, trained: Workload) -> float:
@@ -186,11 +186,9 @@ def test_the_host_waits_for_each_gradient_that_is_trained_and_longer_at_stage_2(
         return backend_of(candidate.engine.rung).step_terms(trained, candidate, 1, machine).launch
 
     adapters = workload(lora=ADAPTERS)
-    for rung, seconds in (("zero1", 0.05e-3), ("zero2", 0.25e-3)):
-        more = launch(rung, adapters) - launch("zero0", adapters)
-        assert more == pytest.approx(seconds * 2 * 7 * LLAMA.num_layers)  # A and B of seven layers in each block
-        more = launch(rung, workload()) - launch("zero0", workload())
-        assert more == pytest.approx(seconds * 9 * LLAMA.num_layers)  # seven matrices and two norms
+    more = launch("zero2", adapters) - launch("zero1", adapters)
+    assert more == pytest.approx(0.25e-3 * 2 * 7 * LLAMA.num_layers)  # A and B of seven layers in each block
+    assert launch("zero2", workload()) == launch("zero1", workload())
 
 
 def test_the_fingerprint_changes_with_what_is_trained() -> None:

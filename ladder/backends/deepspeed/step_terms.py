@@ -17,16 +17,13 @@ from ladder.workload.workload import Workload
 _HOOKS_OF_AN_ADAPTER = 0.17
 """Stage 3's work for an adapter's modules over that for a whole block. Measured: with seven adapters a block, steps of
 Llama-3.2-1B that wait for it took 2.2 times as long."""
-_HOOK_OF_A_GRADIENT = {1: 0.05e-3, 2: 0.25e-3}
-"""Host work for each gradient in each micro-step, by stage, beyond that of stage 0. Measured on recorded sweeps
-(benchmarks/results/sweeps): 0.05 ms at stage 1, and 0.4 ms at stage 2 with Llama-3.2-1B on a shared host; chosen for a
-dedicated one, as launching kernels is."""
+_HOOK_OF_A_GRADIENT = 0.25e-3
+"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
+Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as launching kernels is."""
 _STEP_OF_A_TENSOR = 0.24e-3
-"""Host work of an optimizer step for each trained tensor: norm, flattening, copies. Measured: 0.13 to 0.36 ms with
-adapters of ranks 8 to 256 of three families at stage 0, where nothing else takes time
+"""Host work of an optimizer step for each tensor of adapters: norm, flattening, copies. They are so small that nothing
+else takes time. Measured: 0.13 to 0.36 ms with ranks 8 to 256 of three families at stage 0
 (benchmarks/results/1xh200-adapters)."""
-_TENSORS_OF_A_BLOCK = {True: 9, False: 16}
-"""By whether its MLP is gated, which is mostly without biases. Derived from Llama's and OPT's modules."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
@@ -97,7 +94,7 @@ def _update_seconds(
     offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
     rung, share = candidate.engine.rung, workload.weights.trained / world_size
-    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * _num_tensors(workload)
+    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * _num_adapters(workload)
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
         return hooks + traffic * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
@@ -107,13 +104,12 @@ def _update_seconds(
 
 
 def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
-    """Seconds of the host for all gradients of a micro-step."""
-    return _HOOK_OF_A_GRADIENT.get(candidate.engine.rung.stage, 0.0) * _num_tensors(workload)
+    """Seconds of the host for the gradients of adapters at stage 2."""
+    if candidate.engine.rung.stage != 2:
+        return 0.0
+    return _HOOK_OF_A_GRADIENT * _num_adapters(workload)
 
 
-def _num_tensors(workload: Workload) -> float:
-    """Tensors that are trained: two of each adapter, or those of the blocks."""
-    model, weights = workload.model, workload.weights
-    if workload.lora is not None:
-        return 2.0 * len(weights.adapted) * model.num_layers
-    return _TENSORS_OF_A_BLOCK[model.gated_mlp] * model.num_layers * weights.trained / weights.total
+def _num_adapters(workload: Workload) -> int:
+    """Tensors of adapters: two for each layer that has one."""
+    return 2 * len(workload.weights.adapted) * workload.model.num_layers
