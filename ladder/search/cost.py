@@ -18,10 +18,9 @@ _STEP_SECONDS = 4.0
 """After this time, only the fewest steps are timed. Derived: `StepPolicy.seconds`."""
 _FEWEST_STEPS = 3
 """One untimed step and two timed ones; one less for long steps if the untimed one agrees. Derived from `StepPolicy`."""
-PROOF_SECONDS = 30.0
-"""A proof is timed for at most this long, unless its fewest steps take longer. Derived: `tuning.trial_request`."""
-_PROOF_STEPS = 3
-"""The fewest optimizer steps of a proof. Derived: `tuning.trial_request`."""
+PROOF_STEPS, PROOF_SECONDS = 3, 30.0
+"""A proof is timed for at least this many optimizer steps, and for this long unless its speed is certain sooner.
+Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
 _MOST_STEPS = 12
 """Steps after which timing ends in any case. Derived: `StepPolicy.maximum`."""
 _WARM_UP = 2
@@ -29,9 +28,9 @@ _WARM_UP = 2
 COMPARISONS = 2
 """Trials that compare losses before a proof: one of the answer, one of the engine that it is compared with. Derived:
 `tuning.parity`."""
-_SCRIPT_STEPS, _GENERATING_STEPS, _SCRIPT_SECONDS = 8, 3, 10.0
-"""The fewest optimizer steps and the usual seconds that the proof of a script is timed for. Derived:
-`tuning.trial_request`."""
+SCRIPT_STEPS, GENERATING_STEPS, SCRIPT_SECONDS = 8, 3, 10.0
+"""The same of the proof of a user's script, and of one that generates what it trains on. Chosen: batches of a script
+differ, and only many of them show the average; a generation takes long, and is an average already."""
 _SCRIPT_UNTIMED, _SETTLING = (3, 2.0), 45.0
 """Steps before them and their seconds at least, and the most seconds where steps generate. Derived:
 `trial.script.real_steps`."""
@@ -96,7 +95,7 @@ def proof_seconds(outlook: Outlook) -> tuple[float, float]:
     if outlook.workload.script is not None:
         return _script_proof_seconds(outlook, generates=outlook.workload.script.facts.generation is not None)
     step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
-    fewest = _PROOF_STEPS * step
+    fewest = PROOF_STEPS * step
     around = start_of(outlook.candidate, outlook.workload) + (_WARM_UP + 1) * step
     return around + fewest, around + max(fewest, min(_MOST_STEPS * step, PROOF_SECONDS + step))
 
@@ -105,10 +104,10 @@ def _script_proof_seconds(outlook: Outlook, *, generates: bool) -> tuple[float, 
     """The same in a script's own loop, which makes whole optimizer steps."""
     step = outlook.speed.step_seconds(outlook.candidate.accumulation)
     start = start_of(outlook.candidate, outlook.workload)
-    fewest = (_GENERATING_STEPS if generates else _SCRIPT_STEPS) * step
+    fewest = (GENERATING_STEPS if generates else SCRIPT_STEPS) * step
     untimed = max(_SCRIPT_UNTIMED[0] * step, _SCRIPT_UNTIMED[1])
     longest = max(untimed, _SETTLING) if generates else untimed
-    return start + untimed + fewest, start + longest + max(fewest, _SCRIPT_SECONDS + step)
+    return start + untimed + fewest, start + longest + max(fewest, SCRIPT_SECONDS + step)
 
 
 def comparison_seconds(outlook: Outlook) -> float:

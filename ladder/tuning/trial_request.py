@@ -13,18 +13,14 @@ from ladder.events.protocol import CandidateSpec, ProductSpec, ScriptSpec, StepP
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience
+from ladder.search.cost import GENERATING_STEPS, PROOF_SECONDS, PROOF_STEPS, SCRIPT_SECONDS, SCRIPT_STEPS
 from ladder.workload.matrices import products_of
 from ladder.workload.workload import Workload
 
-PROOF_STEPS, PROOF_SECONDS = 3, 30.0
-"""A proof is timed for at least this many optimizer steps, and for this long unless its speed is certain sooner.
-Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
-
-
-_SCRIPT_PROOF = {"minimum": 8, "maximum": 1000, "seconds": 10.0, "target_spread": 0.0}
-"""How the proof of a user's script is timed. Chosen: its batches differ, and only many of them show the average."""
-_GENERATING_PROOF = {**_SCRIPT_PROOF, "minimum": 3}
-"""The same where each step generates what it trains on. Chosen: a generation takes long, and is an average already."""
+_SCRIPT_PROOF = {"minimum": SCRIPT_STEPS, "maximum": 1000, "seconds": SCRIPT_SECONDS, "target_spread": 0.0}
+"""How the proof of a user's script is timed."""
+_GENERATING_PROOF = {**_SCRIPT_PROOF, "minimum": GENERATING_STEPS}
+"""The same where each step generates what it trains on."""
 
 
 def proof_steps(workload: Workload) -> dict[str, Any]:

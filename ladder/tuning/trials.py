@@ -17,6 +17,7 @@ from ladder.events.verdict import apart, false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
+from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS
 from ladder.search.policy import Measure
 from ladder.search.relevance import relevant
 from ladder.search.space import Space, fastest, measured
@@ -24,8 +25,6 @@ from ladder.tuning.operators import Operators
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
-    PROOF_SECONDS,
-    PROOF_STEPS,
     candidate_spec,
     engine_config,
     proof_steps,

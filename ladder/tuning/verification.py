@@ -22,6 +22,7 @@ from ladder.machine.described import Machine
 from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
+from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS
 from ladder.techniques.keys import candidate_of
 from ladder.text import shown
 from ladder.tuning.declaring import checked
@@ -30,8 +31,6 @@ from ladder.tuning.options import TuneOptions, VerifyOptions
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
-    PROOF_SECONDS,
-    PROOF_STEPS,
     candidate_spec,
     proof_steps,
     trial_deadlines,

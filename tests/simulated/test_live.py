@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny_trial
+from helpers import bundled_workload, tiny_trial
 from helpers.searches import fitting, make_space
 from rich.console import Console
 
@@ -185,7 +185,7 @@ def test_a_proof_that_takes_long_is_not_almost_done(
 
 
 def test_the_proof_is_expected_to_take_as_long_as_it_is_told_to() -> None:
-    assert PROOF_SECONDS == trial_request.PROOF_SECONDS
+    assert trial_request.proof_steps(bundled_workload())["seconds"] == PROOF_SECONDS
 
 
 def test_losses_that_are_still_to_be_compared_count(progress: Progress) -> None:
