@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.backends.plain.config import one_rank_loads
 from ladder.emit.settings import Settings
 
 
@@ -15,7 +16,5 @@ def sharding(settings: Settings, offload: str) -> dict[str, Any]:
         "reshard_after_forward": settings.stage == 3,
         offload: settings.rung.offload_param == "cpu",
         "state_dict_type": "FULL_STATE_DICT",
-        # With it only rank 0 loads the weights; accelerate sends neither packed nor changed ones to the others.
-        "cpu_ram_efficient_loading": settings.load_in is None
-        and not any(technique.loads_on_all_ranks for technique in settings.techniques),
+        "cpu_ram_efficient_loading": one_rank_loads(settings.load_in, settings.techniques),
     }

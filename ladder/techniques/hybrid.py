@@ -31,7 +31,7 @@ class Hybrid(WithinNodes):
         return super().suits(problem, rung) and rung.stage > 0 and rung.offload_param == "none"
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(terms, owners=self.ranks, group=self.ranks, across=0.0)
+        return replace(terms, owners=self.ranks)
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Variables for accelerate's ParallelismConfig."""

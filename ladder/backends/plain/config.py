@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from ladder.candidates import Engine, Rung
+from ladder.candidates import Engine, Rung, Technique
 from ladder.workload.workload import Workload
 
 FSDP = "fsdp"
@@ -37,9 +38,9 @@ def fsdp_environment(rung: Rung) -> dict[str, str]:
     }
 
 
-def one_rank_loads(workload: Workload, engine: Engine) -> bool:
+def one_rank_loads(load_in: str | None, techniques: Iterable[Technique]) -> bool:
     """Whether accelerate sends the weights of rank 0 to the others: neither packed ones nor changed ones."""
-    return workload.load_in is None and not any(technique.loads_on_all_ranks for technique in engine.techniques)
+    return load_in is None and not any(technique.loads_on_all_ranks for technique in techniques)
 
 
 def _fsdp_settings(workload: Workload, engine: Engine) -> dict[str, Any]:
@@ -51,5 +52,5 @@ def _fsdp_settings(workload: Workload, engine: Engine) -> dict[str, Any]:
         "cpu_offload": rung.offload_param == "cpu",
         "auto_wrap_policy": "transformer_based_wrap",
         "state_dict_type": "FULL_STATE_DICT",
-        "cpu_ram_efficient_loading": one_rank_loads(workload, engine),
+        "cpu_ram_efficient_loading": one_rank_loads(workload.load_in, engine.techniques),
     }
