@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pynvml
 import pytest
+from helpers import FOUR_LAYERS_CONFIG
 
 from ladder.cli.main import main
 from ladder.emit import load_best_config
@@ -21,16 +22,6 @@ from ladder.units import MIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")]
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-}
 
 VOCABULARY = 128_000
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
@@ -45,7 +36,7 @@ def used_bytes() -> int:
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpu tune")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     (folder / "used before").write_text(str(used_bytes()))
     arguments = ["tune", str(folder), "--gpus", "1", "--gpu-memory", "8GiB", "--global-batch-size", "16"]
     arguments += ["--seq-len", "1024", "--rung", "zero2", "--rung", "zero2+opt-cpu", "--rung", "zero3"]
@@ -90,7 +81,7 @@ def test_no_gpu_memory_is_left_behind(tuned: Path) -> None:
 
 def tuned_with_logits(folder: Path, rung: str, *arguments: str) -> pd.DataFrame:
     """The checkpointed candidates, by rung and micro-batch, of a tune whose logits are most of what it holds."""
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": VOCABULARY}))
+    (folder / "config.json").write_text(json.dumps({**FOUR_LAYERS_CONFIG, "vocab_size": VOCABULARY}))
     workload = ["tune", str(folder), "--gpus", "1", "--global-batch-size", "32", "--seq-len", "1024", *arguments]
     workload += ["--rung", rung, "--strategy", "exhaustive"]
     assert main([*workload, "--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]) == 0
@@ -127,7 +118,7 @@ def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_pa
 def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memory_in_between(
     tmp_path: Path, rung: str, allowed: list[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     arguments = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
     arguments += ["--rung", rung, "--micro-batch", "4", "--strategy", "exhaustive", *allowed]
     assert main([*arguments, "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]) == 0
@@ -146,7 +137,7 @@ def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memo
 @pytest.mark.skipif("cpu" not in ways_of_checkpointing(version("transformers")), reason="needs a transformers that can")
 def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_host(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        json.dumps({**CONFIG, "num_hidden_layers": 12, "max_position_embeddings": 65536})
+        json.dumps({**FOUR_LAYERS_CONFIG, "num_hidden_layers": 12, "max_position_embeddings": 65536})
     )
     workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "2", "--seq-len", "65536", "--liger"]
     workload += ["--rung", "zero2+opt-cpu", "--gpu-memory", "10GiB"]
@@ -158,7 +149,7 @@ def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_
 
 @needs_torchao
 def test_fp8_on_one_gpu_is_proven_with_and_without_compiled_blocks(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
     workload += ["--backend", "torch", "--rung", "ddp", "--micro-batch", "8", "--strategy", "exhaustive"]
     allowed = ["--allow", "fp8", "--allow", "compile"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TINY, Bench, tiny_trial
+from helpers import FOUR_LAYERS_CONFIG, TINY, Bench, tiny_trial
 from safetensors.torch import load_file
 
 from ladder.backends.registry import backend_of
@@ -30,17 +30,6 @@ from ladder.workload.workload import Workload
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(len(visible_gpus()) < 2, reason="needs two CUDA GPUs")]
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-}
-"""Large enough that weights and states, and not the workspace of a library, decide what a rank holds."""
 RUNGS = [rung.name for rung in PLAIN_RUNGS]
 FSDP2 = [name for name in RUNGS if name != "ddp"]
 
@@ -52,7 +41,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     marker = f"ladder-test-{secrets.token_hex(8)}"
     launcher = LocalLauncher(
         marker=marker,
-        job={"model_config": CONFIG, "task": "causal-lm", "operators": []},
+        job={"model_config": FOUR_LAYERS_CONFIG, "task": "causal-lm", "operators": []},
         environment=rank_environment(machine),
         log=tmp_path_factory.mktemp("server") / "server.log",
         gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
@@ -119,7 +108,7 @@ def test_its_proof_on_gpus_evaluates_and_saves_the_whole_weights(bench: Bench, t
 
 
 def test_what_a_rung_holds_falls_with_what_it_divides_and_is_what_was_predicted(bench: Bench, tmp_path: Path) -> None:
-    model = shape_from_config(CONFIG, name="four layers", source="file")
+    model = shape_from_config(FOUR_LAYERS_CONFIG, name="four layers", source="file")
     workload = Workload(model=model, task="causal-lm", seq_len=512, global_batch_size=4)
     held, errors = {}, {}
     for rung in RUNGS:

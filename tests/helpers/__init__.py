@@ -2,6 +2,7 @@
 
 from helpers.processes import Bench, Finished, is_alive, ladder, processes_with, wait_until
 from helpers.values import (
+    FOUR_LAYERS_CONFIG,
     SMALL_TUNE,
     TINY,
     TINY_CONFIG,
@@ -18,6 +19,7 @@ from helpers.values import (
 )
 
 __all__ = [
+    "FOUR_LAYERS_CONFIG",
     "SMALL_TUNE",
     "TINY",
     "TINY_CONFIG",

@@ -22,6 +22,17 @@ from ladder.workload.workload import Workload
 
 TINY_CONFIG: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "tiny" / "config.json").read_text())
 TINY = shape_from_config(TINY_CONFIG, name="tiny", source="file")
+FOUR_LAYERS_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+"""Of a Llama so large that weights and states, and not the workspace of a library, decide what a rank holds."""
 WORLD_SIZE = 2
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}
 """Options of a tune on one H200 on paper."""
