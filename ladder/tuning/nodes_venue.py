@@ -21,8 +21,8 @@ from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.tuning.operators import Operators
-from ladder.tuning.own_script import look_at
 from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
+from ladder.tuning.script_look import look_at
 from ladder.tuning.sweep import run_marker
 from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.venue import OpenVenue, ThisHost, job_of

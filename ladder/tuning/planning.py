@@ -59,7 +59,8 @@ def _workload(
     if options.script:
         # Here: it brings all that runs processes.
         from ladder.machine.machine import detect_machine
-        from ladder.tuning.own_script import look_here, workload_of_script
+        from ladder.tuning.own_script import workload_of_script
+        from ladder.tuning.script_look import look_here
 
         here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
         script = look_here(options.script, here, note, lambda: False)

@@ -23,8 +23,8 @@ from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.operators import Operators
-from ladder.tuning.own_script import look_here
 from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
+from ladder.tuning.script_look import look_here
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.technique_choices import TechniqueChoices, advice, require_adapters, techniques_tried
 from ladder.tuning.tune_events import Note, Subscriber, noting
