@@ -44,9 +44,9 @@ from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
-_ADAPTERS = Path(__file__).resolve().parent / "results" / "1xh200-adapters"
+ADAPTERS = Path(__file__).resolve().parent / "results" / "1xh200-adapters"
 _HEAD_TWICE = ("llama-r16-4bit", "qwen3-r16-4bit")
-"""Sweeps of `_ADAPTERS` whose allocated memory has a tied head twice."""
+"""Sweeps of `ADAPTERS` whose allocated memory has a tied head twice."""
 _MEASURED = Path(__file__).resolve().parent.parent / "tests" / "data" / "measured-4xh200-llama2-7b.json"
 _KNOBS_OF_MEASURED = SWEEPS / "llama-2-7b-4xh200-allocator-40.json"
 _CORES_OF_MEASURED = 64
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--adapters", action="store_true", help="the sweeps of LoRA and QLoRA")
     options = parser.parse_args()
     machine = read_machine("h200").model_copy(update={"surprise": 0.0, "rank_spread": 0.0, "nvme_bytes": _DRIVE})
-    errors = [errors_of(seen, machine) for seen in (of_sweeps(_ADAPTERS) if options.adapters else recorded())]
+    errors = [errors_of(seen, machine) for seen in (of_sweeps(ADAPTERS) if options.adapters else recorded())]
     print(f"{'':44}       physics: memory        host   step         | model's prior: memory   step")
     print(f"{'':44} rows   mean   bias  worst   mean   ratio          |  mean   bias  worst   ratio")
     for source in dict.fromkeys(error.seen.source for error in errors):
