@@ -35,7 +35,7 @@ nvme:
 	pytest -m nvme
 
 scripts:
-	pytest -m scripts
+	pytest -m night
 
 coverage:
 	pytest --numprocesses 2 --cov --cov-report=term tests/unit tests/simulated

@@ -231,7 +231,7 @@ def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_tria
         pytest.param(
             "--own_checkpointing",
             "gradient checkpointing: on, and the candidate has off",
-            marks=pytest.mark.scripts,  # it is found by the same comparison
+            marks=pytest.mark.night,  # it is found by the same comparison
         ),
     ],
 )

@@ -14,7 +14,7 @@ LAUNCH = ("accelerate", "launch", "--num_processes", "2", str(SCRIPTS / "clipped
 TUNE = ("tune", "--gpus", "0", "--gpu-memory", "3GiB", "--rung", "zero2", "--micro-batch", "2")
 
 
-@pytest.mark.scripts
+@pytest.mark.night
 def test_the_file_and_every_step_of_a_run_clip_to_what_the_loop_gives(tmp_path: Path, script_inputs: Path) -> None:
     folder = folder_with_inputs(tmp_path / "home", script_inputs)
     tune = ladder(*TUNE, "--", *LAUNCH, "--num_train_epochs", "40", folder=folder)

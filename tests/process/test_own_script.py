@@ -186,7 +186,7 @@ class Tuned:
 # DeepSpeed's own, whose tune takes a minute, says little beside accelerate's loop.
 # tests/process/test_pictures.py shows in a second what is done about images.
 AT_NIGHT = ("causal_trainer", "deepspeed_loop", "experts at zero3", "trl.scripts.sft on pictures")
-AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.scripts) if name in AT_NIGHT else name for name in CASES]
+AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.night) if name in AT_NIGHT else name for name in CASES]
 
 
 @pytest.fixture(scope="module", params=AT_EACH_CHANGE)
@@ -257,7 +257,7 @@ def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they
 
 def test_the_answer_can_be_verified(tuned: Tuned) -> None:
     if tuned.case not in (CASES["causal_trainer"], CASES["grpo_trainer"], CASES["deepspeed_loop"]):
-        pytest.skip("one that generates is enough and, with -m scripts, one Trainer and one loop")
+        pytest.skip("one that generates is enough and, with -m night, one Trainer and one loop")
     before = files_in(tuned.folder)
     done = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tuned.folder)
     assert done.status == 0, done.errors
@@ -272,11 +272,12 @@ def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(
     words = [str(MISBEHAVING / "holds_more.py"), str(tuned.case.script), *tuned.case.words(tuned.case.command)[2:]]
     done = ladder("verify", "best_config.json", "--tolerance", "0.9", "--", *words, folder=tuned.folder)
     assert done.status == 7, done.errors
-    assert re.search(r"'best_config.json' still fits, but takes 1\.\d+ GiB where it promises [\d.]+ [GM]iB; ", done.errors)
+    said = r"'best_config.json' still fits, but takes 1\.\d+ GiB where it promises [\d.]+ [GM]iB; "
+    assert re.search(said, done.errors)
     assert "Warning: the script has changed since it was tuned." in done.errors
 
 
-@pytest.mark.scripts
+@pytest.mark.night
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("command", "kind", "micro_batch"),

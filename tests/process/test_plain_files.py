@@ -60,6 +60,7 @@ def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_meas
         assert seen["compiled"] == []
 
 
+@pytest.mark.night
 @pytest.mark.timeout(400)
 def test_the_launch_script_has_the_trainer_compile_what_was_measured(tmp_path: Path) -> None:
     usual = plain_answer("ddp", device="cpu", gpu_name=None)

@@ -42,7 +42,7 @@ def test_a_rung_without_deepspeed_trains_as_stage_1_does(
     assert own == pytest.approx(of_zero1, rel=0.005)
 
 
-@pytest.mark.parametrize("load_in", [None, "4bit"])
+@pytest.mark.parametrize("load_in", [None, pytest.param("4bit", marks=pytest.mark.night)])
 def test_adapters_train_without_deepspeed_as_at_stage_1(warm_bench: Bench, tmp_path: Path, load_in: str | None) -> None:
     def own(rung: str) -> list[float]:
         lora = Lora(rank=4).for_peft()

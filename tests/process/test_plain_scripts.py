@@ -29,9 +29,9 @@ def options(*more: str) -> list[str]:
     ("rung", "command", "run", "kind"),
     [
         pytest.param("ddp", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer"),
-        pytest.param("fsdp2", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer"),
-        pytest.param("ddp", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.scripts),
-        pytest.param("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.scripts),
+        pytest.param("fsdp2", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer", marks=pytest.mark.night),
+        pytest.param("ddp", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.night),
+        pytest.param("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.night),
     ],
 )
 def test_a_script_is_tuned_and_trains_without_deepspeed_as_it_is(

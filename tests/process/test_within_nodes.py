@@ -43,7 +43,7 @@ def plain(warm_bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> list[f
     return found
 
 
-@pytest.mark.parametrize("live", [1_000_000_000, 0])
+@pytest.mark.parametrize("live", [pytest.param(1_000_000_000, marks=pytest.mark.night), 0])
 def test_with_a_copy_of_the_weights_in_each_node_stage_3_trains_as_the_plain_rung(
     warm_bench: Bench, tmp_path: Path, plain: list[float], live: int
 ) -> None:
@@ -55,6 +55,7 @@ def test_with_a_copy_of_the_weights_in_each_node_stage_3_trains_as_the_plain_run
     assert own == pytest.approx(plain, rel=0.002)
 
 
+@pytest.mark.night
 def test_adapters_train_alike_where_the_copies_of_frozen_weights_stay(warm_bench: Bench, tmp_path: Path) -> None:
     adapters = Lora(rank=8, alpha=16).for_peft()
     usual = losses(warm_bench, trial(tmp_path / "0001", "zero1", lora=adapters))
@@ -62,6 +63,7 @@ def test_adapters_train_alike_where_the_copies_of_frozen_weights_stay(warm_bench
     assert compare(own, usual, Engine(RUNGS_BY_NAME["zero3"])).agrees is True
 
 
+@pytest.mark.night
 def test_a_tune_over_two_nodes_compares_the_losses_of_an_engine_with_copies_and_proves_it(
     warm_bench: Bench, tmp_path: Path
 ) -> None:
@@ -103,7 +105,7 @@ def test_a_rank_whose_deepspeed_keeps_no_copy_says_so(warm_bench: Bench, tmp_pat
     assert "no copy of the weights" in failed.message
 
 
-@pytest.mark.parametrize("rung", ["fsdp2", "fsdp2+no-reshard"])
+@pytest.mark.parametrize("rung", ["fsdp2", pytest.param("fsdp2+no-reshard", marks=pytest.mark.night)])
 def test_weights_divided_within_each_node_train_as_those_divided_over_all_ranks(
     warm_bench: Bench, tmp_path: Path, plain: list[float], rung: str
 ) -> None:
