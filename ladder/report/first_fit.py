@@ -69,8 +69,8 @@ def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
             earlier_tried = False
             continue
         else:
-            speed, peak, trial = outlook.speed.tokens_per_second, outlook.memory.peak, None
-            low, high = speed * speed / outlook.optimistic, outlook.optimistic
+            speed, peak, trial = outlook.tokens_per_second, outlook.memory.peak, None
+            low, high = outlook.pessimistic, outlook.optimistic
             if high > _UNCERTAIN * low:
                 return None
         return FirstFit(

@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 from ladder.candidates import Engine
 from ladder.events.outcome import Record
@@ -48,7 +47,6 @@ recorded sweep of Llama-2-7B (benchmarks/results/search)."""
 _NEXT_TO_NOTHING = 0.25
 """Of the tolerance: a candidate whose expected gain, including its probability to fit, is less is not worth a trial.
 Chosen by the recorded sweep of Llama-2-7B and by simulated machines 1000 to 1015 (benchmarks/results/search)."""
-_NORMAL = NormalDist()
 UPPER_END = "90% upper end"
 """In output: the speed that a candidate exceeds with a probability of only 10 % (`Outlook.optimistic`)."""
 
@@ -176,7 +174,7 @@ def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -
 def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     """The trial of one engine: its candidates in ascending memory, its gain and its cost."""
     chosen = _chosen(belief, own)
-    gain = max(_gain(each, speed) for each in chosen)
+    gain = max(each.gain_over(speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
     scouts = [each for each in own if each.fits >= _SURE_ENOUGH and each.memory.peak <= chosen[0].memory.peak]
     prices: dict[tuple[Outlook, ...], float] = {}
@@ -253,15 +251,7 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
 
 def is_worth_a_trial(outlook: Outlook, speed: float, tolerance: float) -> bool:
     """Whether it may exceed `speed`, in tokens/s, by more than the tolerance, and its expected gain is large enough."""
-    return outlook.optimistic > speed * (1 + tolerance) and _gain(outlook, speed) > _NEXT_TO_NOTHING * tolerance
-
-
-def _gain(outlook: Outlook, speed: float) -> float:
-    """Expected gain over `speed` as a fraction, for a log-normal speed, times the probability that it fits."""
-    deviation = max(outlook.deviation, 1e-6)
-    mean = math.log(outlook.speed.tokens_per_second / speed)
-    ahead = math.exp(mean + deviation**2 / 2) * _NORMAL.cdf(mean / deviation + deviation)
-    return outlook.fits * max(0.0, ahead - _NORMAL.cdf(mean / deviation))
+    return outlook.optimistic > speed * (1 + tolerance) and outlook.gain_over(speed) > _NEXT_TO_NOTHING * tolerance
 
 
 def _probe_first(
@@ -281,8 +271,8 @@ def _probe_first(
 
 
 def _reason(offer: _Offer, speed: float | None) -> str:
-    top = max(offer.outlooks, key=lambda each: each.speed.tokens_per_second * each.fits)
-    expected = f"{top.candidate.variant} is expected to reach {top.speed.tokens_per_second:,.0f} tokens/s"
+    top = max(offer.outlooks, key=lambda each: each.tokens_per_second * each.fits)
+    expected = f"{top.candidate.variant} is expected to reach {top.tokens_per_second:,.0f} tokens/s"
     if speed is None:
         return f"{expected}, the most for its price"
     fastest = max(each.optimistic for each in offer.outlooks) / speed - 1

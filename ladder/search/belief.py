@@ -9,9 +9,10 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Literal
 
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Measurement, Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
+from ladder.search.ceiling import plainer
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,
@@ -113,9 +114,43 @@ class Outlook:
         return self.speed.deviation
 
     @property
+    def tokens_per_second(self) -> float:
+        """The expected speed, and that of its `ceilings`."""
+        return min(each.speed.tokens_per_second for each in (self, *self.ceilings))
+
+    @property
     def optimistic(self) -> float:
         """Tokens/s that it exceeds with a probability of only 10 %."""
-        return self.speed.tokens_per_second * math.exp(QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
+        return min(each.speed.tokens_per_second * each._doubt for each in (self, *self.ceilings))
+
+    @property
+    def pessimistic(self) -> float:
+        """Tokens/s that it stays below with a probability of only 10 %."""
+        return min(each.speed.tokens_per_second / each._doubt for each in (self, *self.ceilings))
+
+    @property
+    def _doubt(self) -> float:
+        """The factor between its expected speed and either end."""
+        return math.exp(QUANTILE_90 * math.hypot(self.deviation, STEP_NOISE))
+
+    def gain_over(self, speed: float) -> float:
+        """The expected gain over `speed`, in tokens/s, as a fraction, times the probability that it fits."""
+        alone = (
+            expected_gain(each.speed.tokens_per_second, each.deviation, over=speed) for each in (self, *self.ceilings)
+        )
+        return self.fits * min(alone)
+
+    @cached_property
+    def ceilings(self) -> tuple[Outlook, ...]:
+        """What it cannot exceed: itself with less work (`plainer`), on engines that were measured.
+
+        None once its own engine is measured: what it does here says more than what it should do.
+        """
+        known = self.belief.measured_engines
+        if self.candidate.engine in known:
+            return ()
+        others = plainer(self.candidate, self.belief.space.world_size)
+        return tuple(self.belief.outlook(each) for each in others if each.engine in known)
 
     def ahead_of(self, other: Outlook) -> tuple[float, float]:
         """How much faster this is than `other`, as a logarithm, with the standard deviation.
@@ -159,6 +194,11 @@ class Belief:
     @property
     def speed(self) -> SpeedCalibration:
         return self._calibrated[1]
+
+    @cached_property
+    def measured_engines(self) -> frozenset[Engine]:
+        """Those with a candidate that was measured."""
+        return frozenset(candidate.engine for candidate, record in self.seen if record.measurement is not None)
 
     @cached_property
     def trusts_what_is_known(self) -> bool:
@@ -222,6 +262,16 @@ def believe(space: Space, records: Sequence[Record]) -> Belief:
         for found in (measured(records), probed(records))
     )
     return Belief(space, seen, shallow)
+
+
+def expected_gain(tokens_per_second: float, deviation: float, *, over: float) -> float:
+    """The expected gain over the speed `over`, as a fraction, of a log-normal speed around `tokens_per_second`.
+
+    `deviation` is the standard deviation of its logarithm. A loss counts as no gain: nobody would choose it.
+    """
+    deviation, mean = max(deviation, 1e-6), math.log(tokens_per_second / over)
+    ahead = math.exp(mean + deviation**2 / 2) * _NORMAL.cdf(mean / deviation + deviation)
+    return max(0.0, ahead - _NORMAL.cdf(mean / deviation))
 
 
 def device_of(space: Space) -> Literal["cuda", "cpu"]:

@@ -227,10 +227,9 @@ def _unsupported(rung: Rung, reason: str) -> Entry:
 
 
 def _predicted(outlook: Outlook, probe: str | None) -> Predicted:
-    speed = outlook.speed.tokens_per_second
     return Predicted(
-        tokens_per_second=speed,
-        low=speed * speed / outlook.optimistic,
+        tokens_per_second=outlook.tokens_per_second,
+        low=outlook.pessimistic,
         high=outlook.optimistic,
         peak=outlook.memory.peak,
         upper=outlook.memory.upper,

@@ -63,7 +63,7 @@ def price(space: Space, strategy: Strategy, *, comparisons: int = 0) -> Price | 
 def _in_play(space: Space, truth: Belief) -> Space:
     """`space` without engines that the default strategy will not try: it leaves out what seems slower than the best."""
     outlooks = [truth.outlook(each) for each in space.candidates]
-    best = max((each.speed.tokens_per_second for each in outlooks if each.fits >= LIKELY), default=0.0)
+    best = max((each.tokens_per_second for each in outlooks if each.fits >= LIKELY), default=0.0)
     hopeful = {each.candidate.engine for each in outlooks if each.fits >= SLIM and each.optimistic >= best}
     return replace(space, engines=tuple(engine for engine in space.engines if engine in hopeful) or space.engines)
 

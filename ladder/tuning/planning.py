@@ -120,7 +120,7 @@ def expected_winner(made: Plan) -> RungPlan | None:
     """The fastest rung that is predicted to fit, or else the fastest that may fit. None if no rung may fit."""
     for fits in ("yes", "perhaps"):
         if fitting := [row for row in made.rungs if row.fits == fits]:
-            return max(fitting, key=lambda row: row.outlook.speed.tokens_per_second)
+            return max(fitting, key=lambda row: row.outlook.tokens_per_second)
     return None
 
 
@@ -137,7 +137,7 @@ def rung_row(row: RungPlan) -> dict[str, Any]:
         "upper_gib": gib(memory.upper),
         "host_gib": gib(memory.host),
         "pinned_gib": gib(memory.pinned),
-        "tokens_per_second": round(row.outlook.speed.tokens_per_second),
+        "tokens_per_second": round(row.outlook.tokens_per_second),
         "smallest_gpus": row.smallest,
     }
 

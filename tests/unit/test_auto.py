@@ -15,7 +15,7 @@ from helpers.searches import fitting, make_space, out_of_memory, play
 from ladder.events.outcome import Outcome, Record
 from ladder.search.audit import audit_report
 from ladder.search.auto import auto, is_worth_a_trial, remaining
-from ladder.search.belief import believe
+from ladder.search.belief import believe, expected_gain
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
@@ -152,6 +152,7 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_so
         deviation=deviation,
         fits=fits,
         optimistic=speed * math.exp(1.28 * deviation),
+        gain_over=lambda over: fits * expected_gain(speed, deviation, over=over),
     )
     assert is_worth_a_trial(outlook, 100.0, 0.02) is worth_it
 

@@ -1,0 +1,94 @@
+"""An engine is not doubted above the speed of a measured engine that leaves out part of its work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from helpers.searches import fitting, make_space, space_of
+
+from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.events.outcome import Record
+from ladder.search.auto import auto
+from ladder.search.belief import Outlook, believe
+from ladder.search.ceiling import plainer, plainer_rungs
+from ladder.search.decisions import Measure
+from ladder.search.space import Space
+from ladder.techniques.registry import TECHNIQUES
+
+
+@pytest.mark.parametrize(
+    ("rung", "ranks", "names"),
+    [
+        ("zero0", 1, []),
+        ("zero1", 1, []),
+        ("zero2", 4, []),
+        ("zero1+opt-cpu", 4, ["zero1"]),
+        ("zero1+opt-cpu", 1, ["zero0", "zero1"]),
+        ("zero3", 4, ["zero2"]),
+        ("zero3", 1, ["zero0", "zero2"]),
+        ("zero3+param-cpu+opt-cpu+lean", 4, ["zero2", "zero3"]),
+        ("zero3+opt-nvme", 1, ["zero0", "zero2", "zero3"]),
+        ("ddp", 2, []),
+        ("fsdp2+cpu", 2, ["fsdp2+no-reshard", "fsdp2"]),
+        ("fsdp2+cpu", 1, ["fsdp2+no-reshard", "fsdp2"]),
+    ],
+)
+def test_offload_and_gathering_are_left_out_and_with_one_rank_all_sharding(rung: str, ranks: int, names: list[str]):
+    assert [each.name for each in plainer_rungs(RUNGS_BY_NAME[rung], ranks)] == names
+
+
+def test_only_the_rung_is_another():
+    lean = Engine(RUNGS_BY_NAME["zero3+opt-cpu"], (("reduce_bucket_size", 1),), (TECHNIQUES["liger"],))
+    (half,) = plainer(Candidate(lean, 2, 8, 4), 4)[1:]
+    assert half.key == "zero3+liger ckpt=1/2 mb=8"
+
+
+def alike(space: Space, engine: Engine, *, slower: float) -> list[Record]:
+    """Of every candidate of `engine`, as the prior predicts it or `slower`."""
+    return [fitting(space, candidate, slower=slower) for candidate in space.of_engine(engine)]
+
+
+def outlook(space: Space, records: Sequence[Record], key: str) -> Outlook:
+    return believe(space, records).outlook(space.by_key[key])
+
+
+def test_an_engine_with_offload_is_not_believed_to_be_faster_than_without_it_once_that_is_measured():
+    space = make_space("zero2", "zero2+opt-cpu")
+    key = "ckpt=on mb=4"
+    before = outlook(space, (), f"zero2+opt-cpu {key}")
+    records = alike(space, space.engines[0], slower=1.2)
+    with_offload, without = (outlook(space, records, f"{engine.key} {key}") for engine in reversed(space.engines))
+    assert with_offload.optimistic <= without.optimistic < before.optimistic
+    measured = next(record for record in records if record.candidate_key == without.candidate.key)
+    assert measured.tokens_per_second is not None
+    assert with_offload.gain_over(measured.tokens_per_second) < 0.02
+
+
+def test_only_an_engine_that_was_measured_is_a_ceiling():
+    space = make_space("zero2", "zero2+opt-cpu", "zero3")
+    of_another = alike(space, space.engines[2], slower=1.0)
+    assert outlook(space, of_another, "zero2+opt-cpu ckpt=on mb=4").ceilings == ()
+    with_it = [*of_another, *alike(space, space.engines[0], slower=1.0)]
+    (ceiling,) = outlook(space, with_it, "zero2+opt-cpu ckpt=on mb=4").ceilings
+    assert ceiling.candidate.key == "zero2 ckpt=on mb=4"
+
+
+def test_an_engine_that_was_measured_is_believed_itself():
+    space = make_space("zero2", "zero3")
+    slow, fast = (alike(space, engine, slower=slower) for engine, slower in zip(space.engines, (2.0, 1.0), strict=True))
+    key = "zero3 ckpt=on mb=4"
+    assert outlook(space, slow, key).ceilings
+    assert outlook(space, [*slow, fast[0]], key).ceilings == ()
+
+
+def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
+    """On one GPU with room for all, what saves memory has nothing to give."""
+    space = space_of(memory_limit=1 << 40, micro_batches=(1, 2, 4, 8, 16))
+    records: list[Record] = []
+    tried: list[Engine] = []
+    while isinstance(decision := auto(space, records), Measure):
+        tried.append(decision.engine)
+        records += [fitting(space, candidate) for candidate in decision.candidates]
+    assert tried
+    assert not [engine.key for engine in tried if engine.rung.devices or engine.rung.stage == 3]
