@@ -254,17 +254,15 @@ class Physics:
         candidate, clock = assignment.candidate, clock_of(assignment, _gathering(assignment), self._rig)
         accumulate, boundary = _micro_steps(clock, candidate)
         update = clock.update() + boundary - accumulate
-        # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %), and those that
-        # differ only in offload have the same kernels (measured: micro-steps of four and more sequences by 2 %).
+        # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
         rung, key = candidate.engine.rung, candidate.engine.key
-        turned, kernels = candidate.engine.knobs or rung.knobs, f"{rung.backend} {rung.stage}"
-        whole = self._stray("engine_time", kernels) * (self._stray("knob_time", key) if turned else 1)
+        turned = candidate.engine.knobs or rung.knobs
+        whole = self._stray("engine_time", rung.family) * (self._stray("knob_time", key) if turned else 1)
         whole *= self._stray("engine_variant_time", f"{rung.name} {candidate.checkpointing}")
         micro = accumulate * self._stray("shape_time", f"{candidate.checkpointing} {candidate.micro_batch}")
         # An engine deviates differently at each depth, so a few layers do not show everything.
-        layers = self._workload.model.num_layers
-        micro *= self._stray("depth_time", f"{kernels} {layers}")
-        update *= self._stray("depth_update", f"{rung.family} {layers}")
+        depth = f"{rung.family} {self._workload.model.num_layers}"
+        micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
         return micro * whole, (micro + update) * whole
 
 
