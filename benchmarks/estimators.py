@@ -185,7 +185,10 @@ def main() -> None:
         print(json.dumps(row))
     others = [row for row in rows if row["estimator"] != "ladder" and row["spoken_of"]]
     lowest = all(row["ladder_mean_error"] <= row["mean_error"] for row in others)
-    print(f"estimators={len(found)} candidates={sum(row['spoken_of'] for row in rows if row['estimator'] == 'ladder')}", end=" ")
+    print(
+        f"estimators={len(found)} candidates={sum(row['spoken_of'] for row in rows if row['estimator'] == 'ladder')}",
+        end=" ",
+    )
     print(f"ladder_lowest_everywhere={lowest}")
 
 

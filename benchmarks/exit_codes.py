@@ -1,0 +1,5 @@
+"""How programs of one rank say to `side_by_side.py` why they ended."""
+
+OUT_OF_MEMORY = 3
+CANNOT_RUN = 4
+"""A finder does not run here; the last line of the output says why."""

@@ -1,0 +1,56 @@
+"""The comparison with other tools: what is run again, which columns follow, and how an Autotuner's folder is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import compare
+import pytest
+from compare import ROWS, figures
+from side_by_side import Work
+
+REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
+FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
+
+
+def test_a_way_that_the_file_holds_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+        tried.append(work.model)
+        return FOUND
+
+    monkeypatch.setattr(compare, "WAYS", {"one": (way, []), "other": (way, [])})
+    file = tmp_path / "results" / "cpu.json"
+    assert len(compare.compare(file, "cpu", ["one"], 1, 50)) == len(tried) == 1
+    records = compare.compare(file, "cpu", ["one", "other"], 2, 50)
+    assert len(tried) == 4
+    kept = [(each["way"], each["repetition"]) for each in records]
+    assert kept == [("one", 1), ("other", 1), ("one", 2), ("other", 2)]
+    assert compare.compare(file, "cpu", ["other"], 2, 50) == json.loads(file.read_text()) == records
+    assert len(tried) == 4
+
+
+def test_gpu_seconds_count_every_gpu_and_headroom_is_what_the_limit_leaves() -> None:
+    columns = figures(Work(model="tiny-llama", gpus=4, cap_gib=24.0), FOUND, 50)
+    assert (columns["wall_seconds"], columns["gpu_seconds"], columns["headroom"]) == (30.0, 120.2, 0.75)
+    assert columns["fifty_steps"] is True
+    assert columns["why"] is None
+
+
+def test_fewer_steps_than_asked_for_leave_it_open_whether_all_run_and_none_at_all_deny_it() -> None:
+    work = Work(model="tiny-llama")
+    assert figures(work, FOUND | {"real": REAL | {"steps": 49}}, 50)["fifty_steps"] is None
+    without = figures(work, {"seconds": 1.0, "why": "out of memory"}, 50)
+    assert (without["fifty_steps"], without["tokens_per_second"], without["why"]) == (False, None, "out of memory")
+
+
+def test_rows_under_a_limit_have_a_batch_that_their_gpus_share_evenly() -> None:
+    assert [name for name, work in ROWS.items() if work.batch % work.gpus] == []
+    assert replace(ROWS["llama-2-7b-76gib-2"], cap_gib=40) == ROWS["llama-2-7b-40gib-2"]
+
+
+AUTOTUNER = Path(__file__).parents[1] / "data" / "autotuner"
