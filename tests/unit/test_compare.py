@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import compare
 import pytest
+from autotuner import read_results
 from compare import ROWS, figures
 from side_by_side import Work
 
@@ -53,4 +55,42 @@ def test_rows_under_a_limit_have_a_batch_that_their_gpus_share_evenly() -> None:
     assert replace(ROWS["llama-2-7b-76gib-2"], cap_gib=40) == ROWS["llama-2-7b-40gib-2"]
 
 
-AUTOTUNER = Path(__file__).parents[1] / "data" / "autotuner"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the Autotuner of DeepSpeed 0.19.8 left of a fast search on two CPU ranks, without its logs."""
+    shutil.copytree(Path(__file__).parents[1] / "data" / "autotuner", tmp_path / "autotuner")
+    return tmp_path / "autotuner"
+
+
+def test_the_autotuner_s_own_choice_is_read_without_its_section(folder: Path) -> None:
+    read = read_results(folder)
+    assert (read["experiments"], read["failures"], read["finished"]) == (7, 0, True)
+    assert read["chosen"]["zero_optimization"] == {"stage": 2}
+    assert read["chosen"]["train_micro_batch_size_per_gpu"] == 2
+    assert "autotuning" not in read["chosen"]
+    assert len(read["samples_per_second"]) == 6  # one experiment only counts parameters
+    assert read["samples_per_second"]["z3_gas1_tmbspg2"] == pytest.approx(28.33, abs=0.01)
+
+
+def test_where_the_autotuner_did_not_come_to_choose_its_fastest_experiment_counts(folder: Path) -> None:
+    (folder / "autotuning_results" / "ds_config_optimal.json").unlink()
+    read = read_results(folder)
+    assert read["finished"] is False
+    assert read["chosen"]["zero_optimization"] == {"stage": 0}
+    assert read["chosen"]["train_micro_batch_size_per_gpu"] == 1
+
+
+def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None:
+    results = folder / "autotuning_results"
+    shutil.rmtree(results / "z0_gas1_tmbspg1")
+    (results / "z1_gas1_tmbspg2" / "metrics.json").unlink()
+    (results / "z1_gas1_tmbspg2" / "stderr.log").write_text("Traceback\ntorch.OutOfMemoryError: CUDA\n  frame\n")
+    read = read_results(folder)
+    assert read["failures"] == 2
+    assert read["failed"]["z0_gas1_tmbspg1"] == "it was never started"
+    assert read["failed"]["z1_gas1_tmbspg2"] == "torch.OutOfMemoryError: CUDA"
+
+
+def test_a_folder_without_any_result_has_no_choice(tmp_path: Path) -> None:
+    read = read_results(tmp_path)
+    assert (read["chosen"], read["finished"], read["experiments"]) == (None, False, 0)
