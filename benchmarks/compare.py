@@ -2,7 +2,7 @@
 
     python benchmarks/compare.py FOLDER ROW … [--only WAY …] [--repetitions N] [--steps 50]
 
-A ROW is a workload on some GPUs (ROWS; `cpu` runs anywhere), a WAY is one of `ways.py`: ladder itself; DDP, FSDP2 and
+A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere), a WAY is one of `ways.py`: ladder itself; DDP, FSDP2 and
 the Trainer by hand; the batch size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner, fast and
 full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten minutes.
 
@@ -37,6 +37,7 @@ from ways import WAYS
 from ladder.machine.gpus import visible_gpus
 from ladder.units import gib
 
+_SMALLEST = str(HERE / "models" / "smallest-llama.json")
 ROWS: dict[str, Work] = {
     "llama-1b-24gib-32": Work(model="llama-3.2-1b", batch=32, cap_gib=24),
     "llama-1b-24gib-256": Work(model="llama-3.2-1b", batch=256, cap_gib=24),
@@ -48,7 +49,8 @@ ROWS: dict[str, Work] = {
     "llama-2-7b-76gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=76),
     "llama-2-7b-40gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=40),
     "roberta-base": Work(model="roberta-base", seq_len=512, batch=64, task="masked-lm"),
-    "cpu": Work(model=str(HERE / "models" / "smallest-llama.json"), gpus=2, seq_len=32, batch=4),
+    "cpu": Work(model=_SMALLEST, gpus=2, seq_len=32, batch=4),
+    "cpu-64mib": Work(model=_SMALLEST, seq_len=128, batch=64, cap_gib=0.0625),
 }
 _TWICE = ("llama-1b-24gib-32", "llama-1b-24gib-256", "llama-1b-32")
 """Rows whose spread is of interest."""

@@ -2,4 +2,5 @@
 
 OUT_OF_MEMORY = 3
 CANNOT_RUN = 4
-"""A finder does not run here; the last line of the output says why."""
+"""A finder does not run here; a line of the output that begins with CANNOT says why."""
+CANNOT = "It cannot run here: "

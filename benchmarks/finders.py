@@ -14,8 +14,8 @@
 The first two begin at the whole batch of a rank. A size has been found when the third optimizer step with it is done.
 Then come as many steps as SPEC.json asks for, for real. Rank 0 appends a line to the file that SPEC.json names when
 the size is found (`micro_batch`, `seconds` since the process was started, `failures`: attempts that ran out of memory),
-and another after the training. Exit code 3 says that memory ran out for good, 4 that the finder does not run here; the
-last line of the output then says why. A size that does not divide the batch trains with the nearest batch that it does.
+and another after the training. Exit code 3 says that memory ran out for good, 4 that the finder does not run here; a
+line of the output then says why. A size that does not divide the batch trains with the nearest batch that it does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import transformers
 from by_hand import Timed, trainer_of
-from exit_codes import CANNOT_RUN, OUT_OF_MEMORY
+from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from one_rank import (
     CLIP,
     Clock,
@@ -60,17 +60,22 @@ def main() -> None:
     if world_size() > 1:
         join(device)
     try:
-        model = make_model(spec, device)
-        limit_memory(spec["cap_gib"], device)
-        FINDERS[spec["method"]](spec, model, device)
+        FINDERS[spec["method"]](spec, device)
     except CannotRunError as error:
-        print(error, flush=True)
+        print(f"{CANNOT}{error}", flush=True)
         os._exit(CANNOT_RUN)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) and "reached zero" not in str(error):
             raise
         print(error, flush=True)
         os._exit(OUT_OF_MEMORY)
+
+
+def limited_model(spec: dict[str, Any], device: torch.device) -> Any:
+    """The model on the device, where memory is then limited."""
+    model = make_model(spec, device)
+    limit_memory(spec["cap_gib"], device)
+    return model
 
 
 def accumulation_of(spec: dict[str, Any], size: int) -> int:
@@ -91,22 +96,22 @@ class Attempts(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.failures += 1
+        forget_peaks(self._device)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         limit_memory(self._spec["cap_gib"], self._device)
         control.should_training_stop = state.global_step >= _PROVEN
 
 
-def by_the_trainer(spec: dict[str, Any], model: Any, device: torch.device) -> None:
+def by_the_trainer(spec: dict[str, Any], device: torch.device) -> None:
     """`auto_find_batch_size`, in the training too: it may have to shrink once more."""
-    whole = spec["batch"] // world_size()
-    attempts = Attempts(spec, device)
+    model, whole, attempts = limited_model(spec, device), spec["batch"] // world_size(), Attempts(spec, device)
     trainer = trainer_of(spec, model, whole, 1, attempts, auto_find_batch_size=True)
     trainer.train()
     size = int(trainer.state.train_batch_size)
     found(spec, size, attempts.failures)
-    del trainer
-    forget_peaks(device)
+    trainer.optimizer = None  # its states would stay on the GPU
+    trainer.accelerator.free_memory()
     clocks: list[Clock] = []
 
     class Anew(Timed):
@@ -115,6 +120,7 @@ def by_the_trainer(spec: dict[str, Any], model: Any, device: torch.device) -> No
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             clocks.append(Clock(spec, device))
             self._clock = clocks[-1]
+            forget_peaks(device)
 
     accumulation = accumulation_of(spec, size)
     trainer = trainer_of(spec, model, size, accumulation, Anew(Clock(spec, device)), auto_find_batch_size=True)
@@ -122,7 +128,7 @@ def by_the_trainer(spec: dict[str, Any], model: Any, device: torch.device) -> No
     append(spec, clocks[-1].row(int(trainer.state.train_batch_size), accumulation))
 
 
-def by_accelerate(spec: dict[str, Any], model: Any, device: torch.device) -> None:
+def by_accelerate(spec: dict[str, Any], device: torch.device) -> None:
     """`find_executable_batch_size` as its documentation has it: everything is made anew inside the function."""
     from accelerate import Accelerator
     from accelerate.utils import find_executable_batch_size
@@ -136,7 +142,7 @@ def by_accelerate(spec: dict[str, Any], model: Any, device: torch.device) -> Non
             mixed_precision="bf16", gradient_accumulation_steps=accumulation, cpu=device.type == "cpu"
         )
         accelerator.free_memory()
-        model.zero_grad()
+        model = limited_model(spec, device)
         wrapped, optimizer = accelerator.prepare(model, adam(model))
         forget_peaks(device)
         ids = torch.randint(4, model.config.vocab_size, (batch_size, spec["seq_len"]), device=device)
@@ -174,26 +180,24 @@ def timed(
     append(spec, clock.row(size, accumulation))
 
 
-def by_lightning(spec: dict[str, Any], model: Any, device: torch.device) -> None:
+def by_lightning(spec: dict[str, Any], device: torch.device) -> None:
     """`Tuner.scale_batch_size`, then `fit`."""
     if importlib.util.find_spec("lightning") is None:
         raise CannotRunError("Lightning is not installed.")
     lightning: Any = importlib.import_module("lightning.pytorch")
     tuner: Any = importlib.import_module("lightning.pytorch.tuner")
-    errors: Any = importlib.import_module("lightning.pytorch.utilities.exceptions")
     whole = spec["batch"] // world_size()
-    module = lightning_module(lightning, spec, model, device)
+    module = lightning_module(lightning, spec, limited_model(spec, device), device)
     try:
         # It takes its highest size without a trial, so that is set to the first power of two beyond the batch.
         most = 2 ** whole.bit_length()
         tuner.Tuner(trainer_of_lightning(lightning, spec, device, 2, spec.get("steps", 0))).scale_batch_size(
             module, mode="power", init_val=1, steps_per_trial=_PROVEN, max_val=most
         )
-    except errors.MisconfigurationException as error:
+    except ValueError as error:
         raise CannotRunError(str(error)) from None
     size = min(module.batch_size, whole)
     found(spec, size, module.begun - module.ended)
-    forget_peaks(device)
     module.batch_size, module.clock = size, Clock(spec, device)
     accumulation = accumulation_of(spec, size)
     trainer_of_lightning(lightning, spec, device, accumulation, spec["steps"] + 2).fit(module)
@@ -246,6 +250,7 @@ def lightning_module(lightning: Any, spec: dict[str, Any], model: Any, device: t
 
         def on_train_start(self) -> None:
             self.begun += 1
+            forget_peaks(device)
             self._seen = 0
 
         def on_train_end(self) -> None:
@@ -263,7 +268,7 @@ def lightning_module(lightning: Any, spec: dict[str, Any], model: Any, device: t
     return Module()
 
 
-FINDERS: dict[str, Callable[[dict[str, Any], Any, torch.device], None]] = {
+FINDERS: dict[str, Callable[[dict[str, Any], torch.device], None]] = {
     "auto_find_batch_size": by_the_trainer,
     "find_executable_batch_size": by_accelerate,
     "lightning": by_lightning,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from exit_codes import OUT_OF_MEMORY
+from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 
 from ladder.machine.gpus import visible_gpus
 from ladder.report.first_fit import first_fit
@@ -83,8 +83,14 @@ class Ended:
         """In words."""
         if self.code is None:
             return f"time was over after {self.seconds:.0f} s"
-        out_of_memory = self.code == OUT_OF_MEMORY or f"exitcode  : {OUT_OF_MEMORY} " in self.text
-        return "out of memory" if out_of_memory else self.text[-600:]
+        if self._is(OUT_OF_MEMORY):
+            return "out of memory"
+        said = [line for line in self.text.splitlines() if line.startswith(CANNOT)]
+        return said[0] if self._is(CANNOT_RUN) and said else self.text[-600:]
+
+    def _is(self, code: int) -> bool:
+        """Torchrun ends with 1, and names the code of the rank that failed."""
+        return self.code == code or f"exitcode  : {code} " in self.text
 
 
 def run(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from autotuner import autotune
-from exit_codes import CANNOT_RUN
 from side_by_side import Work, by_hand, run, run_ranks, tune
 
 _LONGEST = 570.0
@@ -97,7 +96,7 @@ def finder(method: str) -> Way:
         real = [row for row in rows if "tokens_per_second" in row]
         told: dict[str, Any] = {"seconds": found[-1]["seconds"] if found else ended.seconds}
         if ended.code != 0:
-            told["why"] = ended.text.splitlines()[-1] if ended.code == CANNOT_RUN else ended.why
+            told["why"] = ended.why
         if found:
             told |= {"answer": {"micro_batch": found[-1]["micro_batch"]}, "failures": found[-1]["failures"]}
         return told | ({"real": real[-1]} if real else {})

@@ -12,7 +12,8 @@ import compare
 import pytest
 from autotuner import read_results
 from compare import ROWS, figures
-from side_by_side import Work
+from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
+from side_by_side import Ended, Work
 
 REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
 FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
@@ -94,3 +95,11 @@ def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None
 def test_a_folder_without_any_result_has_no_choice(tmp_path: Path) -> None:
     read = read_results(tmp_path)
     assert (read["chosen"], read["finished"], read["experiments"]) == (None, False, 0)
+
+
+def test_how_a_rank_ended_is_told_whether_torchrun_started_it_or_not() -> None:
+    assert Ended(OUT_OF_MEMORY, 1.0, "").why == "out of memory"
+    assert Ended(1, 1.0, f"Root Cause:\n  exitcode  : {OUT_OF_MEMORY} (pid: 7)\n").why == "out of memory"
+    said = f"{CANNOT}it is not installed.\n  exitcode  : {CANNOT_RUN} (pid: 7)\n"
+    assert Ended(1, 1.0, said).why == f"{CANNOT}it is not installed."
+    assert Ended(1, 1.0, "Traceback").why == "Traceback"
