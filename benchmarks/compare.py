@@ -2,9 +2,10 @@
 
     python benchmarks/compare.py FOLDER ROW … [--only WAY …] [--repetitions N] [--steps 50]
 
-A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere), a WAY is one of `ways.py`: ladder itself; DDP, FSDP2 and
-the Trainer by hand; the batch size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner, fast and
-full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten minutes.
+A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere), a WAY is one of `ways.py`: ladder itself; DDP,
+FSDP2 and the Trainer by hand; the batch size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner,
+fast and full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten
+minutes.
 
 FOLDER/ROW.json gets a record for each way and repetition, and one that it already holds is not run again:
 
