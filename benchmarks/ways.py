@@ -23,7 +23,8 @@ _BUDGET = 360.0
 """Of these for the search. Chosen: the rest is for the real training and for two starts."""
 _REAL = 150.0
 """Of these for timed real steps; fewer steps are made where so many take longer."""
-_MOST_MICRO_BATCH = 128
+_SEARCHED = 64
+"""Sequences of a GPU in a step of a search by hand. Chosen: nobody tries a micro-batch with all of a large batch."""
 
 Way = Callable[[Work, Path, int], dict[str, Any]]
 
@@ -57,14 +58,15 @@ def hand(*methods: str) -> Way:
     """The fastest of these methods by hand, with and without checkpointing, micro-batches doubling until they fail."""
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-        most = work.batch // work.gpus
-        sizes = [2**n for n in range(most.bit_length()) if most % 2**n == 0 and 2**n <= _MOST_MICRO_BATCH]
+        few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
+        most = few.batch // few.gpus
+        sizes = [2**n for n in range(most.bit_length()) if most % 2**n == 0]
         longest = _BUDGET / (2 * len(methods))
         rows: list[dict[str, Any]] = []
         began = time.monotonic()
         for method in methods:
             for checkpointing in (False, True):
-                rows += by_hand(work, method, checkpointing, longest, micro_batches=sizes, seconds=2.0)
+                rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes, seconds=2.0)
         fits = [row for row in rows if "tokens_per_second" in row]
         failed = [row["ended"] for row in rows if "ended" in row]
         told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": len(failed)}
