@@ -21,6 +21,9 @@ _LONGEST = 570.0
 """Seconds of a way, real training included. Chosen: a run has to end within ten minutes."""
 _BUDGET = 360.0
 """Of these for the search. Chosen: the rest is for the real training and for two starts."""
+_AUTOTUNER = 450.0
+"""Of these for DeepSpeed's Autotuner. Chosen: it starts each of its 9 to 34 experiments anew, so it gets all but what
+a short training needs; where that is not enough, the fastest experiment so far counts."""
 _REAL = 150.0
 """Of these for timed real steps; fewer steps are made where so many take longer."""
 _SEARCHED = 64
@@ -83,8 +86,9 @@ def hand(*methods: str) -> Way:
 
 def _real(work: Work, method: str, checkpointing: bool, micro_batch: int, steps: int, **more: Any) -> dict[str, Any]:
     """The row of so many real steps with what was chosen, or why there is none."""
-    wanted = {"micro_batches": [micro_batch], "steps": steps, "seconds": _REAL}
-    rows = by_hand(work, method, checkpointing, _LONGEST - _BUDGET, **wanted, **more)
+    left = _LONGEST - (_AUTOTUNER if more else _BUDGET)
+    wanted = {"micro_batches": [micro_batch], "steps": steps, "seconds": min(_REAL, left / 2)}
+    rows = by_hand(work, method, checkpointing, left, **wanted, **more)
     return {"real": rows[0]} if "tokens_per_second" in rows[0] else {"why": rows[-1].get("ended")}
 
 
@@ -110,7 +114,7 @@ def of_deepspeed(*, fast: bool) -> Way:
     """DeepSpeed's Autotuner, and a real training with what it chose."""
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-        found = autotune(work, folder, fast, _BUDGET)
+        found = autotune(work, folder, fast, _AUTOTUNER)
         chosen = found["chosen"]
         told = {key: found[key] for key in ("seconds", "failures", "experiments", "failed", "finished")}
         if chosen is None:
