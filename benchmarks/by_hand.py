@@ -34,6 +34,7 @@ from one_rank import (
     world_size,
 )
 from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer  # now: it takes a GiB of a CPU's memory, which is limited later
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[list[Batch]], None]
@@ -193,7 +194,7 @@ def trainer_steps(spec: dict[str, Any], model: Any) -> Steps:
 
 def trainer_of(
     spec: dict[str, Any], model: Any, micro_batch: int, accumulation: int, callback: Any, **more: Any
-) -> transformers.Trainer:
+) -> Trainer:
     """A Trainer that makes as many steps as a clock needs at most; `more` are further arguments."""
     most = spec.get("steps", MOST) + 2
     arguments = transformers.TrainingArguments(
@@ -212,7 +213,7 @@ def trainer_of(
     )
     one = torch.randint(4, model.config.vocab_size, (spec["seq_len"],))
     data = [{"input_ids": one, "labels": one}] * (2 * spec["batch"] * most)
-    return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
+    return Trainer(model, arguments, train_dataset=data, callbacks=[callback])
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ class CannotRunError(Exception):
 
 def main() -> None:
     spec = read_spec(sys.argv[1])
+    if spec["method"] == "lightning" and importlib.util.find_spec("lightning"):
+        importlib.import_module("lightning.pytorch")  # before a CPU's memory is limited
     device = begin(spec)
     if world_size() > 1:
         join(device)

@@ -49,7 +49,7 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         seen = json.loads(ended.text[ended.text.index("{") : ended.text.rindex("}") + 1])
         why = seen["sentence"]
         if seen["fits"]:
-            real = {"steps": seen["optimizer_steps"], "tokens_per_second": seen["tokens_per_second"]["seen"]}
+            real = {"steps": seen["optimizer_steps"], "tokens_per_second": round(seen["tokens_per_second"]["seen"], 1)}
             real |= {"peak_device_gib": seen["peak_device_gib"]["seen"], "micro_batch": answer["micro_batch"]}
             real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
     keys = ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")
