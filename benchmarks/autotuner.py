@@ -107,6 +107,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     `finished` is whether it chose itself; otherwise the fastest experiment so far is `chosen`, or None.
     """
     results = folder / _RESULTS
+    is_over = (results / "summary.txt").exists()
     names = sorted(path.stem for path in (folder / _EXPERIMENTS).glob("*.json"))
     speeds: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -115,7 +116,8 @@ def read_results(folder: Path) -> dict[str, Any]:
         if metrics.exists():
             speeds[name] = float(json.loads(metrics.read_text().splitlines()[0])["throughput"])
         elif not (results / name / "model_info.json").exists():
-            failed[name] = _why(results / name / "stderr.log")
+            failed[name] = _why(results / name / "stderr.log", is_over)
+    failed = {name: why for name, why in failed.items() if why}
     best = results / _BEST
     if not best.exists() and speeds:
         best = results / max(speeds, key=lambda name: speeds[name]) / "ds_config.json"
@@ -132,12 +134,17 @@ def read_results(folder: Path) -> dict[str, Any]:
     }
 
 
-def _why(errors: Path) -> str:
-    """The last line with an error in it, as the Autotuner itself looks for one."""
-    if not errors.exists():
-        return "it was never started"
-    lines = [line for line in errors.read_text(errors="replace").splitlines() if "error" in line.lower()]
-    return lines[-1][:300] if lines else "it ended without a figure"
+def _why(errors: Path, is_over: bool) -> str:
+    """The last line with an error in it, as the Autotuner itself looks for one.
+
+    An experiment that says nothing has failed only if the search is over; otherwise it was cut off or is yet to come.
+    """
+    said = errors.read_text(errors="replace").splitlines() if errors.exists() else []
+    lines = [line for line in said if "error" in line.lower()]
+    if lines:
+        return lines[-1][:300]
+    silent = "it ended without a figure" if errors.exists() else "it was never started"
+    return silent if is_over else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -92,6 +92,15 @@ def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None
     assert read["failed"]["z1_gas1_tmbspg2"] == "torch.OutOfMemoryError: CUDA"
 
 
+def test_an_experiment_that_was_cut_off_with_the_search_has_not_failed(folder: Path) -> None:
+    results = folder / "autotuning_results"
+    for cut in ("ds_config_optimal.json", "summary.txt", "z3_gas1_tmbspg2/metrics.json"):
+        (results / cut).unlink()
+    (results / "z2_gas1_tmbspg2" / "metrics.json").unlink()
+    (results / "z2_gas1_tmbspg2" / "stderr.log").write_text("RuntimeError: it broke\n")
+    assert read_results(folder)["failed"] == {"z2_gas1_tmbspg2": "RuntimeError: it broke"}
+
+
 def test_a_folder_without_any_result_has_no_choice(tmp_path: Path) -> None:
     read = read_results(tmp_path)
     assert (read["chosen"], read["finished"], read["experiments"]) == (None, False, 0)
