@@ -18,27 +18,13 @@ and `worst`, the least of the answers' tokens/s over those of the fastest by han
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from by_hand import OUT_OF_MEMORY
+from side_by_side import Work, by_hand, tune
 
-from ladder.machine.gpus import visible_gpus
-from ladder.report.first_fit import first_fit
-from ladder.runs.stored_run import read_run
-from ladder.techniques.liger import FAMILIES
-from ladder.workload.lora import lora_from_text
-from ladder.workload.source import resolve_model
-
-_BY_HAND = Path(__file__).parent / "by_hand.py"
 _METHODS = ["ddp", "fsdp2", "fsdp2-kept", "zero2", "zero3"]
 _LONGEST = 300
 """Seconds of one method. Chosen: far more than any took."""
@@ -54,7 +40,9 @@ def main() -> None:
             continue
         row = case | {"seq_len": options.seq_len, "batch": options.batch}
         larger = [each for each in rows if _is_under_a_larger_limit(each, row)]
-        row |= {"answer": _tuned(options, cap), "by_hand": _all_by_hand(options, cap, larger)}
+        limits = {"seq_len": options.seq_len, "batch": options.batch, "cap_gib": cap or None}
+        work = Work(model=options.model, gpus=options.gpus, lora=options.lora, load_in=options.load_in, **limits)
+        row |= {"answer": _tuned(options, work), "by_hand": _all_by_hand(options, work, larger)}
         rows.append(row | _compared(row))
         options.file.write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
@@ -81,51 +69,22 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _tuned(options: argparse.Namespace, cap: int) -> dict[str, Any]:
-    """What the tune found, with and without DeepSpeed, and the documented recipe's first fit."""
-    folder = options.file.absolute().with_suffix("") / "-".join(
-        str(word).replace("/", "-")
-        for word in (options.model, options.gpus, cap, options.lora or "all", options.load_in)
-    )
-    run, output = folder / "run", folder / "best_config.json"
-    run.mkdir(parents=True, exist_ok=True)
-    words = ["tune", options.model, "--seq-len", options.seq_len, "--global-batch-size", options.batch]
-    words += ["--backend", options.backend, "--knobs", 0, "--run-dir", run, "--output", output]
-    words += ["--gpus", options.gpus if visible_gpus() else 0]
-    for name, value in (("--gpu-memory", f"{cap}GiB" if cap else None), ("--lora", options.lora)):
-        words += [name, value] if value else []
-    words += ["--load-in", options.load_in] if options.load_in else []
-    words += options.tune.split()
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "ladder", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=_environment(),
-    )
-    told: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "last_lines": done.stdout.splitlines()[-14:]}
-    if done.returncode:
-        return told | {"exit_code": done.returncode, "error": done.stderr[-800:]}
-    section = json.loads(output.read_text())["ladder"]
-    stored = read_run(run)
-    found = first_fit(stored.space, stored.records)
-    return told | {
-        "deepspeed": {key: section[key] for key in ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")},
-        "peak_device_gib": section["memory_per_gpu"]["peak_device_gib"],
-        "plain": section.get("plain"),
-        "first_fit": found.plain() if found else None,
-        "trials": len(stored.trial_seconds),
-        "tokens_per_second": max(section["tokens_per_second"], section.get("plain", {}).get("tokens_per_second", 0.0)),
-    }
+def _tuned(options: argparse.Namespace, work: Work) -> dict[str, Any]:
+    """What the tune found."""
+    name = (options.model, options.gpus, round(work.cap_gib or 0), options.lora or "all", options.load_in)
+    folder = options.file.absolute().with_suffix("") / "-".join(str(word).replace("/", "-") for word in name)
+    return tune(work, folder, None, "--backend", options.backend, *options.tune.split())
 
 
-def _all_by_hand(options: argparse.Namespace, cap: int, larger: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _all_by_hand(options: argparse.Namespace, work: Work, larger: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    divisor = work.batch // work.gpus
+    micro_batches = [each for each in options.micro_batches if divisor % each == 0]
+    wanted = {"micro_batches": micro_batches, "seconds": options.seconds}
     for method in options.methods:
         for checkpointing in (each == "on" for each in options.checkpointing):
-            known = _known(larger, cap, method, checkpointing)
-            rows += _by_hand(options, cap, method, checkpointing) if known is None else known
+            known = _known(larger, work.cap_gib or 0, method, checkpointing)
+            rows += by_hand(work, method, checkpointing, _LONGEST, **wanted) if known is None else known
     return rows
 
 
@@ -135,7 +94,7 @@ def _is_under_a_larger_limit(other: dict[str, Any], row: dict[str, Any]) -> bool
     return row.items() <= (other | {"cap_gib": limit}).items() and (other["cap_gib"] or math.inf) > (limit or math.inf)
 
 
-def _known(larger: list[dict[str, Any]], cap: int, method: str, checkpointing: bool) -> list[dict[str, Any]] | None:
+def _known(larger: list[dict[str, Any]], cap: float, method: str, checkpointing: bool) -> list[dict[str, Any]] | None:
     """What rows under larger limits say of one method; None if they leave it open which micro-batches fit.
 
     One that stayed below `cap` (GiB) takes as long there, and tensors that need more do not fit. In between, the
@@ -152,65 +111,6 @@ def _known(larger: list[dict[str, Any]], cap: int, method: str, checkpointing: b
     if rest[0]["peak_allocated_gib"] <= cap:
         return None
     return [*fits, {"method": method, "checkpointing": checkpointing, "ended": "out of memory"}]
-
-
-def _by_hand(options: argparse.Namespace, cap: int, method: str, checkpointing: bool) -> list[dict[str, Any]]:
-    """The rows of one method; the last one says how it ended, if that was not by itself."""
-    config = dict(resolve_model(options.model).config)
-    divisor = options.batch // options.gpus
-    with tempfile.TemporaryDirectory() as folder:
-        rows, spec = Path(folder) / "rows.jsonl", Path(folder) / "spec.json"
-        wanted = {
-            "method": method,
-            "checkpointing": checkpointing,
-            "config": config,
-            "seq_len": options.seq_len,
-            "batch": options.batch,
-            "micro_batches": [each for each in options.micro_batches if divisor % each == 0],
-            "cap_gib": cap or None,
-            "liger": bool(visible_gpus()) and config["model_type"] in FAMILIES and _installed("liger_kernel"),
-            "lora": lora_from_text(options.lora).for_peft() if options.lora else None,
-            "load_in": options.load_in,
-            "seconds": options.seconds,
-            "folder": folder,
-            "rows": str(rows),
-        }
-        spec.write_text(json.dumps(wanted))
-        said = Path(folder) / "output.txt"
-        ended = _run(options.gpus, spec, said)
-        lines = rows.read_text().splitlines() if rows.exists() else []
-        found = [{"method": method, "checkpointing": checkpointing, **json.loads(line)} for line in lines]
-        text = said.read_text()
-    if ended == 0:
-        return found
-    out_of_memory = ended == OUT_OF_MEMORY or f"exitcode  : {OUT_OF_MEMORY} " in text
-    why = "out of memory" if out_of_memory else text[-600:]
-    return [*found, {"method": method, "checkpointing": checkpointing, "ended": why}]
-
-
-def _run(ranks: int, spec: Path, said: Path) -> int:
-    """The exit code of the one rank, or of torchrun, which ends all ranks with the first one."""
-    launch = [sys.executable]
-    if ranks > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    with said.open("w") as output:
-        process = subprocess.Popen(
-            [*launch, str(_BY_HAND), str(spec)], stdout=output, stderr=subprocess.STDOUT, env=_environment()
-        )
-        try:
-            return process.wait(_LONGEST)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its ranks
-            return process.wait() or 1
-
-
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def _environment() -> dict[str, str]:
-    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return {**growing, **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _compared(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""What people use today beside ladder: on the same hardware, of the same work, in the same run.
+
+    python benchmarks/compare.py FOLDER ROW … [--only WAY …] [--repetitions N] [--steps 50]
+
+A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere), a WAY is one of `ways.py`: ladder itself; DDP,
+FSDP2 and the Trainer by hand; the batch size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner,
+fast and full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten
+minutes.
+
+FOLDER/ROW.json gets a record for each way and repetition, and one that it already holds is not run again:
+
+- `tokens_per_second` over all GPUs in the last 20 of the real steps;
+- `wall_seconds` and `gpu_seconds` until there was an answer; `failures` on the way to it;
+- `fifty_steps`: whether all real steps ran; null where so many would have taken too long (`steps` says how many ran);
+- `peak_device_gib` and `headroom`, the part of the limit that stays free;
+- `joules_per_token`, where the GPU counts; `cannot_say`: what this way has no words for at all;
+- `answer`, and `why` if it has none or the training failed.
+
+Lightning needs `lightning`, `lightning-utilities` and `torchmetrics`, the Autotuner `tabulate`: without one, its record
+says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from side_by_side import HERE, Work
+from ways import WAYS
+
+from ladder.machine.gpus import visible_gpus
+from ladder.units import gib
+
+_SMALLEST = str(HERE / "models" / "smallest-llama.json")
+ROWS: dict[str, Work] = {
+    "llama-1b-24gib-32": Work(model="llama-3.2-1b", batch=32, cap_gib=24),
+    "llama-1b-24gib-256": Work(model="llama-3.2-1b", batch=256, cap_gib=24),
+    "llama-1b-32": Work(model="llama-3.2-1b", batch=32),
+    "llama-1b-lora-24gib-32": Work(model="llama-3.2-1b", batch=32, cap_gib=24, lora="r=16,alpha=32"),
+    "opt-125m": Work(model="opt-125m", seq_len=512, batch=64),
+    "opt-125m-2": Work(model="opt-125m", gpus=2, seq_len=512, batch=64),
+    "opt-1.3b-2": Work(model="opt-1.3b", gpus=2, batch=64),
+    "llama-2-7b-76gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=76),
+    "llama-2-7b-40gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=40),
+    "roberta-base": Work(model="roberta-base", seq_len=512, batch=64, task="masked-lm"),
+    "cpu": Work(model=_SMALLEST, gpus=2, seq_len=32, batch=4),
+    "cpu-64mib": Work(model=_SMALLEST, seq_len=128, batch=64, cap_gib=0.0625),
+}
+_TWICE = ("llama-1b-24gib-32", "llama-1b-24gib-256", "llama-1b-32")
+"""Rows whose spread is of interest."""
+
+
+def compare(file: Path, row: str, ways: Sequence[str], repetitions: int, steps: int) -> list[dict[str, Any]]:
+    """All records of `file`, after those that were missing have been made."""
+    records: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    for repetition in range(1, repetitions + 1):
+        for name in ways:
+            known = {"way": name, "repetition": repetition}
+            if any(known.items() <= record.items() for record in records):
+                continue
+            records.append(known | record(ROWS[row], name, steps))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(records, indent=1) + "\n")
+            print(json.dumps(records[-1]), flush=True)
+    return records
+
+
+def record(work: Work, name: str, steps: int) -> dict[str, Any]:
+    """One way, tried."""
+    way, cannot_say = WAYS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        found = way(work, Path(folder), steps)
+    return figures(work, found, steps) | {"host": _host(), "cannot_say": cannot_say}
+
+
+def figures(work: Work, found: dict[str, Any], steps: int) -> dict[str, Any]:
+    """The columns of the comparison from what a way found."""
+    real = found.get("real") or {}
+    made, limit = real.get("steps", 0), work.cap_gib or _memory()
+    peak = real.get("peak_device_gib")
+    is_short = bool(real) and made < steps
+    return {
+        "tokens_per_second": real.get("tokens_per_second"),
+        "wall_seconds": round(found["seconds"], 1),
+        "gpu_seconds": round(found["seconds"] * work.gpus, 1),
+        "failures": found.get("failures"),
+        "fifty_steps": None if is_short else bool(real),
+        "steps": made,
+        "peak_device_gib": round(peak, 3) if peak else None,
+        "limit_gib": limit,
+        "headroom": round(1 - peak / limit, 4) if peak and limit else None,
+        "joules_per_token": real.get("joules_per_token"),
+        "answer": found.get("answer"),
+        "why": None if real else found.get("why"),
+        **{key: found[key] for key in ("experiments", "failed", "finished") if key in found},
+    }
+
+
+def _memory() -> float | None:
+    """GiB of a GPU; None on a CPU, whose memory nobody is held to without a limit."""
+    gpus = visible_gpus()
+    return gib(gpus[0].total_bytes) if gpus else None
+
+
+def _host() -> str:
+    gpus = visible_gpus()
+    if gpus:
+        return f"{len(gpus)} x {gpus[0].name}"
+    return f"{os.cpu_count()} cores ({platform.machine()}), {psutil.virtual_memory().total / 2**30:.0f} GiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rows", nargs="+", choices=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument(
+        "--only", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY", help=", ".join(WAYS)
+    )
+    parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--steps", type=int, default=50)
+    options = parser.parse_args()
+    whole: list[dict[str, Any]] = []
+    for row in options.rows:
+        repetitions = options.repetitions or (2 if row in _TWICE else 1)
+        whole += compare(options.folder / f"{row}.json", row, options.only, repetitions, options.steps)
+    print(f"records={len(whole)} trained={sum(bool(each['steps']) for each in whole)}")
+
+
+if __name__ == "__main__":
+    main()

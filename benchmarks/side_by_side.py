@@ -1,0 +1,209 @@
+"""A tune, and trainings without ladder, of the same work: started, limited in time and read.
+
+`against_plain.py`, `autotuner.py` and `compare.py` share this. Every process gets a marker into its environment, which
+all that it starts inherit; at the end whatever still bears it is ended, and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
+
+from ladder.machine.gpus import visible_gpus
+from ladder.report.first_fit import first_fit
+from ladder.runs.stored_run import read_run
+from ladder.techniques.liger import FAMILIES
+from ladder.workload.lora import lora_from_text
+from ladder.workload.source import resolve_model
+
+HERE = Path(__file__).parent
+_MARKER = "LADDER_BENCHMARK"
+_PATIENCE = 20.0
+"""Seconds between asking a process to end and killing it. Chosen: torchrun and ladder end their ranks in a few."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is trained, and where. `gpus` are ranks where there is no GPU."""
+
+    model: str
+    gpus: int = 1
+    seq_len: int = 2048
+    batch: int = 64
+    cap_gib: float | None = None
+    lora: str | None = None
+    load_in: str | None = None
+    task: str = "causal-lm"
+
+    def spec(self, method: str, folder: Path, **more: Any) -> dict[str, Any]:
+        """What a program of one rank reads; `folder` is for what it writes."""
+        config = dict(resolve_model(self.model).config)
+        return {
+            "method": method,
+            "checkpointing": False,
+            "config": config,
+            "task": self.task,
+            "seq_len": self.seq_len,
+            "batch": self.batch,
+            "cap_gib": self.cap_gib,
+            "liger": bool(visible_gpus()) and config["model_type"] in FAMILIES and _installed("liger_kernel"),
+            "lora": lora_from_text(self.lora).for_peft() if self.lora else None,
+            "load_in": self.load_in,
+            "folder": str(folder),
+            "rows": str(folder / "rows.jsonl"),
+            **more,
+        }
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int | None
+    """None if its time was over."""
+    seconds: float
+    text: str
+    """All that it said."""
+
+    @property
+    def why(self) -> str:
+        """In words."""
+        if self.code is None:
+            return f"time was over after {self.seconds:.0f} s"
+        if self._is(OUT_OF_MEMORY):
+            return "out of memory"
+        said = [line for line in self.text.splitlines() if line.startswith(CANNOT)]
+        return said[0] if self._is(CANNOT_RUN) and said else self.text[-600:]
+
+    def _is(self, code: int) -> bool:
+        """Torchrun ends with 1, and names the code of the rank that failed."""
+        return self.code == code or f"exitcode  : {code} " in self.text
+
+
+def run(
+    words: Sequence[str], *, longest: float, environment: Mapping[str, str] = {}, folder: Path | None = None
+) -> Ended:
+    """Run a command in `folder` for at most `longest` seconds, and end all that it started."""
+    marker = uuid.uuid4().hex
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            list(words),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=own_environment() | dict(environment) | {_MARKER: marker},
+            cwd=folder,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(longest)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        seconds = time.monotonic() - began
+        _end(marker)
+        process.wait()
+        output.seek(0)
+        return Ended(code, round(seconds, 1), output.read())
+
+
+def _end(marker: str) -> None:
+    """End what bears the marker; whoever was told to end has a while for it."""
+    deadline = time.monotonic() + _PATIENCE
+    told: set[int] = set()
+    while left := [process for process in psutil.process_iter() if _bears(process, marker)]:
+        for process in left:
+            try:
+                if time.monotonic() > deadline:
+                    process.kill()
+                elif process.pid not in told:
+                    process.terminate()
+            except psutil.NoSuchProcess:
+                continue
+            told.add(process.pid)
+        time.sleep(0.2)
+
+
+def _bears(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.environ().get(_MARKER) == marker and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
+
+
+def own_environment() -> dict[str, str]:
+    """As whoever trains by hand sets it: a growing allocator, no Hub."""
+    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return {**growing, **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def run_ranks(program: str, spec: Mapping[str, Any], ranks: int, longest: float) -> tuple[list[dict[str, Any]], Ended]:
+    """The lines that a program of one rank wrote, and how it ended: alone, or as several ranks by torchrun."""
+    folder, rows = Path(spec["folder"]), Path(spec["rows"])
+    (folder / "spec.json").write_text(json.dumps(spec))
+    rows.unlink(missing_ok=True)
+    launch = [sys.executable]
+    if ranks > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    # On a host with more GPUs, the Trainer would take them all.
+    few = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in visible_gpus()[:ranks])} if visible_gpus() else {}
+    words = [*launch, str(HERE / program), str(folder / "spec.json")]
+    ended = run(words, longest=longest, environment=few, folder=folder)
+    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [], ended
+
+
+def by_hand(work: Work, method: str, checkpointing: bool, longest: float, **more: Any) -> list[dict[str, Any]]:
+    """The rows of one method; the last one says how it ended, if that was not by itself."""
+    known = {"method": method, "checkpointing": checkpointing}
+    with tempfile.TemporaryDirectory() as folder:
+        spec = work.spec(method, Path(folder), **more) | {"checkpointing": checkpointing}
+        rows, ended = run_ranks("by_hand.py", spec, work.gpus, longest)
+    found = [known | row for row in rows]
+    return found if ended.code == 0 else [*found, known | {"ended": ended.why}]
+
+
+def tune(work: Work, folder: Path, longest: float | None, *options: str) -> dict[str, Any]:
+    """What a tune found, with and without DeepSpeed, the documented recipe's first fit, and what failed on the way."""
+    run_folder, output = folder / "run", folder / "best_config.json"
+    run_folder.mkdir(parents=True, exist_ok=True)
+    words = ["tune", work.model, "--seq-len", work.seq_len, "--global-batch-size", work.batch]
+    words += ["--knobs", 0, "--run-dir", run_folder, "--output", output, "--gpus", work.gpus if visible_gpus() else 0]
+    cap = f"{round(work.cap_gib * 1024)}MiB" if work.cap_gib else None
+    for name, value in (("--gpu-memory", cap), ("--lora", work.lora), ("--load-in", work.load_in)):
+        words += [name, value] if value else []
+    ended = run([sys.executable, "-m", "ladder", *map(str, words), *options], longest=longest or sys.maxsize)
+    told: dict[str, Any] = {"seconds": ended.seconds, "last_lines": ended.text.splitlines()[-14:]}
+    if ended.code != 0:
+        return told | {"exit_code": ended.code, "error": ended.why}
+    section = json.loads(output.read_text())["ladder"]
+    stored = read_run(run_folder)
+    fit, plain = first_fit(stored.space, stored.records), section.get("plain") or {}
+    return told | {
+        "deepspeed": {key: section[key] for key in ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")},
+        "peak_device_gib": section["memory_per_gpu"]["peak_device_gib"],
+        "limit_gib": section["memory_per_gpu"]["limit_gib"],
+        "joules_per_token": section["joules_per_token"],
+        "plain": plain or None,
+        "first_fit": fit.plain() if fit else None,
+        "trials": len(stored.trial_seconds),
+        "failures": sum(record.outcome.kind != "fits" for record in stored.records),
+        "tokens_per_second": max(section["tokens_per_second"], plain.get("tokens_per_second", 0.0)),
+    }

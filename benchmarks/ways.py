@@ -1,0 +1,141 @@
+"""The ways of choosing a configuration that have to run on the hardware itself, each from its start to a real training.
+
+Each takes a workload, an empty folder and how many real optimizer steps to make, and returns what it chose, the seconds
+until then, how many attempts failed, and the measured row of the training that followed (`real`; None if none did).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotuner import autotune
+from side_by_side import Work, by_hand, run, run_ranks, tune
+
+_LONGEST = 570.0
+"""Seconds of a way, real training included. Chosen: a run has to end within ten minutes."""
+_BUDGET = 360.0
+"""Of these for the search. Chosen: the rest is for the real training and for two starts."""
+_AUTOTUNER = 450.0
+"""Of these for DeepSpeed's Autotuner. Chosen: it starts each of its 9 to 34 experiments anew, so it gets all but what
+a short training needs; where that is not enough, the fastest experiment so far counts."""
+_REAL = 150.0
+"""Of these for timed real steps; fewer steps are made where so many take longer."""
+_SEARCHED = 64
+"""Sequences of a GPU in a step of a search by hand. Chosen: nobody tries a micro-batch with all of a large batch."""
+
+Way = Callable[[Work, Path, int], dict[str, Any]]
+
+
+def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    """`ladder tune`, and `ladder verify` of the faster of its two answers for the real steps."""
+    found = tune(work, folder, _LONGEST, "--time-budget", f"{_BUDGET:.0f}s")
+    if "deepspeed" not in found:
+        return {"seconds": found["seconds"], "why": found["error"]}
+    plain, own = found["plain"] or {"tokens_per_second": 0.0}, found["deepspeed"]
+    is_plain = plain["tokens_per_second"] > own["tokens_per_second"]
+    answer, file = (plain, "best_plain.json") if is_plain else (own, "best_config.json")
+    step_seconds = work.batch * work.seq_len / answer["tokens_per_second"]
+    most = max(2, min(steps, int(_REAL / step_seconds)))
+    words = ["verify", str(folder / file), "--steps", str(most), "--quiet", "--format", "json"]
+    ended = run([sys.executable, "-m", "ladder", *words], longest=_LONGEST - _BUDGET)
+    real, why = None, ended.why
+    if "{" in ended.text:
+        seen = json.loads(ended.text[ended.text.index("{") : ended.text.rindex("}") + 1])
+        why = seen["sentence"]
+        if seen["fits"]:
+            real = {"steps": seen["optimizer_steps"], "tokens_per_second": round(seen["tokens_per_second"]["seen"], 1)}
+            real |= {"peak_device_gib": seen["peak_device_gib"]["seen"], "micro_batch": answer["micro_batch"]}
+            real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
+    keys = ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")
+    chosen = {key: answer[key] for key in keys} | {"trials": found["trials"]}
+    return {"seconds": found["seconds"], "failures": found["failures"], "answer": chosen, "real": real, "why": why}
+
+
+def hand(*methods: str) -> Way:
+    """The fastest of these methods by hand, with and without checkpointing, micro-batches doubling until they fail."""
+
+    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+        few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
+        most = few.batch // few.gpus
+        sizes = [2**n for n in range(most.bit_length()) if most % 2**n == 0]
+        longest = _BUDGET / (2 * len(methods))
+        rows: list[dict[str, Any]] = []
+        began = time.monotonic()
+        for method in methods:
+            for checkpointing in (False, True):
+                rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes, seconds=2.0)
+        fits = [row for row in rows if "tokens_per_second" in row]
+        failed = [row["ended"] for row in rows if "ended" in row]
+        told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": len(failed)}
+        if not fits:
+            return told | {"why": "; ".join(sorted(set(failed)))}
+        best = max(fits, key=lambda row: float(row["tokens_per_second"]))
+        answer = {key: best[key] for key in ("method", "checkpointing", "micro_batch", "tokens_per_second")}
+        return (
+            told | {"answer": answer} | _real(work, best["method"], best["checkpointing"], best["micro_batch"], steps)
+        )
+
+    return way
+
+
+def _real(work: Work, method: str, checkpointing: bool, micro_batch: int, steps: int, **more: Any) -> dict[str, Any]:
+    """The row of so many real steps with what was chosen, or why there is none."""
+    left = _LONGEST - (_AUTOTUNER if more else _BUDGET)
+    wanted = {"micro_batches": [micro_batch], "steps": steps, "seconds": min(_REAL, left / 2)}
+    rows = by_hand(work, method, checkpointing, left, **wanted, **more)
+    return {"real": rows[0]} if "tokens_per_second" in rows[0] else {"why": rows[-1].get("ended")}
+
+
+def finder(method: str) -> Way:
+    """A finder, which goes on to train."""
+
+    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+        spec = work.spec(method, folder, steps=steps, seconds=_REAL)
+        rows, ended = run_ranks("finders.py", spec, work.gpus, _LONGEST)
+        found = [row for row in rows if "seconds" in row]  # a size may run out of memory after it was found
+        real = [row for row in rows if "tokens_per_second" in row]
+        told: dict[str, Any] = {"seconds": found[-1]["seconds"] if found else ended.seconds}
+        if ended.code != 0:
+            told["why"] = ended.why
+        if found:
+            told |= {"answer": {"micro_batch": found[-1]["micro_batch"]}, "failures": found[-1]["failures"]}
+        return told | ({"real": real[-1]} if real else {})
+
+    return way
+
+
+def of_deepspeed(*, fast: bool) -> Way:
+    """DeepSpeed's Autotuner, and a real training with what it chose."""
+
+    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+        found = autotune(work, folder, fast, _AUTOTUNER)
+        chosen = found["chosen"]
+        told = {key: found[key] for key in ("seconds", "failures", "experiments", "failed", "finished")}
+        if chosen is None:
+            return told | {"why": "; ".join(found["last_words"])}
+        micro_batch, whole = chosen["train_micro_batch_size_per_gpu"], replace(work, batch=chosen["train_batch_size"])
+        answer = {"stage": chosen["zero_optimization"]["stage"], "micro_batch": micro_batch, "batch": whole.batch}
+        return told | {"answer": answer} | _real(whole, "deepspeed", False, micro_batch, steps, deepspeed=chosen)
+
+    return way
+
+
+_NO_PROOF = ["offload", "checkpointing", "stage", "headroom", "proof", "why"]
+WAYS: dict[str, tuple[Way, list[str]]] = {
+    "ladder": (ladder, []),
+    "ddp": (hand("ddp"), ["offload", "proof"]),
+    "fsdp2": (hand("fsdp2", "fsdp2-kept"), ["proof"]),
+    "trainer": (hand("trainer"), ["offload", "proof"]),
+    "auto_find_batch_size": (finder("auto_find_batch_size"), [*_NO_PROOF, "accumulation"]),
+    "find_executable_batch_size": (finder("find_executable_batch_size"), _NO_PROOF),
+    "lightning": (finder("lightning"), [*_NO_PROOF, "accumulation", "several GPUs"]),
+    "autotuner fast": (of_deepspeed(fast=True), ["offload", "checkpointing", "headroom", "proof"]),
+    "autotuner full": (of_deepspeed(fast=False), ["offload", "checkpointing", "headroom", "proof"]),
+}
+"""By name: how it goes, and what it cannot say at all. By hand, a person says it, or nobody."""

@@ -1,0 +1,114 @@
+"""The comparison with other tools: what is run again, which columns follow, and how an Autotuner's folder is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import compare
+import pytest
+from autotuner import read_results
+from compare import ROWS, figures
+from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
+from side_by_side import Ended, Work
+
+REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
+FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
+
+
+def test_a_way_that_the_file_holds_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+        tried.append(work.model)
+        return FOUND
+
+    monkeypatch.setattr(compare, "WAYS", {"one": (way, []), "other": (way, [])})
+    file = tmp_path / "results" / "cpu.json"
+    assert len(compare.compare(file, "cpu", ["one"], 1, 50)) == len(tried) == 1
+    records = compare.compare(file, "cpu", ["one", "other"], 2, 50)
+    assert len(tried) == 4
+    kept = [(each["way"], each["repetition"]) for each in records]
+    assert kept == [("one", 1), ("other", 1), ("one", 2), ("other", 2)]
+    assert compare.compare(file, "cpu", ["other"], 2, 50) == json.loads(file.read_text()) == records
+    assert len(tried) == 4
+
+
+def test_gpu_seconds_count_every_gpu_and_headroom_is_what_the_limit_leaves() -> None:
+    columns = figures(Work(model="tiny-llama", gpus=4, cap_gib=24.0), FOUND, 50)
+    assert (columns["wall_seconds"], columns["gpu_seconds"], columns["headroom"]) == (30.0, 120.2, 0.75)
+    assert columns["fifty_steps"] is True
+    assert columns["why"] is None
+
+
+def test_fewer_steps_than_asked_for_leave_it_open_whether_all_run_and_none_at_all_deny_it() -> None:
+    work = Work(model="tiny-llama")
+    assert figures(work, FOUND | {"real": REAL | {"steps": 49}}, 50)["fifty_steps"] is None
+    without = figures(work, {"seconds": 1.0, "why": "out of memory"}, 50)
+    assert (without["fifty_steps"], without["tokens_per_second"], without["why"]) == (False, None, "out of memory")
+
+
+def test_rows_under_a_limit_have_a_batch_that_their_gpus_share_evenly() -> None:
+    assert [name for name, work in ROWS.items() if work.batch % work.gpus] == []
+    assert replace(ROWS["llama-2-7b-76gib-2"], cap_gib=40) == ROWS["llama-2-7b-40gib-2"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the Autotuner of DeepSpeed 0.19.8 left of a fast search on two CPU ranks, without its logs."""
+    shutil.copytree(Path(__file__).parents[1] / "data" / "autotuner", tmp_path / "autotuner")
+    return tmp_path / "autotuner"
+
+
+def test_the_autotuner_s_own_choice_is_read_without_its_section(folder: Path) -> None:
+    read = read_results(folder)
+    assert (read["experiments"], read["failures"], read["finished"]) == (7, 0, True)
+    assert read["chosen"]["zero_optimization"] == {"stage": 2}
+    assert read["chosen"]["train_micro_batch_size_per_gpu"] == 2
+    assert "autotuning" not in read["chosen"]
+    assert len(read["samples_per_second"]) == 6  # one experiment only counts parameters
+    assert read["samples_per_second"]["z3_gas1_tmbspg2"] == pytest.approx(28.33, abs=0.01)
+
+
+def test_where_the_autotuner_did_not_come_to_choose_its_fastest_experiment_counts(folder: Path) -> None:
+    (folder / "autotuning_results" / "ds_config_optimal.json").unlink()
+    read = read_results(folder)
+    assert read["finished"] is False
+    assert read["chosen"]["zero_optimization"] == {"stage": 0}
+    assert read["chosen"]["train_micro_batch_size_per_gpu"] == 1
+
+
+def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None:
+    results = folder / "autotuning_results"
+    shutil.rmtree(results / "z0_gas1_tmbspg1")
+    (results / "z1_gas1_tmbspg2" / "metrics.json").unlink()
+    (results / "z1_gas1_tmbspg2" / "stderr.log").write_text("Traceback\ntorch.OutOfMemoryError: CUDA\n  frame\n")
+    read = read_results(folder)
+    assert read["failures"] == 2
+    assert read["failed"]["z0_gas1_tmbspg1"] == "it was never started"
+    assert read["failed"]["z1_gas1_tmbspg2"] == "torch.OutOfMemoryError: CUDA"
+
+
+def test_an_experiment_that_was_cut_off_with_the_search_has_not_failed(folder: Path) -> None:
+    results = folder / "autotuning_results"
+    for cut in ("ds_config_optimal.json", "summary.txt", "z3_gas1_tmbspg2/metrics.json"):
+        (results / cut).unlink()
+    (results / "z2_gas1_tmbspg2" / "metrics.json").unlink()
+    (results / "z2_gas1_tmbspg2" / "stderr.log").write_text("RuntimeError: it broke\n")
+    assert read_results(folder)["failed"] == {"z2_gas1_tmbspg2": "RuntimeError: it broke"}
+
+
+def test_a_folder_without_any_result_has_no_choice(tmp_path: Path) -> None:
+    read = read_results(tmp_path)
+    assert (read["chosen"], read["finished"], read["experiments"]) == (None, False, 0)
+
+
+def test_how_a_rank_ended_is_told_whether_torchrun_started_it_or_not() -> None:
+    assert Ended(OUT_OF_MEMORY, 1.0, "").why == "out of memory"
+    assert Ended(1, 1.0, f"Root Cause:\n  exitcode  : {OUT_OF_MEMORY} (pid: 7)\n").why == "out of memory"
+    said = f"{CANNOT}it is not installed.\n  exitcode  : {CANNOT_RUN} (pid: 7)\n"
+    assert Ended(1, 1.0, said).why == f"{CANNOT}it is not installed."
+    assert Ended(1, 1.0, "Traceback").why == "Traceback"
