@@ -26,7 +26,7 @@ from ladder.launch.nodes.software import software
 from ladder.launch.nodes.wire import to_wire
 from ladder.launch.trial_server import kill_marked
 from ladder.launch.watch import now
-from ladder.machine.lease import Leases
+from ladder.machine.lease import BusyGpusError, Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
 
@@ -87,8 +87,12 @@ class Agent:
     def _describe(self, gpus: int | None, nvme_path: str | None, **limits: int | None) -> None:
         """`gpus` and the memory limits as for `detect_machine`."""
         path = Path(nvme_path) if nvme_path is not None else None
+        try:
+            machine = detect_machine(gpus=gpus, nvme_path=path, choose=self._leases.choose, **limits)
+        except BusyGpusError as error:
+            self.tell("busy", sentence=str(error))
+            return
         speed = check_nvme_path(path) if path is not None else None
-        machine = detect_machine(gpus=gpus, nvme_path=path, choose=self._leases.choose, **limits)
         self._uuids = tuple(gpu.uuid for gpu in machine.gpus)
         self.tell(
             "described",
@@ -104,6 +108,10 @@ class Agent:
             software=software(),
             addresses=own_addresses(),
         )
+
+    def _release(self) -> None:
+        """Hold no GPU while the tune waits for those of another node, so that two tunes cannot wait for each other."""
+        self._leases.close()
 
     def _see(self, path: str) -> None:
         """What this node reads in a file that every node should see."""
@@ -130,13 +138,10 @@ class Agent:
             self._launcher.close()
         self._marker = marker
         kill_marked(marker)
-        interface = interface_of(address)
-        network = {name: interface for name in _INTERFACES if interface and name not in os.environ}
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self._uuids)} if self._uuids else {}
         self._launcher = LocalLauncher(
             marker=marker,
             job=job,
-            environment={**environment, **network, **visible},
+            environment=self._of_ranks(environment, address),
             log=Path(log),
             gpu_uuids=self._uuids,
             cancelled=lambda: self.stopped.is_set() or self.gone.is_set(),
@@ -144,6 +149,13 @@ class Agent:
             on_port=lambda port: self.tell("port", port=port),
         )
         self.tell("opened")
+
+    def _of_ranks(self, environment: Mapping[str, str], address: str) -> dict[str, str]:
+        """`environment` with this node's GPUs, and with the interface over which its ranks reach `address`."""
+        interface = interface_of(address)
+        network = {name: interface for name in _INTERFACES if interface and name not in os.environ}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self._uuids)} if self._uuids else {}
+        return {**environment, **network, **visible}
 
     def _load(self, operators: list[str]) -> None:
         assert self._launcher is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,16 @@ from typing import Any
 
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.nodes.connection import Connection, Node, close_all
+from ladder.launch.watch import now
 from ladder.machine.described import Gpu, Machine
+from ladder.machine.lease import InterruptedWaitError, waiting
 from ladder.machine.machine import CPU_RANKS
+
+_PAUSE_SECONDS = (0.5, 3.0)
+"""Between two tries to lease the GPUs of all nodes, at random: two tunes that each hold one node's would otherwise let
+go and try again at the same moments. Chosen: a try takes a fraction of a second."""
+_TICK_SECONDS = 0.1
+"""Between two looks whether the user still waits. Chosen: a delay that nobody notices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +34,26 @@ class Wanted:
     host_memory: int | None
     """Bytes of one node, for all its ranks together; None takes what it has."""
     nvme_path: Path | None
+    wait: bool = False
+    """Wait until the GPUs of all nodes are free."""
 
 
 class Cluster:
-    """The agents on `nodes`, of which the first is where the ranks meet."""
+    """The agents on `nodes`, of which the first is where the ranks meet.
 
-    def __init__(self, nodes: Sequence[Node], wanted: Wanted, cancelled: Callable[[], bool]) -> None:
+    If it waits for GPUs, `note` is told for whose, and `waited` for how many seconds.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        wanted: Wanted,
+        cancelled: Callable[[], bool],
+        note: Callable[[str], None] = lambda sentence: None,
+        waited: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._nodes, self._wanted, self._cancelled = list(nodes), wanted, cancelled
+        self._note, self._waited = note, waited
         self._agents: list[Connection] = []
         self._described: list[dict[str, Any]] = []
         self.names = [node.name for node in nodes]
@@ -75,12 +98,22 @@ class Cluster:
 
     def _connect(self) -> None:
         """Start all agents at once, and have each describe its node."""
-        wanted = self._wanted
         try:
             for node in self._nodes:
                 self._agents.append(Connection(node, self._cancelled))
             for agent in self._agents:
                 agent.wait_here()
+            self._described = self._described_by_all()
+            require_alike(self._described, self.names)
+        except BaseException:
+            self.close()
+            raise
+
+    def _described_by_all(self) -> list[dict[str, Any]]:
+        """Each node once the GPUs of all are leased, at the same time."""
+        wanted, told, began = self._wanted, "", now()
+        while True:
+            for agent in self._agents:
                 agent.send(
                     "describe",
                     gpus=wanted.gpus,
@@ -88,11 +121,32 @@ class Cluster:
                     host_memory=wanted.host_memory,
                     nvme_path=str(wanted.nvme_path) if wanted.nvme_path is not None else None,
                 )
-            self._described = [agent.wait_for("described") for agent in self._agents]
-            require_alike(self._described, self.names)
-        except BaseException:
-            self.close()
-            raise
+            answers = [agent.wait_for("described", "busy") for agent in self._agents]
+            busy = [
+                f"Node {name}: {answer['sentence']}"
+                for name, answer in zip(self.names, answers, strict=True)
+                if answer["event"] == "busy"
+            ]
+            if not busy:
+                return answers
+            if not wanted.wait:
+                raise EnvironmentFaultError(busy[0])
+            if busy[0] != told:
+                told = busy[0]
+                self._note(waiting(told))
+            self._pause()
+            self._waited(now() - began)
+            began = now()
+
+    def _pause(self) -> None:
+        """Leave the GPUs of all nodes to others for a while."""
+        for agent in self._agents:
+            agent.send("release")
+        until = now() + random.uniform(*_PAUSE_SECONDS)
+        while now() < until:
+            if self._cancelled():
+                raise InterruptedWaitError("interrupted while waiting for GPUs.")
+            time.sleep(_TICK_SECONDS)
 
 
 def machine_of(described: Sequence[Mapping[str, Any]], names: Sequence[str], nvme_path: Path | None) -> Machine:
