@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import LadderError
-from ladder.events.protocol import Event, TrialSpec
+from ladder.events.protocol import Event, Share, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
+from ladder.launch.machine_measuring import measure_share
 from ladder.launch.nodes.network import interface_of, own_addresses, reachable, served
 from ladder.launch.nodes.software import software
 from ladder.launch.nodes.wire import to_wire
 from ladder.launch.trial_server import kill_marked
 from ladder.launch.watch import now
+from ladder.machine.known_machine import facts_of_host
 from ladder.machine.lease import BusyGpusError, Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
@@ -106,6 +108,7 @@ class Agent:
                 "allocator": machine.allocator,
             },
             software=software(),
+            facts=facts_of_host(machine.device),
             addresses=own_addresses(),
         )
 
@@ -149,6 +152,20 @@ class Agent:
             on_port=lambda port: self.tell("port", port=port),
         )
         self.tell("opened")
+
+    def _measure(self, share: Mapping[str, Any], world: int, environment: Mapping[str, str]) -> None:
+        """Measure the node's speeds, and with the others those of the links between all."""
+        self._met.set()
+        found = measure_share(
+            "cuda" if self._uuids else "cpu",
+            self._uuids,
+            Share.model_validate(share),
+            world,
+            self._of_ranks(environment, share["address"]),
+            on_port=lambda port: self.tell("port", port=port),
+            cancelled=self.gone.is_set,
+        )
+        self.tell("measured", **found)
 
     def _of_ranks(self, environment: Mapping[str, str], address: str) -> dict[str, str]:
         """`environment` with this node's GPUs, and with the interface over which its ranks reach `address`."""

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import EnvironmentFaultError
+from ladder.events.protocol import Share
+from ladder.launch.machine_measuring import MOST_SECONDS
 from ladder.launch.nodes.connection import Connection, Node, close_all
 from ladder.launch.watch import now
 from ladder.machine.described import Gpu, Machine
+from ladder.machine.known_machine import facts_of_nodes
 from ladder.machine.lease import InterruptedWaitError, waiting
 from ladder.machine.machine import CPU_RANKS
+from ladder.machine.rates import Found, slowest
 
 _PAUSE_SECONDS = (0.5, 3.0)
 """Between two tries to lease the GPUs of all nodes, at random: two tunes that each hold one node's would otherwise let
@@ -96,6 +100,26 @@ class Cluster:
         close_all(self._agents)
         self._agents = []
 
+    def measured(self, ranks: int, environment: Mapping[str, str]) -> Found:
+        """What `ranks` on each described node measure; of the slowest node, and of the links between all."""
+        agents, world = self._agents, ranks * len(self._agents)
+        address = _meeting_address(agents, self._described[0]["addresses"])
+
+        def begin(index: int, port: int) -> None:
+            share = Share(first=index * ranks, count=ranks, address=address, port=port).model_dump()
+            agents[index].send("measure", share=share, world=world, environment=dict(environment))
+
+        begin(0, port=0)
+        port = agents[0].wait_for("port", seconds=MOST_SECONDS)["port"]
+        for index in range(1, len(agents)):
+            begin(index, port)
+        found = []
+        for agent in agents:
+            answer = agent.wait_for("measured", seconds=MOST_SECONDS)
+            failed = {name: f"{why}, on node {agent.name}" for name, why in answer["failed"].items()}
+            found.append(Found(rates=answer["rates"], failed=failed))
+        return slowest(found)
+
     def _connect(self) -> None:
         """Start all agents at once, and have each describe its node."""
         try:
@@ -164,6 +188,7 @@ def machine_of(described: Sequence[Mapping[str, Any]], names: Sequence[str], nvm
         host_memory=min(part["host_memory"] for part in parts) * count,
         num_cores=min(part["num_cores"] for part in parts) * count,
         num_nodes=count,
+        elsewhere=facts_of_nodes(names, described[0]["facts"]),
         nvme_path=nvme_path,
         nvme_write_speed=min(speeds) if None not in speeds else None,
         allocator=first["allocator"],
