@@ -26,6 +26,6 @@ class Problem:
     nvme_path: str | None = None
     """The folder for NVMe rungs: measurements in another folder may be of another drive."""
     rates: tuple[tuple[str, float], ...] = ()
-    """What was measured of the machine (`known_machine.rates_of`), if anything."""
+    """What was measured of the machine (`rates.rates_of`), if anything."""
     learned: tuple[tuple[str, float, float], ...] = ()
     """What earlier tunes taught about the machine: unknowns of the speed model, each with mean and deviation."""

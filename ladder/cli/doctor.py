@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder.errors import EXIT_FOUND, EnvironmentFaultError
+from ladder.errors import EXIT_FOUND, EnvironmentFaultError, UsageError
 
 if TYPE_CHECKING:
     from ladder.doctor.check import Check
+    from ladder.tuning.options import TuneOptions
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
+
+
+class DoctorLauncher(str, Enum):
+    local = "local"
+    ray = "ray"
 
 
 class DoctorFormat(str, Enum):
@@ -37,8 +43,23 @@ def doctor(
     ] = False,
     gpus: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="With --measure: so many GPUs, 0 for the CPU; all by default."),
+        typer.Option(min=0, metavar="N", help="With --measure: so many GPUs of all nodes, 0 for the CPU; else all."),
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --measure: so many nodes of the Slurm job, of --hostfile or of the Ray cluster, and the links "
+            "between them.",
+        ),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="With --measure: the nodes in this file of lines `host slots=N`, by ssh.")
+    ] = None,
+    launcher: Annotated[
+        DoctorLauncher, typer.Option(help="ray: with --measure, --nodes of a Ray cluster.")
+    ] = DoctorLauncher.local,
     nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
     model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,
     output_format: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.text,
@@ -55,10 +76,17 @@ def doctor(
 
       ladder doctor --measure --gpus 2
 
+      ladder doctor --measure --nodes 2
+
       ladder doctor --model meta-llama/Llama-2-7b-hf --format json
     """
+    from ladder.tuning.options import TuneOptions
+
+    if not measure and (nodes is not None or hostfile is not None or launcher is not DoctorLauncher.local):
+        raise UsageError("--nodes, --hostfile and --launcher say what --measure measures; add --measure.")
+    where = TuneOptions(nodes=nodes, hostfile=hostfile, launcher=launcher.value, gpus=gpus, nvme_path=nvme_path)
+    speeds = partial(_speeds, measure, where)
     checks = []
-    speeds = partial(_speeds, measure=measure, gpus=gpus, nvme_path=nvme_path)
     for check in _checks(speeds, build=build, nvme_path=nvme_path, model=model):
         checks.append(check)
         if output_format is DoctorFormat.text:
@@ -97,10 +125,10 @@ def _as_json(checks: list[Check], failed: list[str]) -> str:
     return text
 
 
-def _speeds(*, measure: bool, gpus: int | None, nvme_path: Path | None) -> Iterator[Check]:
+def _speeds(measure: bool, where: TuneOptions) -> Iterator[Check]:
     from ladder.tuning.known_check import speeds
 
-    yield from speeds(measure_now=measure, gpus=gpus, nvme_path=nvme_path)
+    yield from speeds(measure_now=measure, options=where)
 
 
 def _checks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ladder.candidates import ALL_RUNGS, Rung
 
@@ -42,6 +42,8 @@ class Machine:
     """Bytes of host memory that all ranks together may use."""
     num_cores: int
     num_nodes: int = 1
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    """What tells the nodes from others (`known_machine.facts_of_nodes`); empty if it is this host."""
     nvme_path: Path | None = None
     nvme_write_speed: float | None = None
     """Measured write speed of `nvme_path` in bytes per second."""
@@ -50,7 +52,7 @@ class Machine:
     allocator: dict[str, str] = field(default_factory=lambda: dict(BEST_FOR_TRIALS))
     """Environment variables for the allocators of torch and of the C library on a machine with GPUs."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """What `ladder doctor --measure` found (`known_machine.rates_of`); empty where it has not run."""
+    """What `ladder doctor --measure` found (`rates.rates_of`); empty where it has not run."""
     learned: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """What earlier tunes here taught about the machine (`KnownMachine.learned`)."""
 

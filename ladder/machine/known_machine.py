@@ -11,9 +11,9 @@ import hashlib
 import importlib.metadata
 import json
 import math
-import statistics
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.gpus import driver_version
+from ladder.machine.rates import Points, rates_of
 from ladder.text import shown
 
 VERSION = 1
@@ -29,11 +30,6 @@ _OLDEST_SECONDS = 180 * 86400.0
 """Chosen: half a year. Driver and torch are among the facts; what else changes (cooling, firmware) changes slowly."""
 _MOST_TUNES = 20
 """Of which the file names the source. Chosen: enough to see where its figures come from."""
-_SHARED_BY_LINKS = ("all_gather", "reduce_scatter", "all_reduce")
-_MOVES = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0}
-"""How often a collective moves (N − 1)/N of its bytes over each link (derived: ring algorithms)."""
-
-Points = Mapping[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +53,36 @@ class KnownMachine:
 
 
 def facts_of(machine: Machine) -> dict[str, Any]:
-    """What tells the machine from others whose figures would mislead."""
+    """What tells the machine, or several nodes together, from others whose figures would mislead."""
     several = {"nodes": machine.num_nodes} if machine.num_nodes > 1 else {}
     return {
         **several,
         "device": machine.device,
         "gpu": machine.gpu_name,
         "ranks": machine.world_size,
-        "driver": driver_version() if machine.device == "cuda" else None,
         "cores": machine.num_cores,
+        **(machine.elsewhere or facts_of_host(machine.device)),
+    }
+
+
+def facts_of_host(device: str) -> dict[str, Any]:
+    """What tells this host from others with as many GPUs of the same name."""
+    return {
+        "driver": driver_version() if device == "cuda" else None,
         "cpu": _cpu_name(),
         "torch": _version("torch"),
     }
+
+
+def facts_of_nodes(names: Sequence[str], first: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of nodes, of which the `first` says it of itself.
+
+    Nodes of another kind of name, of another partition or cluster, may have another network. Of one kind, a job gets
+    now these and now those: so numbers do not count, and node1 and node2 are "node#".
+    """
+    if len(names) == 1:
+        return dict(first)
+    return {**first, "names": sorted({re.sub(r"\d+", "#", name) for name in names})}
 
 
 def file_of(facts: Mapping[str, Any]) -> Path:
@@ -106,7 +120,7 @@ def keep_known(known: KnownMachine) -> bool:
 
 def measured(facts: Mapping[str, Any], points: Points, drive: tuple[str, float] | None) -> KnownMachine:
     """What follows from new measurements. What tunes taught was relative to older ones, so it is given up."""
-    rates = rates_of(points, int(facts["ranks"]))
+    rates = rates_of(points, int(facts["ranks"]), int(facts.get("nodes", 1)))
     if drive is not None:
         rates["nvme_bytes"] = drive[1]
     return KnownMachine(
@@ -116,39 +130,6 @@ def measured(facts: Mapping[str, Any], points: Points, drive: tuple[str, float] 
         points={name: list(each) for name, each in points.items()},
         drive=drive[0] if drive is not None else None,
     )
-
-
-def rates_of(points: Points, ranks: int) -> dict[str, float]:
-    """Rates per second and rank, and seconds of launching a block, as far as they were measured.
-
-    - flops: operations in matrix products, weighted by their operations;
-    - device_bytes: bytes that a copy on the device reads and writes;
-    - launch_seconds: of the host, for forward and backward of a small block;
-    - link_bytes: bus bandwidth of collectives at their largest size, the mean of all three;
-    - pcie_bytes: one way between GPU and pinned host memory, the slower way;
-    - cpu_adam_parameters: parameters that all ranks together update.
-    """
-    rates = {}
-    if products := points.get("products"):
-        rates["flops"] = sum(each["operations"] for each in products) / sum(each["seconds"] for each in products)
-    if copies := points.get("copies"):
-        rates["device_bytes"] = copies[0]["bytes"] / copies[0]["seconds"]
-    if launches := points.get("launches"):
-        rates["launch_seconds"] = launches[0]["seconds"]
-    buses = [_bus_bytes(name, points[name], ranks) for name in _SHARED_BY_LINKS if points.get(name)]
-    if buses and ranks > 1:
-        rates["link_bytes"] = statistics.geometric_mean(buses)
-    one_way = [each["bytes"] / each["seconds"] for each in points.get("pinned", ()) if each["way"] != "both"]
-    if one_way:
-        rates["pcie_bytes"] = min(one_way)
-    if adam := points.get("adam"):
-        rates["cpu_adam_parameters"] = ranks * adam[0]["parameters"] / adam[0]["seconds"]
-    return {name: rate for name, rate in rates.items() if math.isfinite(rate) and rate > 0}
-
-
-def _bus_bytes(name: str, points: list[dict[str, Any]], ranks: int) -> float:
-    largest = max(points, key=lambda point: float(point["bytes"]))
-    return float(_MOVES[name] * (ranks - 1) / ranks * largest["bytes"] / largest["seconds"])
 
 
 def taught(known: KnownMachine, learned: Mapping[str, tuple[float, float]], source: Mapping[str, Any]) -> KnownMachine:

@@ -35,6 +35,10 @@ class InterruptedWaitError(LadderError):
     exit_code = 130
 
 
+class BusyGpusError(EnvironmentFaultError):
+    """GPUs that will be free again, but are not yet."""
+
+
 class Leases:
     """The GPUs of one tune, held until `close` or the end of this process."""
 
@@ -50,13 +54,13 @@ class Leases:
         self._folder = folder or Path(os.environ.get("LADDER_LEASES", _FOLDER))
         self._held: dict[str, int] = {}
         self.waited = 0.0
-        """Seconds that `choose` has waited for GPUs."""
+        """Seconds that the tune has waited for GPUs."""
 
     def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
         """Lease the first `count` GPUs that have `needed` bytes free and that nobody uses; see `machine.Choice`.
 
         If there are too few, it waits if the user asked for that or if the obstacle will pass by itself. Otherwise
-        EnvironmentFaultError says who or what uses them. No other process is touched.
+        EnvironmentFaultError says who or what uses them: BusyGpusError where it may end. No other process is touched.
         """
         passing_until = time.monotonic() + _PASSING_SECONDS
         before, began = self.waited, time.monotonic()
@@ -72,10 +76,11 @@ class Leases:
             passing = sum(not found.passing for found in in_the_way) <= len(visible) - count
             patient = self._wait or (passing and time.monotonic() < passing_until)
             if hopeless or not patient:
-                raise EnvironmentFaultError(f"{first.sentence}, or choose other GPUs with CUDA_VISIBLE_DEVICES.")
+                kind = EnvironmentFaultError if hopeless else BusyGpusError
+                raise kind(f"{first.sentence}, or choose other GPUs with CUDA_VISIBLE_DEVICES.")
             if self._wait and first.sentence != told:
                 told = first.sentence
-                self._note(f"Waiting: {told.split(';')[0]}.")
+                self._note(waiting(told))
             time.sleep(_POLL_SECONDS)
             self.waited = before + time.monotonic() - began
             if self._cancelled():
@@ -145,6 +150,11 @@ class Leases:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def waiting(sentence: str) -> str:
+    """What a tune that waits tells of the obstacle that `sentence` describes."""
+    return f"Waiting: {sentence.split(';')[0]}."
 
 
 def _make_shared(folder: Path) -> None:

@@ -122,15 +122,18 @@ norm, the scaling and the 16-bit copy."""
 def known_speed(
     speed: MachineSpeed, rates: Mapping[str, float], learned: Mapping[str, tuple[float, float]]
 ) -> MachineSpeed:
-    """`speed` with measured `rates` (`known_machine.rates_of`) in place of data sheets, and what tunes taught."""
+    """`speed` with measured `rates` (`rates.rates_of`) in place of data sheets, and what tunes taught."""
     if not rates and not learned:
         return speed
     ours = {name: rate * _FROM_RATES[name] for name, rate in rates.items() if name in _FROM_RATES}
-    has_network = speed.link_bytes < speed.node_link_bytes
+    between = ours.pop("network_bytes", None)
+    has_network = between is not None or speed.link_bytes < speed.node_link_bytes
     if "link_bytes" in ours:
         ours["node_link_bytes"] = ours["link_bytes"]
         if has_network:  # what was measured in a node says nothing of the network
             ours["link_bytes"] = min(ours["link_bytes"], speed.link_bytes)
+    if between is not None:
+        ours["link_bytes"] = between
     changes: dict[str, Any] = {name: rate for name, rate in ours.items() if name != "flops"}
     if "flops" in ours:
         changes["achievable"] = ours["flops"] / speed.flops
@@ -139,7 +142,8 @@ def known_speed(
     for name in ours:
         before = speed.flops * speed.achievable if name == "flops" else getattr(speed, name)
         off = abs(math.log(ours[name] / before))
-        remains = () if name == "link_bytes" and has_network else _REMAINS.get(name, ())
+        is_guess = name == "link_bytes" and has_network and between is None
+        remains = () if is_guess else _REMAINS.get(name, ())
         beliefs |= {unknown: Belief(share=share, disagreement=off) for unknown, share in remains}
     for unknown, (mean, deviation) in learned.items():
         beliefs[unknown] = replace(beliefs.get(unknown, Belief()), mean=mean, deviation=deviation)
@@ -150,6 +154,7 @@ _FROM_RATES = {
     "flops": _OF_PRODUCTS,
     "device_bytes": _OF_COPIES,
     "link_bytes": 1.0,
+    "network_bytes": 1.0,
     "pcie_bytes": _OF_PINNED,
     "cpu_adam_parameters": _OF_ADAM,
     "nvme_bytes": 1.0,

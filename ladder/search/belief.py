@@ -210,7 +210,10 @@ class Belief:
         space = self.space
         sheets = machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
         learned = {name: (mean, deviation) for name, mean, deviation in space.learned}
-        known = known_speed(sheets, dict(space.rates), learned)
+        rates = dict(space.rates)
+        if space.num_nodes == 1:  # the rates of several nodes may foretell one
+            rates.pop("network_bytes", None)
+        known = known_speed(sheets, rates, learned)
         speed = self._calibrated_from(known)
         if known is not sheets and speed.fit.surprise > _CONTRADICTED:
             without = self._calibrated_from(sheets)

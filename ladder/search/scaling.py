@@ -24,8 +24,8 @@ _NOISE = 0.05
 """Relative error of a measurement as data for another number of GPUs. Chosen: above the noise of a step, because the
 formula is linearised."""
 _OF_NETWORK = 0.3
-"""Standard deviation (a logarithm) of the speed over several nodes if only one node was measured. Chosen: the sheets
-say nothing of the network."""
+"""Standard deviation (a logarithm) of the speed over several nodes if neither trials nor `ladder doctor` measured the
+network. Chosen: the sheets say nothing of it."""
 _QUANTILE_90 = 1.28
 """Derived: the 90 % quantile of a normal distribution, in standard deviations."""
 
@@ -89,7 +89,9 @@ class Scaling:
 
     def _forecast(self, outlook: Outlook, *, is_sure: bool) -> Forecast:
         known: Fit = self._fit
-        network = _OF_NETWORK if outlook.belief.space.num_nodes > 1 and self._nodes == 1 else 0.0
+        space = outlook.belief.space
+        is_guess = space.num_nodes > 1 and self._nodes == 1 and "network_bytes" not in dict(space.rates)
+        network = _OF_NETWORK if is_guess else 0.0
         deviation = math.hypot(known.deviation(outlook.speed.estimate), network, STEP_NOISE)
         speed = self._speed(outlook)
         return Forecast(outlook=outlook, tokens_per_second=speed, deviation=deviation, is_sure=is_sure)

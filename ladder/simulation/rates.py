@@ -14,7 +14,7 @@ _BYTES_OF_ADAM = 28.0
 
 
 def simulated_rates(physics: Physics, ranks: int, noise: float = 0.05) -> dict[str, float]:
-    """Rates as in `known_machine.rates_of`, each with a relative error of `noise`, which follows from the seed."""
+    """Rates as in `rates.rates_of`, each with a relative error of `noise`, which follows from the seed."""
     rig, dice = physics.rig, random.Random(f"{physics.seed} rates")
     rates = {
         "flops": rig.chip.flops,

@@ -43,13 +43,13 @@ def device_rates(device: str) -> Iterator[tuple[str, list[Point]]]:
         yield "pinned", [_pinned(up=True, down=False), _pinned(up=False, down=True), _pinned(up=True, down=True)]
 
 
-def link_rates(device: str) -> Iterator[tuple[str, list[Point]]]:
-    """Of each collective that ZeRO uses, at several sizes."""
-    for name, collective in _collectives().items():
+def link_rates(device: str, group: dist.ProcessGroup | None = None) -> Iterator[tuple[str, list[Point]]]:
+    """Of each collective that ZeRO uses, at several sizes, among the ranks of `group` (None: all)."""
+    for name, collective in _collectives(group).items():
         points = []
         for size in _SIZES[device]:
             try:
-                points.append(_collective(device, collective, size))
+                points.append(_collective(device, collective, size, group))
             except RuntimeError as error:
                 if "support" not in str(error).lower():  # gloo of older versions has no reduce-scatter
                     raise
@@ -143,22 +143,24 @@ def _pinned(*, up: bool, down: bool) -> Point:
     return {"way": way, "bytes": _COPIED["cuda"], "seconds": _seconds("cuda", step)}
 
 
-def _collectives() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
+def _collectives(group: dist.ProcessGroup | None) -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
     return {
-        "all_reduce": lambda whole, part: dist.all_reduce(whole),
-        "all_gather": dist.all_gather_into_tensor,
-        "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+        "all_reduce": lambda whole, part: dist.all_reduce(whole, group=group),
+        "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole, group=group),
     }
 
 
-def _collective(device: str, run: Callable[[torch.Tensor, torch.Tensor], Any], size: int) -> Point:
-    ranks = dist.get_world_size()
+def _collective(
+    device: str, run: Callable[[torch.Tensor, torch.Tensor], Any], size: int, group: dist.ProcessGroup | None
+) -> Point:
+    ranks = dist.get_world_size(group)
     part = torch.zeros(size // 4 // ranks, device=device)
     whole = torch.zeros(part.numel() * ranks, device=device)
-    dist.barrier()
-    # All ranks must repeat it as often, so rank 0 says how often.
+    dist.barrier(group)
+    # All ranks must repeat it as often, so the first one says how often.
     repeats = torch.tensor([_repeats(_once(device, lambda: run(whole, part)))], device=device)
-    dist.broadcast(repeats, 0)
+    dist.broadcast(repeats, group=group, group_src=0)
     seconds = [_once(device, lambda: run(whole, part)) for _ in range(int(repeats))]
     return {"bytes": whole.numel() * 4, "seconds": statistics.median(seconds)}
 

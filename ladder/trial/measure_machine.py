@@ -1,8 +1,15 @@
 """Measures the speeds of this machine in ranks of its own: `python -m ladder.trial.measure_machine`.
 
-The job is one line of JSON on stdin: {"device": "cuda", "ranks": 2, "gpu_uuids": […], "parent": 1234}. The last line on
-stdout has the points of each rate. Of each point it is the slowest rank's: ranks wait for each other as they train.
-What cannot be measured is named under "failed" with the reason. When the parent ends, so do the ranks.
+The job is one line of JSON on stdin:
+
+    {"device": "cuda", "gpu_uuids": […], "parent": 1234, "world": 4,
+     "share": {"first": 0, "count": 2, "address": "10.0.0.1", "port": 0}}
+
+Its `share` of the ranks runs here, and the others, on other nodes, meet them at address and port. With port 0, which is
+for rank 0's node, a free one is chosen. The first line on stdout is {"port": …}, and the last line has the points of
+each rate. Of each point it is the
+slowest rank's: ranks wait for each other as they train. What cannot be measured is named under "failed" with the
+reason. When the parent ends, so do the ranks.
 """
 
 from __future__ import annotations
@@ -11,9 +18,10 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -22,15 +30,14 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ladder.machine.rates import BETWEEN_NODES, Found, slowest
 from ladder.trial.machine_rates import Point, device_rates, link_rates, optimizer_rate
 from ladder.trial.preload import HIDDEN
 
 _PR_SET_PDEATHSIG = 1
 """Defined in Linux's prctl.h."""
-_JOIN_SECONDS = 60.0
-"""Chosen: a rank joins the others at once, or one of them has died."""
-
-Found = dict[str, Any]
+_JOIN_SECONDS = 120.0
+"""Chosen: other nodes import torch only then, which may take a minute from a slow shared file system."""
 
 
 def main() -> int:
@@ -38,35 +45,38 @@ def main() -> int:
     job = json.loads(sys.stdin.readline())
     _end_with(job["parent"])
     has_adam = _adam_is_built() and _load_adam()
+    ranks = range(job["share"]["count"])
     with tempfile.TemporaryDirectory() as folder:
-        pids = [_forked(job, rank, Path(folder), has_adam) for rank in range(job["ranks"])]
+        files = [Path(folder) / f"rank{rank}.json" for rank in ranks]
+        with _meeting_point(job["share"], job["world"]) as listener:
+            pids = [_forked(job, rank, files[rank], listener, has_adam) for rank in ranks]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        files = [Path(folder) / f"rank{rank}.json" for rank in range(job["ranks"])]
-        found = [_found_by(rank, file, statuses[rank]) for rank, file in enumerate(files)]
-    print(json.dumps(_slowest(found)), flush=True)
+        found = [_found_by(rank, files[rank], statuses[rank]) for rank in ranks]
+    print(json.dumps(slowest(found)), flush=True)
     return 0
 
 
-def _slowest(found: list[Found]) -> Found:
-    """Of each point the longest time of all ranks; a rate that one rank lacks is left out."""
-    failed = {name: reason for one in found for name, reason in one.pop("failed", {}).items()}
-    rates: dict[str, list[Point]] = {}
-    for name in found[0]:
-        ranks = [one[name] for one in found if name in one]
-        if len(ranks) == len(found):
-            rates[name] = [max(points, key=lambda point: point["seconds"]) for points in zip(*ranks, strict=False)]
-    return {"rates": rates, "failed": failed}
+def _meeting_point(share: dict[str, Any], world: int) -> socket.socket:
+    """Where the ranks meet: bound here and served by rank 0, so that no other process can take the port."""
+    address = share["address"]
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    if share["port"] == 0:
+        listener.bind((address, 0))
+        listener.listen(world)
+        share["port"] = listener.getsockname()[1]
+    print(json.dumps({"port": share["port"]}), flush=True)
+    return listener
 
 
-def _forked(job: Mapping[str, Any], rank: int, folder: Path, has_adam: bool) -> int:
+def _forked(job: Mapping[str, Any], rank: int, file: Path, listener: socket.socket, has_adam: bool) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
         _end_with(os.getppid())
-        found = _measured(job, rank, folder, has_adam)
-        (folder / f"rank{rank}.json").write_text(json.dumps(found))
+        found = _measured(job, rank, listener, has_adam)
+        file.write_text(json.dumps(found))
         status = 0
     finally:
         _leave(status)
@@ -78,24 +88,52 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)  # no destructors: they take seconds
 
 
-def _measured(job: Mapping[str, Any], rank: int, folder: Path, has_adam: bool) -> Found:
-    device, found = job["device"], Found(failed={})
+def _measured(job: Mapping[str, Any], rank: int, listener: socket.socket, has_adam: bool) -> Found:
+    device, found = job["device"], Found(rates={}, failed={})
+    rates = found["rates"]
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = job["gpu_uuids"][rank]
         torch.cuda.set_device(0)
-    if job["ranks"] > 1:
-        dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
-            store=dist.FileStore(str(folder / "store"), job["ranks"]),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=job["ranks"],
-            timeout=timedelta(seconds=_JOIN_SECONDS),
-        )
-        _gather(found, "links", lambda: found.update(link_rates(device)))
-    _gather(found, "device", lambda: found.update(device_rates(device)))
+    if job["world"] > 1:
+        _gather(found, "links", lambda: rates.update(_links(job, rank, listener)))
+    _gather(found, "device", lambda: rates.update(device_rates(device)))
     if has_adam:
-        _gather(found, "adam", lambda: found.update(adam=[optimizer_rate()]))
+        _gather(found, "adam", lambda: rates.update(adam=[optimizer_rate()]))
     return found
+
+
+def _links(job: Mapping[str, Any], rank: int, listener: socket.socket) -> Iterator[tuple[str, list[Point]]]:
+    """Collectives in this node, if it has several ranks, and between all nodes, if there are several."""
+    device, count = job["device"], job["share"]["count"]
+    node = _joined(job, rank, listener)
+    if count > 1:
+        yield from link_rates(device, node)
+    if job["world"] > count:
+        yield from ((BETWEEN_NODES + name, points) for name, points in link_rates(device))
+
+
+def _joined(job: Mapping[str, Any], rank: int, listener: socket.socket) -> dist.ProcessGroup | None:
+    """Meet all other ranks; returns the group of this node's, and None for all if there is one node."""
+    share, world = job["share"], job["world"]
+    number = share["first"] + rank
+    limit = timedelta(seconds=_JOIN_SECONDS)
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without declaring so
+        share["address"],
+        share["port"],
+        world,
+        number == 0,
+        limit,
+        master_listen_fd=listener.detach() if number == 0 else None,
+    )
+    listener.close()
+    backend = "nccl" if job["device"] == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=limit)
+    if share["count"] in (1, world):
+        return None
+    # Every rank has to make the groups of all nodes, in the same order.
+    nodes = [range(first, first + share["count"]) for first in range(0, world, share["count"])]
+    groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in nodes]
+    return groups[int(share["first"] // share["count"])]
 
 
 def _gather(found: Found, name: str, measure: Callable[[], None]) -> None:
@@ -131,7 +169,7 @@ def _found_by(rank: int, file: Path, status: int) -> Found:
         found: Found = json.loads(file.read_text())
         return found
     except (OSError, ValueError):
-        return {"failed": {"ranks": f"rank {rank} ended with status {status}"}}
+        return Found(rates={}, failed={"ranks": f"rank {rank} ended with status {status}"})
 
 
 def _end_with(parent: int) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 from ladder.doctor.drive import read_speed
 from ladder.events.outcome import Record
 from ladder.launch.machine_measuring import measure_points
+from ladder.launch.nodes.cluster import Cluster
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import KnownMachine, facts_of, keep_known, measured, read_known, taught
 from ladder.machine.nvme import check_nvme_path
+from ladder.machine.rates import Found
 from ladder.search.belief import believe
 from ladder.search.space import Space
 from ladder.search.speed import lessons
+from ladder.tuning.nodes_venue import without_gpus
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.tune_events import Note, Subscriber
 
@@ -33,17 +36,27 @@ def with_known(machine: Machine, tell: Subscriber) -> Machine:
 
 
 def measure(machine: Machine) -> tuple[KnownMachine, dict[str, str], bool]:
-    """Measure the machine now and keep it; also what failed, with the reasons, and whether it could be kept.
+    """Measure this host now and keep it; also what failed, with the reasons, and whether it could be kept.
 
     EnvironmentFaultError if nothing can be measured.
     """
-    points, failed = measure_points(machine, rank_environment(machine))
+    found = measure_points(machine, rank_environment(machine))
     drive = None
     if machine.nvme_path is not None:
         write, read = check_nvme_path(machine.nvme_path), read_speed(machine.nvme_path)
         drive = (str(machine.nvme_path), 2 / (1 / write + 1 / read))  # a step reads about as much as it writes
-    known = measured(facts_of(machine), points, drive)
-    return known, failed, keep_known(known)
+    return _kept(machine, found, drive)
+
+
+def measure_nodes(machine: Machine, cluster: Cluster) -> tuple[KnownMachine, dict[str, str], bool]:
+    """The same of the nodes of `cluster`, which together are `machine`, but for their drives."""
+    environment = without_gpus(rank_environment(machine))
+    return _kept(machine, cluster.measured(machine.world_size // machine.num_nodes, environment), None)
+
+
+def _kept(machine: Machine, found: Found, drive: tuple[str, float] | None) -> tuple[KnownMachine, dict[str, str], bool]:
+    known = measured(facts_of(machine), found["rates"], drive)
+    return known, found["failed"], keep_known(known)
 
 
 def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Path, tell: Subscriber) -> None:

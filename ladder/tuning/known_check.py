@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 
 from ladder.doctor.check import Check, fail, ok, parted, warn
 from ladder.errors import LadderError
@@ -13,14 +13,18 @@ from ladder.machine.known_machine import KnownMachine, facts_of, file_of, read_k
 from ladder.machine.lease import Leases
 from ladder.machine.machine import detect_machine
 from ladder.text import shown
-from ladder.tuning.known import measure
+from ladder.tuning.known import measure, measure_nodes
+from ladder.tuning.nodes_venue import cluster_of
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.venue import is_on_nodes
 
 _NAME = "speeds"
 _WORDS = {
     "flops": ("matrix products", 1e12, "TFLOP/s"),
     "device_bytes": ("device memory", 1e9, "GB/s"),
     "launch_seconds": ("a block's kernels are launched in", 1e-3, "ms"),
-    "link_bytes": ("collectives", 1e9, "GB/s"),
+    "link_bytes": ("collectives in a node", 1e9, "GB/s"),
+    "network_bytes": ("collectives between nodes", 1e9, "GB/s"),
     "pcie_bytes": ("pinned copies", 1e9, "GB/s"),
     "cpu_adam_parameters": ("CPU Adam", 1e9, "billion parameters/s"),
     "nvme_bytes": ("drive", 1e9, "GB/s"),
@@ -28,13 +32,16 @@ _WORDS = {
 _MEASURE = "run `ladder doctor --measure`"
 
 
-def speeds(*, measure_now: bool, gpus: int | None, nvme_path: Path | None) -> Iterator[Check]:
-    """What is known of the machine's speeds; measures them first if `measure_now`, on `gpus` GPUs (0: the CPU)."""
+def speeds(*, measure_now: bool, options: TuneOptions) -> Iterator[Check]:
+    """What is known of the machine's speeds; measures them first if `measure_now`.
+
+    `options` name the GPUs (0: the CPU), and the nodes if there are several, which are known to be measured now.
+    """
     try:
         if measure_now:
-            yield from _measured(gpus, nvme_path)
+            yield from (_measured_nodes if is_on_nodes(options) else _measured)(options)
             return
-        machine = detect_machine(gpus=gpus, gpu_memory=None, host_memory=None, nvme_path=None, choose=_all)
+        machine = detect_machine(gpus=options.gpus, gpu_memory=None, host_memory=None, nvme_path=None, choose=_all)
     except LadderError as error:
         yield (fail if measure_now else warn)(_NAME, *parted(str(error), "free the GPUs, and try again"))
         return
@@ -47,11 +54,27 @@ def speeds(*, measure_now: bool, gpus: int | None, nvme_path: Path | None) -> It
         yield ok(_NAME, _said(known), **_facts(known))
 
 
-def _measured(gpus: int | None, nvme_path: Path | None) -> Iterator[Check]:
+def _measured(options: TuneOptions) -> Iterator[Check]:
     with Leases() as leases:
-        path = nvme_path.resolve() if nvme_path is not None else None
-        machine = detect_machine(gpus=gpus, gpu_memory=None, host_memory=None, nvme_path=path, choose=leases.choose)
-        known, failed, kept = measure(machine)
+        path = options.nvme_path.resolve() if options.nvme_path is not None else None
+        machine = detect_machine(
+            gpus=options.gpus, gpu_memory=None, host_memory=None, nvme_path=path, choose=leases.choose
+        )
+        measured = measure(machine)
+    yield from _checks(*measured)
+
+
+def _measured_nodes(options: TuneOptions) -> Iterator[Check]:
+    with closing(cluster_of(options)) as cluster:
+        machine = cluster.machine()
+        count = machine.world_size // machine.num_nodes
+        names = ", ".join(map(shown, cluster.names))
+        yield ok("nodes", f"{names}, with {count} rank{'s' * (count != 1)} each", nodes=len(cluster.names))
+        measured = measure_nodes(machine, cluster)
+    yield from _checks(*measured)
+
+
+def _checks(known: KnownMachine, failed: Mapping[str, str], kept: bool) -> Iterator[Check]:
     for name, reason in failed.items():
         yield warn(f"{_NAME}: {name}", f"not measured ({shown(reason)})", "see the other checks, and measure again")
     if kept:

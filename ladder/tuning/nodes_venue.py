@@ -82,7 +82,7 @@ class OnNodes(ThisHost):
         def launching(
             folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
         ) -> Iterator[Launcher]:
-            own = _without_gpus(environment)
+            own = without_gpus(environment)
             # It is not closed: its agent goes on with the trials.
             yield NodesLauncher(
                 lambda: self._cluster.first(folder, marker, job, own), ranks=1, cancelled=self._cancelled
@@ -94,7 +94,7 @@ class OnNodes(ThisHost):
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
         """The agents sweep their nodes before the trials and when they end."""
         marker, job = run_marker(run_dir), job_of(workload)
-        environment = _without_gpus({**rank_environment(machine), RUN_MARKER: marker})
+        environment = without_gpus({**rank_environment(machine), RUN_MARKER: marker})
         launcher = self._launcher(
             lambda: self._cluster.opened(run_dir, marker, job, environment, cold=self._options.cold),
             machine.world_size // machine.num_nodes,
@@ -118,11 +118,25 @@ class OnNodes(ThisHost):
 
     def _reached(self) -> Reached:
         """The nodes. UsageError or EnvironmentFaultError if there are none."""
-        nodes, slots = _nodes(self._options)
-        return Cluster(nodes, wanted_of(self._options, len(nodes), slots), self._cancelled)
+
+        def waited(seconds: float) -> None:
+            self._leases.waited += seconds
+
+        return cluster_of(self._options, self._cancelled, noting(self._tell), waited)
 
     def _launcher(self, opened: Opened, ranks: int) -> NodesLauncher:
         return NodesLauncher(opened, ranks=ranks, cancelled=self._cancelled)
+
+
+def cluster_of(
+    options: TuneOptions,
+    cancelled: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = lambda sentence: None,
+    waited: Callable[[float], None] = lambda seconds: None,
+) -> Cluster:
+    """The nodes that `options` name; see `Cluster`. UsageError or EnvironmentFaultError if there are none."""
+    nodes, slots = _nodes(options)
+    return Cluster(nodes, wanted_of(options, len(nodes), slots), cancelled, note, waited)
 
 
 def shared_folder(options: TuneOptions) -> Path:
@@ -135,15 +149,13 @@ def shared_folder(options: TuneOptions) -> Path:
     return options.run_dir
 
 
-def _without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
     """Each agent knows its own GPUs."""
     return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:
     """The nodes, and how many ranks a hostfile wants on each. UsageError outside of both."""
-    if options.wait:
-        raise UsageError("--wait waits for the GPUs of this host alone; leave it out, or --nodes and --hostfile.")
     if options.launcher == "ray":
         if options.hostfile is not None:
             raise UsageError("--launcher ray has the nodes of its cluster; leave --hostfile out.")
@@ -177,4 +189,5 @@ def wanted_of(options: TuneOptions, count: int, slots: int | None) -> Wanted:
         gpu_memory=options.gpu_memory,
         host_memory=options.host_memory // count if options.host_memory is not None else None,
         nvme_path=options.nvme_path.resolve() if options.nvme_path is not None else None,
+        wait=options.wait,
     )

@@ -101,11 +101,16 @@ def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: 
         from ladder.tuning.jobs_venue import OnJobs
 
         return OnJobs(options, leases, tell, cancelled)
-    if options.launcher == "ray" or options.hostfile is not None or (options.nodes or 1) > 1:
+    if is_on_nodes(options):
         from ladder.tuning.nodes_venue import OnNodes  # it builds on this module
 
         return OnNodes(options, leases, tell, cancelled)
     return ThisHost(options, leases, tell, cancelled)
+
+
+def is_on_nodes(options: TuneOptions) -> bool:
+    """Whether agents on nodes run the trials, which may be one node."""
+    return options.launcher == "ray" or options.hostfile is not None or (options.nodes or 1) > 1
 
 
 class ThisHost:

@@ -18,6 +18,7 @@ from helpers.clusters import Cluster, Slurm
 from helpers.scripts import SCRIPTS, folder_with_inputs
 
 from ladder.emit import load_best_config
+from ladder.runs.stored_run import read_run
 
 pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,6 +50,39 @@ def test_a_tune_over_two_nodes_of_a_job_is_proven_and_its_files_train_on_both(
     trained = slurm.run(*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch, folder=tmp_path, timeout=240)
     assert trained.returncode == 0, trained.stderr
     assert f"accelerate: ZeRO stage {section['rung'][4]}, losses" in trained.stdout
+
+
+MEASURE = [*LADDER, "doctor", "--measure", "--gpus", "0", "--format", "json"]
+
+
+def measured_rates(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["nodes"]["sentence"].endswith(", with 1 rank each")
+    assert "collectives between nodes" in checks["speeds"]["sentence"]
+    return dict(checks["speeds"]["facts"]["rates"])
+
+
+def test_doctor_measures_the_links_between_the_nodes_of_a_job_and_a_tune_over_them_uses_it(
+    slurm: Slurm, tmp_path: Path, leaves_nothing: Check
+) -> None:
+    cache = {"LADDER_CACHE": str(tmp_path / "cache")}
+    done = slurm.run(*ON_TWO, *MEASURE, "--nodes", "2", folder=tmp_path, timeout=240, environment=cache)
+    rates = measured_rates(done)
+    assert 1e6 < rates["network_bytes"] < 1e12
+    leaves_nothing()
+    tune = [*TUNE, "--nodes", "2", "--time-budget", "10s", "--run-dir", "run"]
+    tuned = slurm.run(*ON_TWO, *tune, folder=tmp_path, timeout=240, environment=cache)
+    assert tuned.returncode == 0, tuned.stderr
+    assert read_run(tmp_path / "run").space.rates == tuple(sorted(rates.items()))
+
+
+def test_doctor_measures_the_links_between_the_hosts_of_a_hostfile(ssh: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
+    done = ssh.run(
+        *MEASURE, "--hostfile", "hosts", folder=tmp_path, timeout=240, environment={"LADDER_CACHE": str(tmp_path)}
+    )
+    assert measured_rates(done)["network_bytes"] > 1e6
 
 
 def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm: Slurm, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def require_no_job(slurm: Slurm) -> None:
 def test_a_tune_in_jobs_is_proven_and_leaves_none(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, each: list[str]
 ) -> None:
-    options = ["--rung", "zero2", "--micro-batch", "1", "--time-budget", "10s", *each]
+    options = ["--rung", "zero2", "--micro-batch", "1", "--global-batch-size", "16", "--time-budget", "10s", *each]
     done = slurm.run(*TUNE, *ON_TWO, *options, folder=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
     section = load_best_config(tmp_path / "best_config.json")["ladder"]

@@ -11,9 +11,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -56,9 +57,11 @@ def gpus(tmp_path: Path, library: Path) -> FakeGpus:
 
 
 @contextmanager
-def holding(gpus: FakeGpus, count: int = 2) -> Iterator[subprocess.Popen[str]]:
+def holding(
+    gpus: FakeGpus, count: int = 2, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[str]]:
     """Another tune that holds the first `count` GPUs."""
-    process = gpus.start(HOLD.format(count=count, folder=str(gpus.folder / "its run")))
+    process = gpus.start(HOLD.format(count=count, folder=str(gpus.folder / "its run")), **environment)
     try:
         assert process.stdout is not None
         assert process.stdout.readline().split() == [f"GPU-fake-{index}" for index in range(count)]
@@ -148,6 +151,73 @@ def test_waiting_ends_at_ctrl_c_with_the_shells_status(
         assert process.returncode == status
         assert "Traceback" not in errors
         assert not (tmp_path / "ladder-runs").exists()
+
+
+# Several nodes: here they are this machine, but each has leases of its own
+
+TUNE_ON_NODES = """
+import sys, time
+from ladder.errors import LadderError
+from ladder.launch.nodes.cluster import Cluster, Wanted
+from ladder.launch.nodes.connection import Node
+def node(name):
+    return Node(name=name, command=lambda program: ["env", "LADDER_LEASES={folder}/leases-" + name, *program])
+waited = []
+cluster = Cluster(
+    [node(name) for name in {names}],
+    Wanted(gpus=2, gpu_memory=None, host_memory=None, nvme_path=None, wait={wait}),
+    lambda: False,
+    lambda text: print(text, flush=True),
+    waited.append,
+)
+try:
+    machine = cluster.machine()
+    print(machine.world_size, "ranks, waited:", sum(waited) > 0, flush=True)
+    time.sleep({seconds})
+except LadderError as error:
+    print(error.exit_code, error)
+finally:
+    cluster.close()
+"""
+
+
+def tune_on_nodes(gpus: FakeGpus, *names: str, wait: bool = True, seconds: float = 0) -> subprocess.Popen[str]:
+    """A tune over both nodes as far as leases go, in this order of the nodes; it holds them for so many seconds."""
+    names = names or ("node1", "node2")
+    return gpus.start(TUNE_ON_NODES.format(folder=gpus.folder, names=names, wait=wait, seconds=seconds))
+
+
+def leases_of(gpus: FakeGpus, name: str) -> dict[str, str]:
+    return {"LADDER_LEASES": f"{gpus.folder}/leases-{name}"}
+
+
+def test_gpus_of_another_node_that_are_held_are_told_with_the_node(gpus: FakeGpus) -> None:
+    with holding(gpus, 2, leases_of(gpus, "node2")) as first:
+        output, errors = tune_on_nodes(gpus, wait=False).communicate(timeout=60)
+    assert output.startswith(f"4 Node node2: GPU GPU-fake-0 (Fake GPU) is held by another tune (pid {first.pid}"), (
+        errors
+    )
+    assert "wait for it with --wait" in output
+
+
+def test_with_wait_a_tune_over_nodes_waits_and_leaves_the_gpus_of_the_free_node_to_others(gpus: FakeGpus) -> None:
+    with holding(gpus, 2, leases_of(gpus, "node2")) as first:
+        waiting = tune_on_nodes(gpus)
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline().startswith("Waiting: Node node2: GPU GPU-fake-0 (Fake GPU) is held by")
+        between = gpus.run(choose(wait=True), **leases_of(gpus, "node1"))
+        assert between.splitlines()[-1] == "GPU-fake-0 GPU-fake-1"
+        assert waiting.poll() is None
+        first.kill()
+        output, errors = waiting.communicate(timeout=30)
+    assert output.splitlines()[-1] == "4 ranks, waited: True", errors
+
+
+def test_tunes_that_want_the_same_nodes_in_another_order_get_them_one_after_the_other(gpus: FakeGpus) -> None:
+    tunes = [tune_on_nodes(gpus, *names, seconds=1) for names in (("node1", "node2"), ("node2", "node1"))]
+    for tune in tunes:
+        output, errors = tune.communicate(timeout=60)
+        assert output.splitlines()[-1].startswith("4 ranks"), errors
 
 
 # Somebody else's process on the GPU

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -14,11 +15,17 @@ from helpers import wait_until
 from ladder.cli.main import main
 from ladder.launch.machine_measuring import measure_points
 from ladder.launch.modules import module_command, module_environment
+from ladder.launch.nodes.cluster import Cluster, Wanted
+from ladder.launch.nodes.connection import Node
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import facts_of, file_of, read_known
 from ladder.machine.machine import detect_machine
+from ladder.machine.rates import rates_of
 from ladder.tuning.known import with_known
+from ladder.tuning.nodes_venue import without_gpus
 from ladder.tuning.preparation import rank_environment
+
+WANTED = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +79,24 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
 
 def test_one_rank_has_no_links() -> None:
     machine = Machine(device="cpu", world_size=1, memory_limit=1, host_memory=1, num_cores=1)
-    points, failed = measure_points(machine, rank_environment(machine))
-    assert failed == {}
-    assert "all_reduce" not in points
-    assert "products" in points
+    found = measure_points(machine, rank_environment(machine))
+    assert found["failed"] == {}
+    assert "all_reduce" not in found["rates"]
+    assert "products" in found["rates"]
+
+
+def test_the_links_between_two_nodes_of_two_ranks_are_measured_beside_those_in_each() -> None:
+    with closing(
+        Cluster([Node(name=name, command=list) for name in ("node1", "node2")], WANTED, lambda: False)
+    ) as both:
+        machine = both.machine()
+        found = both.measured(2, without_gpus(rank_environment(machine)))
+    assert found["failed"] == {}
+    for name in ("all_reduce", "all_gather"):
+        for point in (*found["rates"][name], *found["rates"][f"between_nodes_{name}"]):
+            assert point["seconds"] > 0
+    rates = rates_of(found["rates"], 4, 2)
+    assert {"flops", "link_bytes", "network_bytes"} <= set(rates)
 
 
 def test_ranks_end_with_the_process_that_asked() -> None:
@@ -84,7 +105,8 @@ def test_ranks_end_with_the_process_that_asked() -> None:
     program = (
         "import json, os, subprocess, sys, time\n"
         f"process = subprocess.Popen({command!r}, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
-        "job = {'device': 'cpu', 'ranks': 2, 'gpu_uuids': [], 'parent': os.getpid()}\n"
+        "share = {'first': 0, 'count': 2, 'address': '127.0.0.1', 'port': 0}\n"
+        "job = {'device': 'cpu', 'gpu_uuids': [], 'share': share, 'world': 2, 'parent': os.getpid()}\n"
         "process.stdin.write(json.dumps(job).encode() + b'\\n'); process.stdin.flush()\n"
         "print(process.pid, flush=True); time.sleep(60)\n"
     )

@@ -220,3 +220,11 @@ def test_what_is_bundled_is_listed_as_a_table_and_as_json(
     assert words in line
     assert main([command, "--format", "json"]) == 0
     assert known in [row["name"] for row in json.loads(capsys.readouterr().out)]
+
+
+@pytest.mark.parametrize("option", [("--nodes", "2"), ("--hostfile", "hosts"), ("--launcher", "ray")])
+def test_doctor_asks_for_measure_beside_the_nodes_to_measure(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *option]) == 2
+    assert "add --measure" in capsys.readouterr().err

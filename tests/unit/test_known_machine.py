@@ -18,14 +18,15 @@ from ladder.machine.described import Machine
 from ladder.machine.known_machine import (
     KnownMachine,
     facts_of,
+    facts_of_nodes,
     file_of,
     keep_known,
     measured,
-    rates_of,
     read_known,
     taught,
 )
 from ladder.machine.machine_speed import known_speed, machine_speed
+from ladder.machine.rates import Found, rates_of, slowest
 from ladder.search.speed import SpeedObservation, calibrate_speed, lessons, predict_speed
 from ladder.tuning.known import with_known
 from ladder.tuning.tune_events import Note
@@ -70,6 +71,34 @@ def test_rates_follow_from_the_points_of_the_slowest_rank() -> None:
             "pcie_bytes": 4e10,
             "cpu_adam_parameters": 2e9,
         }
+    )
+
+
+def between_nodes() -> dict[str, list[dict[str, Any]]]:
+    """Among four ranks on two nodes, collectives over both take ten times as long as within one."""
+    longer = {name: [{**each, "seconds": 10 * each["seconds"]} for each in POINTS[name]] for name in POINTS}
+    return {**POINTS, **{f"between_nodes_{name}": longer[name] for name in ("all_reduce", "all_gather")}}
+
+
+def test_links_in_a_node_and_between_nodes_are_told_apart() -> None:
+    rates = rates_of(between_nodes(), 4, 2)
+    assert rates["link_bytes"] == pytest.approx(2e11)  # two ranks in each node: half of the bytes move
+    assert rates["network_bytes"] == pytest.approx(3e10)  # all four: three quarters of the bytes, in ten times the time
+    assert "network_bytes" not in rates_of(between_nodes(), 4, 1)
+
+
+def test_one_rank_on_each_of_two_nodes_has_a_network_and_no_link() -> None:
+    rates = rates_of(between_nodes(), 2, 2)
+    assert rates["network_bytes"] == pytest.approx(2e10)
+    assert "link_bytes" not in rates
+
+
+def test_the_slowest_node_counts_and_what_one_node_lacks_is_left_out() -> None:
+    fast, slow = ([{"bytes": 1.0, "seconds": seconds}] for seconds in (1.0, 3.0))
+    one = Found(rates={"copies": fast, "products": fast, "adam": fast}, failed={})
+    other = Found(rates={"copies": slow, "products": fast}, failed={"adam": "no memory, on node b"})
+    assert slowest([one, other]) == Found(
+        rates={"copies": slow, "products": fast}, failed={"adam": "no memory, on node b"}
     )
 
 
@@ -135,6 +164,26 @@ def test_a_drive_counts_only_for_its_own_folder() -> None:
     assert with_known(same, lambda _: None).rates["nvme_bytes"] == 3e9
     assert "nvme_bytes" not in with_known(other, lambda _: None).rates
     assert "nvme_bytes" not in with_known(cpu_machine(), lambda _: None).rates
+
+
+def two_nodes(*names: str, **changes: Any) -> Machine:
+    first = {"driver": "580", "cpu": "x", "torch": "2.13"}
+    return cpu_machine(**{"num_nodes": 2, "elsewhere": facts_of_nodes(names or ("node1", "node2"), first), **changes})
+
+
+def test_the_figures_of_two_nodes_are_for_two_nodes_of_that_kind_whichever_the_job_gets() -> None:
+    assert keep_known(measured(facts_of(two_nodes()), between_nodes(), None))
+    assert with_known(two_nodes("node7", "node12"), lambda _: None).rates["network_bytes"] == pytest.approx(2e10)
+    for other in (cpu_machine(), two_nodes("gpu1", "gpu2"), two_nodes(num_cores=8), two_nodes(num_nodes=3)):
+        assert with_known(other, lambda _: None).rates == {}
+
+
+def test_what_tells_nodes_from_others_is_said_by_the_nodes_and_not_by_this_host() -> None:
+    here = facts_of(cpu_machine())
+    facts = facts_of(two_nodes())
+    assert (facts["cpu"], facts["torch"], facts["names"]) == ("x", "2.13", ["node#"])
+    assert facts.keys() == {*here, "nodes", "names"}
+    assert facts_of_nodes(["node1"], {"cpu": "x"}) == {"cpu": "x"}
 
 
 def test_measuring_again_gives_up_what_tunes_taught_about_older_measurements() -> None:

@@ -37,7 +37,8 @@ def described(**changes: Any) -> dict[str, Any]:
         "nvme_write_speed": 3e9,
         "allocator": {},
     }
-    return {"machine": {**of_machine, **changes}, "software": SOFTWARE, "addresses": ["10.0.0.1"]}
+    facts = {"driver": "580", "cpu": "x", "torch": "2.13.0"}
+    return {"machine": {**of_machine, **changes}, "software": SOFTWARE, "facts": facts, "addresses": ["10.0.0.1"]}
 
 
 def part(tmp_path: Path, **what: Any) -> TrialRun:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from helpers import TINY, bundled_workload, problem_for, tiny_trial
 from helpers.scripts import make_script, script_workload
+from helpers.searches import make_space
 
 from ladder.backends.base import Moment, StepTerms
 from ladder.backends.registry import backend_of
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Technique, engines_having
 from ladder.machine.machine_speed import known_speed, machine_speed
+from ladder.search.belief import believe
+from ladder.search.scaling import Scaling
 from ladder.search.speed import predict_speed
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics
@@ -102,6 +105,41 @@ def test_a_link_measured_in_a_node_says_nothing_of_the_network() -> None:
     assert known.belief("gather", 0.4) == TWO_NODES.belief("gather", 0.4)
     on_one = machine_speed(A100, "cuda", 8, 128)
     assert known_speed(on_one, rates, {}).link_bytes == 2e11
+
+
+def test_a_measured_network_replaces_what_was_assumed_of_it_and_is_doubted_less() -> None:
+    known = known_speed(TWO_NODES, {"link_bytes": 2e11, "network_bytes": 1e10}, {})
+    assert (known.node_link_bytes, known.link_bytes) == (2e11, 1e10)
+    right = known_speed(TWO_NODES, {"network_bytes": TWO_NODES.link_bytes}, {})
+    assert right.node_link_bytes == TWO_NODES.node_link_bytes
+    assert right.belief("gather", 0.4)[1] < TWO_NODES.belief("gather", 0.4)[1]
+
+
+def expected(key: str, num_nodes: int = 2, **rates: float) -> float:
+    """Tokens/s that a search begins with, after `ladder doctor --measure` found `rates`."""
+    space = make_space(world_size=16, num_nodes=num_nodes, num_cores=256, rates=tuple(rates.items()))
+    return believe(space, ()).outlook(of(key)).speed.tokens_per_second
+
+
+def test_a_search_begins_with_the_measured_network() -> None:
+    usual, special = "zero3 ckpt=on mb=1", "zero3+hpz=8 ckpt=on mb=1"
+    assert expected(usual, network_bytes=2e9) < expected(usual) / 2
+    ahead = expected(special, network_bytes=2e9) / expected(usual, network_bytes=2e9)
+    assert ahead > 1.2 * expected(special) / expected(usual)
+
+
+def test_several_nodes_are_foretold_with_less_doubt_once_their_network_is_measured() -> None:
+    def doubt(**rates: float) -> float:
+        space = make_space(world_size=16, num_nodes=2, num_cores=256, rates=tuple(rates.items()))
+        forecast = Scaling([(make_space(world_size=8), ())]).best(space)
+        assert forecast is not None
+        return forecast.deviation
+
+    assert doubt(network_bytes=TWO_NODES.link_bytes) < doubt()
+
+
+def test_one_node_is_not_predicted_by_the_network_of_several() -> None:
+    assert expected("zero3 ckpt=on mb=1", 1, network_bytes=2e9) == expected("zero3 ckpt=on mb=1", 1)
 
 
 @pytest.mark.parametrize(("plain", "special"), [("zero3", "zero3+hpz=8"), ("fsdp2", "fsdp2+hybrid=8")])

@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import LadderError
-from ladder.events.protocol import Event, TrialSpec
+from ladder.events.protocol import Event, Share, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
+from ladder.launch.machine_measuring import measure_share
 from ladder.launch.nodes.network import interface_of, own_addresses, reachable, served
 from ladder.launch.nodes.software import software
 from ladder.launch.nodes.wire import to_wire
 from ladder.launch.trial_server import kill_marked
 from ladder.launch.watch import now
-from ladder.machine.lease import Leases
+from ladder.machine.known_machine import facts_of_host
+from ladder.machine.lease import BusyGpusError, Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
 
@@ -87,8 +89,12 @@ class Agent:
     def _describe(self, gpus: int | None, nvme_path: str | None, **limits: int | None) -> None:
         """`gpus` and the memory limits as for `detect_machine`."""
         path = Path(nvme_path) if nvme_path is not None else None
+        try:
+            machine = detect_machine(gpus=gpus, nvme_path=path, choose=self._leases.choose, **limits)
+        except BusyGpusError as error:
+            self.tell("busy", sentence=str(error))
+            return
         speed = check_nvme_path(path) if path is not None else None
-        machine = detect_machine(gpus=gpus, nvme_path=path, choose=self._leases.choose, **limits)
         self._uuids = tuple(gpu.uuid for gpu in machine.gpus)
         self.tell(
             "described",
@@ -102,8 +108,13 @@ class Agent:
                 "allocator": machine.allocator,
             },
             software=software(),
+            facts=facts_of_host(machine.device),
             addresses=own_addresses(),
         )
+
+    def _release(self) -> None:
+        """Hold no GPU while the tune waits for those of another node, so that two tunes cannot wait for each other."""
+        self._leases.close()
 
     def _see(self, path: str) -> None:
         """What this node reads in a file that every node should see."""
@@ -130,13 +141,10 @@ class Agent:
             self._launcher.close()
         self._marker = marker
         kill_marked(marker)
-        interface = interface_of(address)
-        network = {name: interface for name in _INTERFACES if interface and name not in os.environ}
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self._uuids)} if self._uuids else {}
         self._launcher = LocalLauncher(
             marker=marker,
             job=job,
-            environment={**environment, **network, **visible},
+            environment=self._of_ranks(environment, address),
             log=Path(log),
             gpu_uuids=self._uuids,
             cancelled=lambda: self.stopped.is_set() or self.gone.is_set(),
@@ -144,6 +152,27 @@ class Agent:
             on_port=lambda port: self.tell("port", port=port),
         )
         self.tell("opened")
+
+    def _measure(self, share: Mapping[str, Any], world: int, environment: Mapping[str, str]) -> None:
+        """Measure the node's speeds, and with the others those of the links between all."""
+        self._met.set()
+        found = measure_share(
+            "cuda" if self._uuids else "cpu",
+            self._uuids,
+            Share.model_validate(share),
+            world,
+            self._of_ranks(environment, share["address"]),
+            on_port=lambda port: self.tell("port", port=port),
+            cancelled=self.gone.is_set,
+        )
+        self.tell("measured", **found)
+
+    def _of_ranks(self, environment: Mapping[str, str], address: str) -> dict[str, str]:
+        """`environment` with this node's GPUs, and with the interface over which its ranks reach `address`."""
+        interface = interface_of(address)
+        network = {name: interface for name in _INTERFACES if interface and name not in os.environ}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self._uuids)} if self._uuids else {}
+        return {**environment, **network, **visible}
 
     def _load(self, operators: list[str]) -> None:
         assert self._launcher is not None

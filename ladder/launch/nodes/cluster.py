@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import EnvironmentFaultError
+from ladder.events.protocol import Share
+from ladder.launch.machine_measuring import MOST_SECONDS
 from ladder.launch.nodes.connection import Connection, Node, close_all
+from ladder.launch.watch import now
 from ladder.machine.described import Gpu, Machine
+from ladder.machine.known_machine import facts_of_nodes
+from ladder.machine.lease import InterruptedWaitError, waiting
 from ladder.machine.machine import CPU_RANKS
+from ladder.machine.rates import Found, slowest
+
+_PAUSE_SECONDS = (0.5, 3.0)
+"""Between two tries to lease the GPUs of all nodes, at random: two tunes that each hold one node's would otherwise let
+go and try again at the same moments. Chosen: a try takes a fraction of a second."""
+_TICK_SECONDS = 0.1
+"""Between two looks whether the user still waits. Chosen: a delay that nobody notices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +38,26 @@ class Wanted:
     host_memory: int | None
     """Bytes of one node, for all its ranks together; None takes what it has."""
     nvme_path: Path | None
+    wait: bool = False
+    """Wait until the GPUs of all nodes are free."""
 
 
 class Cluster:
-    """The agents on `nodes`, of which the first is where the ranks meet."""
+    """The agents on `nodes`, of which the first is where the ranks meet.
 
-    def __init__(self, nodes: Sequence[Node], wanted: Wanted, cancelled: Callable[[], bool]) -> None:
+    If it waits for GPUs, `note` is told for whose, and `waited` for how many seconds.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        wanted: Wanted,
+        cancelled: Callable[[], bool],
+        note: Callable[[str], None] = lambda sentence: None,
+        waited: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._nodes, self._wanted, self._cancelled = list(nodes), wanted, cancelled
+        self._note, self._waited = note, waited
         self._agents: list[Connection] = []
         self._described: list[dict[str, Any]] = []
         self.names = [node.name for node in nodes]
@@ -73,14 +100,44 @@ class Cluster:
         close_all(self._agents)
         self._agents = []
 
+    def measured(self, ranks: int, environment: Mapping[str, str]) -> Found:
+        """What `ranks` on each described node measure; of the slowest node, and of the links between all."""
+        agents, world = self._agents, ranks * len(self._agents)
+        address = _meeting_address(agents, self._described[0]["addresses"])
+
+        def begin(index: int, port: int) -> None:
+            share = Share(first=index * ranks, count=ranks, address=address, port=port).model_dump()
+            agents[index].send("measure", share=share, world=world, environment=dict(environment))
+
+        begin(0, port=0)
+        port = agents[0].wait_for("port", seconds=MOST_SECONDS)["port"]
+        for index in range(1, len(agents)):
+            begin(index, port)
+        found = []
+        for agent in agents:
+            answer = agent.wait_for("measured", seconds=MOST_SECONDS)
+            failed = {name: f"{why}, on node {agent.name}" for name, why in answer["failed"].items()}
+            found.append(Found(rates=answer["rates"], failed=failed))
+        return slowest(found)
+
     def _connect(self) -> None:
         """Start all agents at once, and have each describe its node."""
-        wanted = self._wanted
         try:
             for node in self._nodes:
                 self._agents.append(Connection(node, self._cancelled))
             for agent in self._agents:
                 agent.wait_here()
+            self._described = self._described_by_all()
+            require_alike(self._described, self.names)
+        except BaseException:
+            self.close()
+            raise
+
+    def _described_by_all(self) -> list[dict[str, Any]]:
+        """Each node once the GPUs of all are leased, at the same time."""
+        wanted, told, began = self._wanted, "", now()
+        while True:
+            for agent in self._agents:
                 agent.send(
                     "describe",
                     gpus=wanted.gpus,
@@ -88,11 +145,32 @@ class Cluster:
                     host_memory=wanted.host_memory,
                     nvme_path=str(wanted.nvme_path) if wanted.nvme_path is not None else None,
                 )
-            self._described = [agent.wait_for("described") for agent in self._agents]
-            require_alike(self._described, self.names)
-        except BaseException:
-            self.close()
-            raise
+            answers = [agent.wait_for("described", "busy") for agent in self._agents]
+            busy = [
+                f"Node {name}: {answer['sentence']}"
+                for name, answer in zip(self.names, answers, strict=True)
+                if answer["event"] == "busy"
+            ]
+            if not busy:
+                return answers
+            if not wanted.wait:
+                raise EnvironmentFaultError(busy[0])
+            if busy[0] != told:
+                told = busy[0]
+                self._note(waiting(told))
+            self._pause()
+            self._waited(now() - began)
+            began = now()
+
+    def _pause(self) -> None:
+        """Leave the GPUs of all nodes to others for a while."""
+        for agent in self._agents:
+            agent.send("release")
+        until = now() + random.uniform(*_PAUSE_SECONDS)
+        while now() < until:
+            if self._cancelled():
+                raise InterruptedWaitError("interrupted while waiting for GPUs.")
+            time.sleep(_TICK_SECONDS)
 
 
 def machine_of(described: Sequence[Mapping[str, Any]], names: Sequence[str], nvme_path: Path | None) -> Machine:
@@ -110,6 +188,7 @@ def machine_of(described: Sequence[Mapping[str, Any]], names: Sequence[str], nvm
         host_memory=min(part["host_memory"] for part in parts) * count,
         num_cores=min(part["num_cores"] for part in parts) * count,
         num_nodes=count,
+        elsewhere=facts_of_nodes(names, described[0]["facts"]),
         nvme_path=nvme_path,
         nvme_write_speed=min(speeds) if None not in speeds else None,
         allocator=first["allocator"],

@@ -71,7 +71,8 @@ class Connection:
 
     def wait_here(self) -> None:
         """Wait until the agent is there, and compare its clock with ours."""
-        self._step = self._await("here", _START_SECONDS, f"did not start ladder within {_START_SECONDS:.0f} s")["step"]
+        late = f"did not start ladder within {_START_SECONDS:.0f} s"
+        self._step = self._await(["here"], _START_SECONDS, late)["step"]
         self._is_here = True
         asked = now()
         then = self.ask("clock", "clock")["now"]
@@ -82,9 +83,9 @@ class Connection:
         self.send(op, **content)
         return self.wait_for(expected)
 
-    def wait_for(self, expected: str) -> dict[str, Any]:
-        """The answer to a request that was sent."""
-        return self._await(expected, _ANSWER_SECONDS, f"did not answer within {_ANSWER_SECONDS:.0f} s")
+    def wait_for(self, *expected: str, seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        """The answer to a request that was sent: the first event that is one of `expected`."""
+        return self._await(expected, seconds, f"did not answer within {seconds:.0f} s")
 
     def send(self, op: str, **content: Any) -> None:
         """Send a request. If the agent has ended, `poll` will say so."""
@@ -107,7 +108,7 @@ class Connection:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [event for event in map(json.loads, lines) if event["event"] != "alive"]
 
-    def _await(self, expected: str, seconds: float, late: str) -> dict[str, Any]:
+    def _await(self, expected: Sequence[str], seconds: float, late: str) -> dict[str, Any]:
         deadline = now() + seconds
         while now() < deadline and not self._cancelled():
             select.select([self.stdout], [], [], 0.1)
@@ -116,7 +117,7 @@ class Connection:
             for event in events:
                 if event["event"] == "failed":
                     raise EnvironmentFaultError(f"Node {self.name}: {event['sentence']}")
-                if event["event"] == expected:
+                if event["event"] in expected:
                     return dict(event)
         if self._cancelled():
             raise InterruptedWaitError(f"interrupted while node {self.name} was getting ready.")

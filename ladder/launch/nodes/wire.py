@@ -3,7 +3,11 @@
 Requests, and what answers them:
 
     {"op": "clock"}                                    →  {"event": "clock", "now": seconds}
-    {"op": "describe", "gpus": …, …}                   →  {"event": "described", "machine": {…}, …}
+    {"op": "describe", "gpus": …, …}                   →  {"event": "described", "machine": {…}, …}, or, while somebody
+                                                          uses GPUs, {"event": "busy", "sentence": …}
+    {"op": "release"}                                  →  gives back the GPUs that "describe" leased
+    {"op": "measure", "share": {…}, "world": …, …}     →  {"event": "port", "port": …}: once the ranks exist
+                                                       →  {"event": "measured", "rates": {…}, "failed": {…}}
     {"op": "see", "path": …}                           →  {"event": "seen", "content": …}: of the file, or null
     {"op": "serve", "token": …}                        →  {"event": "serving", "port": …}: for `reach`
     {"op": "reach", "addresses": […], "port": …, …}    →  {"event": "reached", "addresses": […]}
