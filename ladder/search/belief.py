@@ -144,10 +144,11 @@ class Outlook:
     def ceilings(self) -> tuple[Outlook, ...]:
         """What it cannot exceed: itself with less work (`plainer`), on engines that were measured.
 
-        None once its own engine is measured: what it does here says more than what it should do.
+        None once its own engine is measured: what it does here says more than what it should do. And none where only a
+        part of the weights is trained: the work that offload adds is then too little to tell engines apart.
         """
         known = self.belief.measured_engines
-        if self.candidate.engine in known:
+        if self.candidate.engine in known or not self.workload.weights.is_whole:
             return ()
         others = plainer(self.candidate, self.belief.space.world_size)
         return tuple(self.belief.outlook(each) for each in others if each.engine in known)

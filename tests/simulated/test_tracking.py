@@ -66,7 +66,7 @@ def test_a_tracker_is_told_the_figures_of_trials_csv_and_the_answer(tmp_path: Pa
     done = tune(notebook, tmp_path)
     table = pd.read_csv(tmp_path / "run" / "trials.csv").dropna(subset="trial").set_index("rung")
     measured = [row for row in notebook.rows if row["purpose"] == "measure"]
-    assert len(measured) >= len(table) > 5
+    assert len(measured) >= len(table) >= 3
     for row in measured:
         same = table.loc[[row["rung"]]]
         same = same[(same["micro_batch"] == row["micro_batch"]) & (same["checkpointing"] == row["checkpointing"])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from helpers import bundled_workload
 from helpers.searches import fitting, make_space, space_of
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
@@ -15,6 +16,7 @@ from ladder.search.ceiling import plainer, plainer_rungs
 from ladder.search.decisions import Measure
 from ladder.search.space import Space
 from ladder.techniques.registry import TECHNIQUES
+from ladder.workload.lora import Lora
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,13 @@ def test_an_engine_that_was_measured_is_believed_itself():
     key = "zero3 ckpt=on mb=4"
     assert outlook(space, slow, key).ceilings
     assert outlook(space, [*slow, fast[0]], key).ceilings == ()
+
+
+def test_with_adapters_offload_adds_too_little_to_be_a_rule():
+    workload = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64, lora=Lora(rank=16))
+    space = make_space("zero2", "zero2+opt-cpu", workload=workload)
+    records = alike(space, space.engines[0], slower=1.0)
+    assert outlook(space, records, "zero2+opt-cpu ckpt=on mb=4").ceilings == ()
 
 
 def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
