@@ -1,0 +1,97 @@
+"""Write the tables of docs/explanation/side-by-side.md: `python scripts/compared.py`.
+
+All figures come from benchmarks/results/compare: `ways.json` of benchmarks/choosers.py and `memory.json` of
+benchmarks/estimators.py.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "compare"
+PAGE = ROOT / "docs" / "explanation" / "side-by-side.md"
+
+WAYS = {
+    "ladder": "`ladder tune`",
+    "first fit": "the documented recipe, by hand",
+    "first fit, larger": "the same, then the largest micro-batch",
+    "z0": "a file for ZeRO-0",
+    "z2": "for ZeRO-2",
+    "z2-offload": "for ZeRO-2 with offload",
+    "z3": "for ZeRO-3",
+    "z3-offload": "for ZeRO-3 with offload",
+    "best file": "the best of these five",
+    "hpc": "stage 3, both offloads, micro-batch 1",
+    "TPE": "Optuna's TPE sampler",
+    "random": "random search",
+    "sweep": "every candidate",
+}
+"""By the name in `ways.json`, what stands in the table."""
+ESTIMATORS = {
+    "ladder": "`ladder plan`",
+    "deepspeed": "DeepSpeed's estimators",
+    "accelerate": "`accelerate estimate-memory`",
+    "llm-analysis": "llm-analysis",
+}
+
+
+def ways_table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each way over all whole sweeps."""
+    whole = [row for row in rows if row["whole"]]
+    ladder = {row["sweep"]: row["gpu_seconds"] for row in whole if row["way"] == "ladder"}
+    lines = [
+        "| way | speed, of the fastest: mean | worst | no answer | GPU-seconds, of `ladder`'s | failed trials, mean |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for way, name in WAYS.items():
+        own = [row for row in whole if row["way"] == way]
+        found = [row["share"] for row in own if row["share"]]
+        spent = sum(row["gpu_seconds"] for row in own) / sum(ladder.values())
+        failures = statistics.mean(row["failures"] for row in own)
+        lines.append(
+            f"| {name} | {statistics.mean(found):.0%} | {min(found):.0%} | {len(own) - len(found)} of {len(own)} "
+            f"| {spent:.1f} | {failures:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def memory_table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each family and estimator that says something about it."""
+    lines = [
+        "| trained | family | estimator | speaks of | error, mean | worst | `ladder plan` there, mean | worst |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if row["spoken_of"]:
+            lines.append(
+                f"| {row['training']} | {row['family']} | {ESTIMATORS[row['estimator']]} "
+                f"| {row['spoken_of']} of {row['recorded']} | {row['mean_error']:.1%} | {row['worst_error']:+.1%} "
+                f"| {row['ladder_mean_error']:.1%} | {row['ladder_worst_error']:+.1%} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(page: str) -> str:
+    """The page with both tables between their markers. ValueError if a marker is missing."""
+    for name, table in (("ways", ways_table), ("memory", memory_table)):
+        rows = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+        before, begin, rest = page.partition(f"<!-- {name}: written by scripts/compared.py -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+        if not begin or not end:
+            raise ValueError(f"{PAGE} lacks the markers of {name}")
+        page = f"{before}{begin}\n{table(rows)}\n{end}{after}"
+    return page
+
+
+def main() -> None:
+    PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")
+    print(f"Wrote the tables of {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
