@@ -17,9 +17,9 @@ same seconds for the same trial, as if all had been run side by side.
 
 Seconds are those of trials without the proof, which all owe alike. FILE.json gets a row for each sweep, limit of
 memory, accumulation and way: the share of the fastest candidate's speed, trials, seconds, GPU-seconds, trials that
-failed, and the part of the limit that the answer leaves free. The last line is the least share of ladder's answers
-over the best other answer (`worst`; the sweep and the samplers, which see the truth, are left out), and how many rows
-there are.
+failed, and the part of the limit that the answer leaves free. A sweep that it already holds is not played again. The
+last line is the least share of ladder's answers over the best other answer (`worst`; the sweep and the samplers, which
+see the truth, are left out), and how many rows there are.
 """
 
 from __future__ import annotations
@@ -192,15 +192,16 @@ def main() -> None:
     parser.add_argument("--every-cap", action="store_true")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(options.file.read_text()) if options.file.exists() else []
+    known = {row["sweep"] for row in rows}
     for sweep in recorded_sweeps(tuple(options.accumulations), every_cap=options.every_cap):
-        if options.sweeps and sweep.name.split(",")[0] not in options.sweeps:
+        if sweep.name in known or (options.sweeps and sweep.name.split(",")[0] not in options.sweeps):
             continue
         own = of_sweep(sweep)
         rows += own
+        options.file.write_text(json.dumps(rows, indent=1) + "\n")
         for row in own:
             print(json.dumps(row), flush=True)
-    options.file.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"rows={len(rows)} worst={worst(rows):.3f}")
 
 

@@ -54,7 +54,7 @@ def ways_table(rows: Sequence[dict[str, Any]]) -> str:
         spent = sum(row["gpu_seconds"] for row in own) / sum(ladder.values())
         failures = statistics.mean(row["failures"] for row in own)
         lines.append(
-            f"| {name} | {statistics.mean(found):.0%} | {min(found):.0%} | {len(own) - len(found)} of {len(own)} "
+            f"| {name} | {statistics.mean(found):.1%} | {min(found):.1%} | {len(own) - len(found)} of {len(own)} "
             f"| {spent:.1f} | {failures:.1f} |"
         )
     return "\n".join(lines) + "\n"
