@@ -18,18 +18,18 @@ PAGE = ROOT / "docs" / "explanation" / "side-by-side.md"
 
 WAYS = {
     "ladder": "`ladder tune`",
-    "first fit": "the documented recipe, by hand",
-    "first fit, larger": "the same, then the largest micro-batch",
+    "first fit": "the documented recipe",
+    "first fit, larger": "the same, then larger micro-batches",
     "z0": "a file for ZeRO-0",
-    "z2": "for ZeRO-2",
-    "z2-offload": "for ZeRO-2 with offload",
-    "z3": "for ZeRO-3",
-    "z3-offload": "for ZeRO-3 with offload",
-    "best file": "the best of these five",
+    "z2": "a file for ZeRO-2",
+    "z2-offload": "a file for ZeRO-2 with offload",
+    "z3": "a file for ZeRO-3",
+    "z3-offload": "a file for ZeRO-3 with offload",
+    "best file": "all five files, and the fastest kept",
     "hpc": "stage 3, both offloads, micro-batch 1",
     "TPE": "Optuna's TPE sampler",
     "random": "random search",
-    "sweep": "every candidate",
+    "sweep": "exhaustive search",
 }
 """By the name in `ways.json`, what stands in the table."""
 ESTIMATORS = {
@@ -45,7 +45,7 @@ def ways_table(rows: Sequence[dict[str, Any]]) -> str:
     whole = [row for row in rows if row["whole"]]
     ladder = {row["sweep"]: row["gpu_seconds"] for row in whole if row["way"] == "ladder"}
     lines = [
-        "| way | speed, of the fastest: mean | worst | no answer | GPU-seconds, of `ladder`'s | failed trials, mean |",
+        "| way | speed, mean | speed, worst | no answer | cost in GPU time | failed trials, mean |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for way, name in WAYS.items():
@@ -54,7 +54,7 @@ def ways_table(rows: Sequence[dict[str, Any]]) -> str:
         spent = sum(row["gpu_seconds"] for row in own) / sum(ladder.values())
         failures = statistics.mean(row["failures"] for row in own)
         lines.append(
-            f"| {name} | {statistics.mean(found):.1%} | {min(found):.1%} | {len(own) - len(found)} of {len(own)} "
+            f"| {name} | {statistics.mean(found):.2%} | {min(found):.1%} | {len(own) - len(found)} of {len(own)} "
             f"| {spent:.1f} | {failures:.1f} |"
         )
     return "\n".join(lines) + "\n"
@@ -63,7 +63,7 @@ def ways_table(rows: Sequence[dict[str, Any]]) -> str:
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each family and estimator that says something about it."""
     lines = [
-        "| trained | family | estimator | speaks of | error, mean | worst | `ladder plan` there, mean | worst |",
+        "| trained | family | estimator | candidates | error, mean | worst | `ladder plan` on the same, mean | worst |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
