@@ -1,5 +1,5 @@
 # `make fast` before every commit, `make all` before a merge. CONTRIBUTING.md says what each takes.
-.PHONY: fast all checks format lint types layers unit tests faults nvme scripts coverage mutations lock hooks
+.PHONY: fast all checks format lint types layers unit tests faults nvme night coverage mutations lock hooks
 
 # Two at a time, as two cores have it: the unit tests beside everything else.
 fast:
@@ -34,7 +34,7 @@ faults:
 nvme:
 	pytest -m nvme
 
-scripts:
+night:
 	pytest -m night
 
 coverage:
