@@ -15,6 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import psutil
 from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 
+from ladder.launch.trial_server import kill_marked, marked, wait_gone
 from ladder.machine.gpus import visible_gpus
 from ladder.report.first_fit import first_fit
 from ladder.runs.stored_run import read_run
@@ -123,26 +125,13 @@ def run(
 
 def _end(marker: str) -> None:
     """End what bears the marker; whoever was told to end has a while for it."""
-    deadline = time.monotonic() + _PATIENCE
-    told: set[int] = set()
-    while left := [process for process in psutil.process_iter() if _bears(process, marker)]:
-        for process in left:
-            try:
-                if time.monotonic() > deadline:
-                    process.kill()
-                elif process.pid not in told:
-                    process.terminate()
-            except psutil.NoSuchProcess:
-                continue
-            told.add(process.pid)
-        time.sleep(0.2)
-
-
-def _bears(process: psutil.Process, marker: str) -> bool:
-    try:
-        return process.environ().get(_MARKER) == marker and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, OSError):
-        return False
+    told = marked(marker, _MARKER)
+    for process in told:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    wait_gone(told, _PATIENCE)
+    while kill_marked(marker, _MARKER):
+        pass  # what one of them started meanwhile
 
 
 def own_environment() -> dict[str, str]:

@@ -153,13 +153,22 @@ def _process(pid: int) -> psutil.Process | None:
         return None
 
 
-def kill_marked(marker: str) -> int:
-    """Kill every other process of this user that was started with `marker` in its environment; returns how many.
+def marked(marker: str, variable: str = RUN_MARKER) -> list[psutil.Process]:
+    """Every other process of this user that was started with `marker` in this `variable` of its environment."""
+    return [
+        process
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and _carries(process, marker, variable)
+    ]
+
+
+def kill_marked(marker: str, variable: str = RUN_MARKER) -> int:
+    """Kill all that `marked` finds; returns how many.
 
     psutil compares pid and start time again before it sends the signal, so a process that got the pid of one that ended
     in between is not touched.
     """
-    victims = [process for process in psutil.process_iter() if process.pid != os.getpid() and _carries(process, marker)]
+    victims = marked(marker, variable)
     for process in victims:
         try:
             process.kill()
@@ -184,8 +193,8 @@ def _is_there(process: psutil.Process) -> bool:
         return False
 
 
-def _carries(process: psutil.Process, marker: str) -> bool:
+def _carries(process: psutil.Process, marker: str, variable: str) -> bool:
     try:
-        return process.uids().real == os.getuid() and process.environ().get(RUN_MARKER) == marker
+        return process.uids().real == os.getuid() and process.environ().get(variable) == marker
     except (psutil.Error, OSError):
         return False
