@@ -178,10 +178,15 @@ def chart(found: list[Result]) -> str:
 
 def with_table(readme: str, written: str) -> str:
     """The README with `written` between its markers."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("README.md lacks the markers of the results")
+    return between(readme, BEGIN, written, END, "README.md lacks the markers of the results")
+
+
+def between(page: str, begin: str, written: str, end: str, without: str) -> str:
+    """`page` with `written` between two marking lines. ValueError, which says `without`, if one is missing."""
+    before, found, rest = page.partition(begin)
+    _, found_too, after = rest.partition(end)
+    if not found or not found_too:
+        raise ValueError(without)
     return f"{before}{begin}\n{written}\n{end}{after}"
 
 

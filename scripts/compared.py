@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "compare"
-PAGE = ROOT / "docs" / "explanation" / "side-by-side.md"
+import chart
+
+RESULTS = chart.RESULTS / "compare"
+PAGE = chart.ROOT / "docs" / "explanation" / "side-by-side.md"
 
 WAYS = {
     "ladder": "`ladder tune`",
@@ -80,11 +80,8 @@ def with_tables(page: str) -> str:
     """The page with both tables between their markers. ValueError if a marker is missing."""
     for name, table in (("ways", ways_table), ("memory", memory_table)):
         rows = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-        before, begin, rest = page.partition(f"<!-- {name}: written by scripts/compared.py -->\n")
-        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
-        if not begin or not end:
-            raise ValueError(f"{PAGE} lacks the markers of {name}")
-        page = f"{before}{begin}\n{table(rows)}\n{end}{after}"
+        begin, end = f"<!-- {name}: written by scripts/compared.py -->\n", f"<!-- end of {name} -->\n"
+        page = chart.between(page, begin, table(rows), end, f"{PAGE} lacks the markers of {name}")
     return page
 
 
