@@ -11,10 +11,10 @@ folders of experiments and results then hold; `--read` only reads them. Its best
 - the script keeps warnings off stderr, where any line with the word "error" counts as a failure;
 - mlflow, where installed, is hidden from it: it would stop at once with KeyError 'MLFLOW_RUN_ID';
 - where its time is over before it answers, the fastest experiment so far counts as its answer;
-- pdsh at hand: after each experiment it runs `pdsh -w localhost pkill -f NAME` over ssh. Without pdsh that raises an
-  error in a thread, which changes nothing; with it and an sshd it would kill by name, but no process of an experiment
-  bears the name, since all have ended and the configuration is passed in base64. So a `pdsh` that does nothing comes
-  first on PATH, and neither pdsh nor ssh has to be installed, on one node.
+- pdsh at hand: after each experiment it has pdsh kill, over ssh, whatever bears the experiment's name. Without pdsh
+  that raises an error in a thread, which changes nothing; with it and an sshd nothing is found, since all processes of
+  the experiment have ended and its configuration is passed in base64. So a `pdsh` that does nothing comes first on
+  PATH, and neither pdsh nor ssh has to be installed, on one node.
 
 It needs `tabulate`. On a CPU it sees as many GPUs as `--gpus` says (LOCAL_SIZE), and takes the growth of a process
 during one forward pass for a sample's activations. Two things in DeepSpeed 0.19.8 cannot be helped from outside: each

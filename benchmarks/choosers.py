@@ -33,7 +33,7 @@ from typing import Any
 
 import optuna
 from recorded import Sweep, recorded_sweeps
-from search import asking, samplers
+from search import GOOD_ENOUGH, asking, regret_of, samplers
 from search_cases import search
 
 from ladder.candidates import Candidate
@@ -52,7 +52,6 @@ FILES = {
 """By the name of a file that frameworks ship, its rung."""
 SAMPLERS = ("TPE", "random")
 _AVERAGED = ("share", "trials", "seconds", "gpu_seconds", "failures")
-_ENOUGH = 0.02
 _SEEDS = range(10)
 """Chosen: one seed finds the fastest in its first trial, another in its last."""
 
@@ -104,27 +103,27 @@ def start_of(space: Space, rung: str) -> Candidate | None:
     return min(own, key=lambda each: each.micro_batch, default=None)
 
 
-def first_fit_larger(space: Space, records: Sequence[Record]) -> Measure | Stop:
+def first_fit_larger(space: Space, records: Sequence[Record]) -> Candidate | None:
     """The documented ladder, then larger micro-batches where it ended."""
     decision = STRATEGIES["walk"](space, records)
+    if isinstance(decision, Measure):
+        return decision.candidates[0]
     fits = [key for key, record in measured(records).items() if record.outcome.kind == "fits"]
-    if isinstance(decision, Measure) or not fits:
-        return decision
-    return one_by_one(lambda *_: next_of(larger(space, space.by_key[fits[0]]), records))(space, records)
+    return next_of(larger(space, space.by_key[fits[0]]), records) if fits else None
 
 
-def fixed(space: Space, records: Sequence[Record]) -> Measure | Stop:
+def fixed(space: Space, records: Sequence[Record]) -> Candidate | None:
     """Stage 3 with both offloads at the smallest micro-batch."""
     start = start_of(space, FILES["z3-offload"])
-    return one_by_one(lambda *_: next_of([start] if start else [], records))(space, records)
+    return next_of([start], records) if start else None
 
 
 WAYS: dict[str, Strategy] = {
     "first fit": STRATEGIES["walk"],
-    "first fit, larger": first_fit_larger,
+    "first fit, larger": one_by_one(first_fit_larger),
     **{file: of_files(file) for file in FILES},
     "best file": of_files(*FILES),
-    "hpc": fixed,
+    "hpc": one_by_one(fixed),
     "sweep": STRATEGIES["exhaustive"],
 }
 """By name, all but ladder and the samplers."""
@@ -154,7 +153,7 @@ def chosen(sweep: Sweep, way: str, strategy: Strategy, speeds: dict[str, float])
         "gpus": sweep.machine.world_size,
         "way": way,
         "answer": best.candidate_key if best else None,
-        "share": round(speeds[best.candidate_key] / max(speeds.values()), 4) if best else 0.0,
+        "share": round(1 - regret_of(history, speeds), 4),
         "trials": len({record.trial for record in tried}),
         "seconds": round(seconds, 1),
         "gpu_seconds": round(seconds * sweep.machine.world_size, 1),
@@ -169,7 +168,7 @@ def of_sweep(sweep: Sweep) -> list[dict[str, Any]]:
     if not speeds:
         return []
     own = chosen(sweep, "ladder", STRATEGIES["auto"], speeds)
-    enough = max(1 - own["share"], _ENOUGH)
+    enough = max(1 - own["share"], GOOD_ENOUGH)
     by_hand = [chosen(sweep, way, strategy, speeds) for way, strategy in WAYS.items()]
     return [own, *by_hand, *sampled(sweep, enough, speeds)]
 

@@ -44,7 +44,7 @@ from ladder.search.decisions import Measure, Stop, Strategy
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, measured, ranking
 
-_GOOD_ENOUGH = 0.02
+GOOD_ENOUGH = 0.02
 _QUICK_SECONDS = 38.0
 _MOST_REPEATS = 100
 
@@ -78,7 +78,7 @@ def run_case(case: Problem, seed: int) -> Result | None:
     thought = time.process_time() - began
     regret = regret_of(history, speeds)
     sweep = search(case, space, STRATEGIES["exhaustive"])
-    enough = max(regret, _GOOD_ENOUGH)
+    enough = max(regret, GOOD_ENOUGH)
     others = [search(case, space, asking(sampler, speeds, enough)) for sampler in samplers(seed)]
     belief = believe(space, history.records)
     outlooks = {key: belief.outlook(space.by_key[key]).memory for key in known}
