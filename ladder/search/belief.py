@@ -116,17 +116,21 @@ class Outlook:
     @property
     def tokens_per_second(self) -> float:
         """The expected speed, and that of its `ceilings`."""
-        return min(each.speed.tokens_per_second for each in (self, *self.ceilings))
+        return min(each.speed.tokens_per_second for each in self._limits)
 
     @property
     def optimistic(self) -> float:
         """Tokens/s that it exceeds with a probability of only 10 %."""
-        return min(each.speed.tokens_per_second * each._doubt for each in (self, *self.ceilings))
+        return min(each.speed.tokens_per_second * each._doubt for each in self._limits)
 
     @property
     def pessimistic(self) -> float:
         """Tokens/s that it stays below with a probability of only 10 %."""
-        return min(each.speed.tokens_per_second / each._doubt for each in (self, *self.ceilings))
+        return min(each.speed.tokens_per_second / each._doubt for each in self._limits)
+
+    @property
+    def _limits(self) -> tuple[Outlook, ...]:
+        return (self, *self.ceilings)
 
     @property
     def _doubt(self) -> float:
@@ -135,9 +139,7 @@ class Outlook:
 
     def gain_over(self, speed: float) -> float:
         """The expected gain over `speed`, in tokens/s, as a fraction, times the probability that it fits."""
-        alone = (
-            expected_gain(each.speed.tokens_per_second, each.deviation, over=speed) for each in (self, *self.ceilings)
-        )
+        alone = (expected_gain(each.speed.tokens_per_second, each.deviation, over=speed) for each in self._limits)
         return self.fits * min(alone)
 
     @cached_property

@@ -7,9 +7,8 @@ The job is one line of JSON on stdin:
 
 Its `share` of the ranks runs here, and the others, on other nodes, meet them at address and port. With port 0, which is
 for rank 0's node, a free one is chosen. The first line on stdout is {"port": …}, and the last line has the points of
-each rate. Of each point it is the
-slowest rank's: ranks wait for each other as they train. What cannot be measured is named under "failed" with the
-reason. When the parent ends, so do the ranks.
+each rate. Of each point it is the slowest rank's: ranks wait for each other as they train. What cannot be measured is
+named under "failed" with the reason. When the parent ends, so do the ranks.
 """
 
 from __future__ import annotations
