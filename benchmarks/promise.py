@@ -6,8 +6,9 @@
 
 Each script is tuned (`ladder tune … -- script`) and trained with the answer (`ladder run`). Its own logging says when
 it had made so many optimizer steps; reached speed is that of the steps between those of `--steps`. Beside it stands the
-peak that NVML sees during the training, and that of the proof. `first-fit` is the reviews script where the documented
-ladder first fits, and `course` the same script under the file that courses hand out: stage 3 with both offloads.
+peak that NVML sees during the training, and that of the proof; `reached_seconds` are those of every 20 steps.
+`first-fit` is the reviews script where the documented ladder first fits, and `course` the same script under the file
+that courses hand out: stage 3 with both offloads.
 `price-sft` compares the seconds of one trial of that script with those of a synthetic workload of the same model,
 length and engine: `--rung` and `--micro-batch` say which.
 
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +114,9 @@ def _under_a_course_s_file(model: Path, folder: Path, arguments: argparse.Namesp
     ranks = max(1, int(arguments.gpus))
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     few, more = arguments.steps
-    taken, peak = _trained([*start, *command, "--deepspeed", str(file), "--max_steps", str(more)], few, more)
-    samples = 16 * ranks * (more - few)
-    return {"command": command, "reached_samples_per_second": round(samples / taken, 3), "reached_peak_gib": peak}
+    logged, peak = _trained([*start, *command, "--deepspeed", str(file), "--max_steps", str(more)], more)
+    reached = 16 * ranks * (more - few) / _between(logged, few, more)
+    return {"command": command, "reached_samples_per_second": round(reached, 3), "reached_peak_gib": peak}
 
 
 def _arguments() -> argparse.Namespace:
@@ -185,8 +187,8 @@ def _kept(name: str, command: list[str], search: list[str], arguments: argparse.
     section = json.loads(answer.read_text())["ladder"]
     promised = section["script"]["samples_per_second"]
     few, more = arguments.steps
-    taken, peak = _trained(["run", str(answer), "--", *command, "--max_steps", str(more)], few, more)
-    reached = (more - few) * section["workload"]["global_batch_size"] / taken
+    logged, peak = _trained(["run", str(answer), "--", *command, "--max_steps", str(more)], more)
+    reached = (more - few) * section["workload"]["global_batch_size"] / _between(logged, few, more)
     return {
         "command": command,
         "gpu_memory": arguments.gpu_memory,
@@ -199,6 +201,7 @@ def _kept(name: str, command: list[str], search: list[str], arguments: argparse.
         "promised_tokens_per_second": section["tokens_per_second"],
         "reached_samples_per_second": round(reached, 3),
         "reached_over_promised": round(reached / promised, 4),
+        "reached_seconds": [round(later - earlier, 3) for earlier, later in pairwise(logged)],
         "promised_peak_gib": section["memory_per_gpu"]["peak_device_gib"],
         "reached_peak_gib": round(peak, 3),
         "padding": section["script"]["padding"],
@@ -235,8 +238,8 @@ def _price(name: str, command: list[str], model: Path, arguments: argparse.Names
     return {"rung": rung, "price": round(whole["script"] / whole["synthetic"], 3), "price_phases": phases}
 
 
-def _trained(words: list[str], few: int, more: int) -> tuple[float, float]:
-    """Seconds from one optimizer step of `ladder words` to another, and the GiB in use beyond what was before."""
+def _trained(words: list[str], more: int) -> tuple[list[float], float]:
+    """When every 20th of `more` optimizer steps of `ladder words` was made, and the GiB in use beyond those before."""
     watch, logged, said = _Peak(), [], ""
     process = subprocess.Popen(
         _command_line(words), env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -248,7 +251,12 @@ def _trained(words: list[str], few: int, more: int) -> tuple[float, float]:
     peak = watch.stop()
     if process.wait() or len(logged) < more // _EVERY:
         raise SystemExit(f"the training failed: {said}")
-    return logged[more // _EVERY - 1] - logged[few // _EVERY - 1], peak
+    return logged, peak
+
+
+def _between(logged: list[float], few: int, more: int) -> float:
+    """Seconds from one optimizer step to another."""
+    return logged[more // _EVERY - 1] - logged[few // _EVERY - 1]
 
 
 class _Peak:
