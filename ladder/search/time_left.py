@@ -62,20 +62,18 @@ class TimeLeft:
         return _MARGIN * self.pace(belief, records) * price
 
     def allows(self, belief: Belief, records: Sequence[Record], decision: Measure) -> Measure | None:
-        """`decision` with as many of its candidates as there is time for; None if there is none for the first.
+        """`decision` with as many of its candidates as there is time for, the most promising; None if there is none.
 
         A probe is allowed only if the trial after it would be; without time for both, the trial alone may be.
         """
         pace = _MARGIN * self.pace(belief, records)
-        whole = [belief.outlook(candidate) for candidate in decision.candidates]
-        tried = [belief.outlook(candidate, shallow=decision.probe) for candidate in decision.candidates]
-        after = expected_seconds(whole[:1]) if decision.probe else 0.0
-        for number in range(len(tried), 0, -1):
-            first = tried[:number]
-            trial = proof_seconds(first[0])[1] if decision.precise else expected_seconds(first)
-            reserve = self.reserve(belief, records, decision.candidates[:number])
-            if pace * (trial + after) + reserve <= self.seconds:
-                return replace(decision, candidates=decision.candidates[:number])
+        after = expected_seconds([belief.outlook(decision.candidates[0])]) if decision.probe else 0.0
+        for number in range(len(decision.candidates), 0, -1):
+            candidates = most_promising(belief, decision.candidates, number)
+            tried = [belief.outlook(candidate, shallow=decision.probe) for candidate in candidates]
+            trial = proof_seconds(tried[0])[1] if decision.precise else expected_seconds(tried)
+            if pace * (trial + after) + self.reserve(belief, records, candidates) <= self.seconds:
+                return replace(decision, candidates=candidates)
         return self.allows(belief, records, replace(decision, probe=False)) if decision.probe else None
 
     def last_begin(self, belief: Belief, records: Sequence[Record], decision: Measure) -> float:
@@ -87,6 +85,20 @@ class TimeLeft:
 
     def _proof(self, outlook: Outlook) -> float:
         return proof_seconds(outlook)[0] + self.comparisons * comparison_seconds(outlook)
+
+
+def most_promising(belief: Belief, candidates: Sequence[Candidate], number: int) -> tuple[Candidate, ...]:
+    """The `number` of `candidates` that probably fit and are fastest, in their order.
+
+    A trial may begin with a slow one that decides about the others; where not all are tried, it is left out first.
+    """
+
+    def promise(candidate: Candidate) -> float:
+        outlook = belief.outlook(candidate)
+        return outlook.fits * outlook.tokens_per_second
+
+    chosen = sorted(candidates, key=promise, reverse=True)[:number]
+    return tuple(candidate for candidate in candidates if candidate in chosen)
 
 
 def within(strategy: Strategy, space: Space, records: Sequence[Record], left: TimeLeft) -> Measure | Stop:

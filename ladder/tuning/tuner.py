@@ -20,7 +20,7 @@ from ladder.search.cost import COMPARISONS, expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
-from ladder.search.time_left import TimeLeft, within
+from ladder.search.time_left import TimeLeft, most_promising, within
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.operators import Operators
 from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare
@@ -175,8 +175,8 @@ class Tuner:
 
     def _measured_anyway(self, first: Measure, left: TimeLeft, records: Sequence[Record]) -> Measure:
         """One candidate while nothing fits, though its proof may end too late; the user is warned once."""
-        first = replace(first, candidates=first.candidates[:1], probe=False)
         belief = believe(self.space, records)
+        first = replace(first, candidates=most_promising(belief, first.candidates, 1), probe=False)
         needed = expected_seconds([belief.outlook(first.candidates[0])])
         needed += left.reserve(belief, records, first.candidates)
         if not records:

@@ -13,7 +13,11 @@ from ladder.events.protocol import TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Listener
 from ladder.runs.history import History
+from ladder.search.auto import auto
+from ladder.search.belief import believe
+from ladder.search.decisions import Measure
 from ladder.search.policy import STRATEGIES
+from ladder.search.time_left import most_promising
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.tune_events import Note, TuneEvent
@@ -112,6 +116,9 @@ def test_a_budget_below_one_trial_is_warned_of_and_said_to_be_exceeded(tmp_path:
     assert any("more than the time budget of 5 s allows" in note for note in notes)
     assert result.answer is not None
     assert "over the budget, which is too short for a trial and its proof" in result.stopped
+    first = auto(result.space, ())
+    assert isinstance(first, Measure)
+    assert result.records[0].candidate_key == most_promising(believe(result.space, ()), first.candidates, 1)[0].key
 
 
 def test_settings_of_knobs_are_tried_only_while_there_is_time_to_prove_the_best(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ladder.search.cost import comparison_seconds, expected_seconds, proof_secon
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.space import Space
-from ladder.search.time_left import TimeLeft, within
+from ladder.search.time_left import TimeLeft, most_promising, within
 
 SPACE = make_space()
 FIRST = SPACE.by_key["zero3 ckpt=on mb=4"]
@@ -43,13 +43,22 @@ def price(space: Space, records: Sequence[Record], left: TimeLeft, decision: Mea
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_trial_gets_as_many_candidates_as_end_in_time_with_their_proof(number: int, comparisons: int) -> None:
     belief, left = believe(SPACE, ()), TimeLeft(seconds=0, comparisons=comparisons)
-    decision = trial_of(SPACE, "zero2+opt-cpu ckpt=on mb=4", "zero2+opt-cpu ckpt=on mb=8")
-    enough = price(SPACE, (), left, decision, number)
+    slow, fast = (SPACE.by_key[f"zero2+opt-cpu ckpt=on mb={micro_batch}"] for micro_batch in (4, 8))
+    decision = trial_of(SPACE, slow.key, fast.key)
+    chosen = (fast,) if number == 1 else (slow, fast)
+    enough = price(SPACE, (), left, replace(decision, candidates=chosen), number)
     allowed = replace(left, seconds=enough + 0.01).allows(belief, (), decision)
     assert allowed is not None
-    assert allowed.candidates == decision.candidates[:number]
+    assert allowed.candidates == chosen
     less = replace(left, seconds=enough - 0.01).allows(belief, (), decision)
-    assert (less.candidates if less else ()) == decision.candidates[: number - 1]
+    assert (less.candidates if less else ()) == ((fast,) if number == 2 else ())
+
+
+def test_the_last_candidate_to_be_tried_is_not_one_that_may_not_fit() -> None:
+    belief = believe(SPACE, ())
+    unlikely, likely = SPACE.by_key["zero2 ckpt=off mb=8"], SPACE.by_key["zero2+opt-cpu ckpt=on mb=4"]
+    assert belief.outlook(unlikely).fits < 0.1
+    assert most_promising(belief, (unlikely, likely), 1) == (likely,)
 
 
 def test_a_probe_without_time_for_the_trial_after_it_gives_way_to_the_trial_alone() -> None:
