@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.searches import BILLION
+from helpers.scripts import make_script, script_workload
+from helpers.searches import BILLION, fitting, space_of
 
 from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.machine.described import Machine
@@ -28,9 +29,12 @@ from ladder.machine.known_machine import (
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.machine.rates import Found, rates_of, slowest
 from ladder.search.speed import SpeedObservation, calibrate_speed, lessons, predict_speed
-from ladder.tuning.known import with_known
+from ladder.tuning.known import learn, with_known
 from ladder.tuning.tune_events import Note
 from ladder.units import GIB
+from ladder.workload.lora import Lora
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 FACTS = {"device": "cuda", "gpu": "NVIDIA H200", "ranks": 2, "driver": "580", "cores": 32, "cpu": "x", "torch": "2.11"}
 POINTS: dict[str, list[dict[str, Any]]] = {
@@ -252,3 +256,26 @@ def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
         learned = lessons(calibration, [ZERO2.engine.rung], learned)
     assert errors == sorted(errors, reverse=True)
     assert min(deviation for _, deviation in learned.values()) >= 0.5
+
+
+MIXTURE = resolve_model(str(Path(__file__).parents[2] / "benchmarks" / "models" / "mixture-of-experts-3b.json"))
+
+
+@pytest.mark.parametrize(
+    ("workload", "teaches"),
+    [
+        (BILLION, True),
+        (replace(BILLION, lora=Lora(rank=8)), True),
+        (replace(BILLION, model=MIXTURE), False),
+        (script_workload(make_script()), False),
+    ],
+    ids=["a usual model", "its adapters", "a mixture of experts", "a script"],
+)
+def test_only_a_training_whose_speed_is_the_machine_s_teaches_something_about_it(
+    tmp_path: Path, workload: Workload, teaches: bool
+) -> None:
+    space = space_of(workload=workload)
+    candidate = next(each for each in space.candidates if each.engine.rung.name == "zero2")
+    learn(cpu_machine(), space, [fitting(space, candidate, slower=1.5)], tmp_path / "run", lambda _event: None)
+    known, _ = read_known(facts_of(cpu_machine()))
+    assert (known is not None and bool(known.learned)) == teaches
