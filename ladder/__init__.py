@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ladder.api import Planned, Scaled, Tuned, load_best_config, load_run, plan, scale, tune, verify
+    from ladder.api import load_best_config, load_run, plan, scale, tune, verify
     from ladder.errors import (
         EnvironmentFaultError,
         LadderError,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SlowerThanPromisedError,
         UsageError,
     )
+    from ladder.results import Planned, Scaled, Tuned
     from ladder.tuning.tune_events import Note, RankReported, SearchBegins, TrialBegins, TrialEnds, TuneEnds, TuneEvent
 
 __version__ = "0.1.0"

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit import load_best_config as _load
-from ladder.emit.config import SECTION
 from ladder.errors import UsageError
-from ladder.report.scale_points import ScaleResult, rows_of
-from ladder.report.table import frame
-from ladder.text import shown
-from ladder.tuning.answering import require_answer
+from ladder.results import Planned, Scaled, Tuned
+from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
-from ladder.tuning.options import PlanOptions, TrackerName, TuneOptions, VerifyOptions
+from ladder.tuning.options import TrackerName, TuneOptions
+from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.python_calls import in_python_words, python_words, with_options, with_python_notes
-from ladder.tuning.run import TuneOutput, run_tune
+from ladder.tuning.run import run_tune
 from ladder.tuning.scale_options import ScaleOptions
 from ladder.tuning.scaling import scale_of
 from ladder.tuning.stored import is_running, stored_output
@@ -33,229 +27,13 @@ from ladder.tuning.verification import run_verification
 from ladder.tuning.verified import Verification
 from ladder.tuning.watch import watching
 from ladder.tuning.watch.plain import say
-from ladder.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Unpack
 
     from ladder.tuning.arguments import PlanArguments, ScaleArguments, TuneArguments, VerifyArguments
 
 T = TypeVar("T")
-_SHOWN_COLUMNS = [
-    "rung",
-    "checkpointing",
-    "micro_batch",
-    "outcome",
-    "tokens_per_second",
-    "peak_device_gib",
-    "why",
-]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The result of a tune. A notebook shows it as a table."""
-
-    output: TuneOutput
-    loaded: bool = False
-    """It was read from its run folder, and the tune may not have finished."""
-    running: bool = False
-    """The tune was still running when it was read."""
-
-    @property
-    def best(self) -> Answer:
-        """The proven answer: DeepSpeed's, or with `backend="torch"` the one without.
-
-        Raises NothingFitsError if nothing fits, which says what would fit; UsageError if nothing is proven yet because
-        the tune still runs, was interrupted, or had too small a time budget.
-        """
-        found = self.output.result.best_so_far is not None
-        answer = self.output.answer or self.output.plain
-        if answer is None and (self.running or (self.loaded and found)):
-            raise UsageError(f"Nothing is proven yet in {shown(self.output.run_dir)}; {self._how_to_prove()}.")
-        with python_words(TuneOptions):
-            require_answer(self.output.result)
-        assert answer is not None  # it is made from the result's proof
-        return answer
-
-    @property
-    def plain(self) -> Answer | None:
-        """The proven answer without DeepSpeed, where that is faster; needs `backend="all"` or "torch"."""
-        return self.output.plain
-
-    @cached_property
-    def trials(self) -> pd.DataFrame:
-        """A row for each candidate; trials.csv has the same columns. What is not known is missing (NaN or None).
-
-        The candidate:
-        - rung: its name, with techniques and knobs
-        - checkpointing: on, off, 1/2 (every second layer) or cpu (kept in host memory)
-        - micro_batch: sequences per rank in a micro-step
-        - accumulation: micro-steps per optimizer step
-        - status: answer, measured, refused, predicted, pruned or unsupported
-        - outcome: how its trial ended (fits, gpu_oom, …); the status if there was no trial
-
-        Speed:
-        - tokens_per_second: of all ranks together
-        - proof_tokens_per_second: the same in its proof, if it had one
-        - accumulate_seconds: of a micro-step without the optimizer
-        - boundary_seconds: of a micro-step with the optimizer
-        - step_seconds: of a whole optimizer step, with accumulation
-        - spread: half the interquartile range of the steps, as a fraction of their median
-        - num_steps: how many optimizer steps were timed
-
-        Memory in GiB, of the rank that uses most:
-        - peak_allocated_gib: in PyTorch's tensors
-        - peak_reserved_gib: reserved by PyTorch's allocator
-        - peak_device_gib: all memory of the process, according to NVML
-        - host_gib: resident host memory, of all ranks together
-
-        Power:
-        - utilisation: the GPUs' mean duty cycle, 0 to 1
-        - watts: mean power of all GPUs together
-        - joules_per_token: watts divided by tokens_per_second
-
-        Predictions, for candidates that were not tried:
-        - predicted_tokens_per_second
-        - predicted_low: it is slower than this with a probability of 10 %
-        - predicted_high: it is faster than this with a probability of 10 %
-        - predicted_device_gib: for a candidate that was tried, the prediction right before its trial
-        - predicted_fits: the probability that it fits
-
-        Source:
-        - trial: the name of the trial that measured it
-        - trial_seconds: how long that trial took, with all its candidates
-        - warnings: limits of these figures
-        - why: one sentence that explains its status
-        """
-        return frame(self.output.ledger, self.output.trial_seconds)
-
-    @property
-    def report(self) -> Path:
-        """report.html of the run."""
-        return self.output.run_dir / "report.html"
-
-    def _how_to_prove(self) -> str:
-        return "the tune is still running" if self.running else "start the same tune again to continue it"
-
-    def deepspeed_config(self) -> dict[str, Any]:
-        """The configuration for `deepspeed.initialize(config=…)`."""
-        return {key: value for key, value in best_config(self.best).items() if key != SECTION}
-
-    def training_arguments(self) -> dict[str, Any]:
-        """Arguments to add to your own: `transformers.TrainingArguments(output_dir, **…)`."""
-        return trainer_arguments(self.best, Path("best_config.json")) | {"deepspeed": self.deepspeed_config()}
-
-    def __repr__(self) -> str:
-        answer = self.output.answer
-        if answer is None:
-            return f"<Tuned: nothing proven to fit; {'still running' if self.running else self.output.result.stopped}>"
-        memory = f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)}"
-        on_paper = f", simulated on {self.output.simulated}" if self.output.simulated else ""
-        return f"<Tuned: {answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, {memory}{on_paper}>"
-
-    def _repr_html_(self) -> str:
-        tried = self.trials[self.trials["trial"].notna()].sort_values("tokens_per_second", ascending=False)
-        return f"<p><b>{escape(repr(self)[1:-1])}</b></p>{tried[_SHOWN_COLUMNS].to_html(index=False, na_rep='')}"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The predictions for each rung, before anything is measured. A notebook shows them as a table."""
-
-    facts: dict[str, Any]
-    """Model, machine, workload, the seconds that a tune would take, and the rungs."""
-
-    @cached_property
-    def rungs(self) -> pd.DataFrame:
-        """A row for each rung: the candidate that is predicted to be its fastest. Memory is in GiB of one GPU.
-
-        - rung: its name
-        - fits: yes, perhaps or no
-        - checkpointing: on, off, 1/2 (every second layer) or cpu (kept in host memory)
-        - micro_batch: sequences per rank in a micro-step
-        - parameters_gib: weights, and those gathered from other ranks
-        - gradients_gib: gradients
-        - optimizer_gib: master weights and the optimizer's states
-        - activations_gib: what the forward pass keeps for the backward pass
-        - logits_gib: the model's output and its loss
-        - buffers_gib: buckets, workspaces and the allocator's margin
-        - outside_torch_gib: the CUDA context, NCCL and libraries
-        - peak_gib: the sum of these parts
-        - upper_gib: it needs more than this with a probability of only 1 %
-        - host_gib: host memory of all ranks together
-        - pinned_gib: the part of it that is page-locked
-        - tokens_per_second: of all ranks together, a first guess
-        - smallest_gpus: the fewest GPUs on which the rung fits; missing if 1,024 are too few
-        """
-        import pandas as pd
-
-        return pd.DataFrame(self.facts["rungs"])
-
-    def __repr__(self) -> str:
-        facts = self.facts
-        where = f"{facts['model']} on {counted(facts['gpus'], 'GPU')} of {facts['gpu_memory_gib']:g} GiB"
-        winner = facts["expected_winner"]
-        if winner is None:
-            return f"<Planned: {where}; nothing is predicted to fit>"
-        row = next(row for row in facts["rungs"] if row["rung"] == winner)
-        return f"<Planned: {where}; expected winner {winner}, about {row['tokens_per_second']:,} tokens/s>"
-
-    def _repr_html_(self) -> str:
-        return str(self.rungs.to_html(index=False, na_rep=""))
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """What more GPUs bring. A notebook shows it as a table."""
-
-    result: ScaleResult
-    """All points, the global batch, the price, and by number of GPUs why it was left out."""
-    report: Path
-    """report.html with the figures."""
-
-    @cached_property
-    def points(self) -> pd.DataFrame:
-        """A row for each number of GPUs: its best configuration. What is not known is missing (NaN or None).
-
-        - gpus: the number of GPUs
-        - nodes: on how many nodes
-        - source: measured, simulated, predicted, or none if nothing fits
-        - candidate: the configuration
-        - tokens_per_second: of all GPUs together
-        - low: a prediction is slower than this with a probability of 10 %
-        - high: a prediction is faster than this with a probability of 10 %
-        - device_gib: memory of the fullest GPU
-        - joules_per_token: energy, where it was measured
-        - is_sure: it was measured, or fits with a probability of 99 %
-        - efficiency: tokens/s per GPU, over those of the smallest number that has a speed
-        - cost: of a billion tokens, with a `price`
-        """
-        import pandas as pd
-
-        return pd.DataFrame(self.result.plain()["points"])
-
-    @property
-    def smallest(self) -> int | None:
-        """The fewest of these GPUs on which a configuration surely fits; None if there is none."""
-        return self.result.smallest
-
-    @property
-    def verdict(self) -> str:
-        """Where more GPUs stop paying, in one sentence."""
-        return self.result.verdict
-
-    def __repr__(self) -> str:
-        counts = ", ".join(str(point.gpus) for point in self.result.points)
-        return f"<Scaled: {self.result.model} on {counts} GPUs; {self.result.fewest_sentence} {self.verdict}>"
-
-    def _repr_html_(self) -> str:
-        titles, rows = rows_of(self.result)
-        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-        head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<p><b>{escape(repr(self)[1:-1])}</b></p><table><tr>{head}</tr>{body}</table>"
 
 
 @with_options(TuneOptions)

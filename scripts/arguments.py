@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
+from ladder.tuning.answer_options import VerifyOptions
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.python_calls import stub
 from ladder.tuning.scale_options import ScaleOptions
 

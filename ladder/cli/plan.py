@@ -12,7 +12,8 @@ import typer
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
-from ladder.tuning.options import OUTPUT, PlanOptions
+from ladder.tuning.options import OUTPUT
+from ladder.tuning.plan_options import PlanOptions
 from ladder.units import counted, format_bytes, parameters_in_words
 from ladder.workload.trained import said_of_training
 

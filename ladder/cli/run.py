@@ -10,8 +10,8 @@ from typing import Annotated
 
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
+from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.declaring import Option, checked
-from ladder.tuning.options import RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import typer
 from ladder.cli.declared import takes
 from ladder.cli.tune import Shown
 from ladder.errors import EXIT_FOUND, LadderError
+from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import Option
-from ladder.tuning.options import VerifyOptions
 
 if TYPE_CHECKING:
     from ladder.tuning.verified import Verification

@@ -1,4 +1,4 @@
-"""The options of a tune, a plan and a verification, and the checks of options that contradict each other.
+"""The options of a workload and of a tune, and what several commands share of them.
 
 None means that ladder chooses. Sizes are in bytes, times in seconds.
 """
@@ -32,7 +32,7 @@ OutputFormat = Literal["text", "json"]
 
 WORKLOAD, MACHINE, SEARCH = "Workload", "Machine", "Search"
 BEYOND, PROOF, OUTPUT = "Beyond the documented ladder", "Proof", "Output"
-_MOST_GPUS = 1024
+MOST_GPUS = 1024
 _KNOB_TRIALS = 12
 
 
@@ -81,7 +81,7 @@ def _model_names() -> list[str]:
     return list(bundled_models())
 
 
-def _machine_names() -> list[str]:
+def machine_names() -> list[str]:
     from ladder.simulation.paper_machine import machine_files
 
     return list(machine_files())
@@ -228,7 +228,7 @@ class _TuneOptions(WorkloadOptions):
             "The machine of --launcher simulated: one of `ladder machines`, or a YAML file.",
             MACHINE,
             metavar="NAME|FILE",
-            names=_machine_names,
+            names=machine_names,
         ),
     ] = None
 
@@ -301,73 +301,6 @@ class _TuneOptions(WorkloadOptions):
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(TrialJobOptions, _TuneOptions):
     """The options of a tune. Those of jobs come last, and so does their panel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(WorkloadOptions):
-    """The options of a plan."""
-
-    gpus: Annotated[
-        int | None, Option("How many GPUs.", MACHINE, whole(1, _MOST_GPUS), unset="as many as --machine has")
-    ] = None
-    gpu_memory: Annotated[
-        int | None, Option("Memory of one GPU, e.g. 80GiB.", MACHINE, SIZE, unset="as much as --machine has")
-    ] = None
-    host_memory: Annotated[int | None, Option("Host memory that the ranks may use together.", MACHINE, SIZE)] = None
-    machine: Annotated[
-        str | None,
-        Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE", names=_machine_names),
-    ] = None
-    switches: Switched = field(default_factory=dict)
-    """As `TuneOptions.switches`; techniques that are missing are not tried."""
-
-
-OtherCommand = Annotated[
-    tuple[str, ...],
-    Option(
-        "One word of your own script's command. Simpler: put the command behind `--`.",
-        WORKLOAD,
-        metavar="WORD",
-        unset="the command that was tuned",
-    ),
-]
-"""In the place of the script that was tuned."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """The options of a verification."""
-
-    script: OtherCommand = ()
-    steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
-    minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
-    tolerance: Annotated[
-        float,
-        Option(
-            "How much slower than promised still holds, as a fraction.",
-            PROOF,
-            number(0, 0.99, metavar="FRACTION"),
-        ),
-    ] = 0.05
-    hostfile: Annotated[
-        Path | None, Option("The hosts of an answer for several nodes. Without it, those of the Slurm job.", MACHINE)
-    ] = None
-    launcher: Annotated[
-        Literal["local", "ray"], Option("ray: an answer for several nodes runs on a Ray cluster.", MACHINE)
-    ] = "local"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What the user asked of a run of their own script."""
-
-    script: OtherCommand = ()
-    step_down: Annotated[
-        bool,
-        Option(
-            "If memory runs out, go on from the last checkpoint with a measured candidate that takes less.", WORKLOAD
-        ),
-    ] = False
 
 
 def num_knob_trials(options: TuneOptions) -> int:

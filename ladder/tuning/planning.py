@@ -16,7 +16,7 @@ from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.option_checks import require_workload
-from ladder.tuning.options import PlanOptions
+from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.problem import (
     make_space,

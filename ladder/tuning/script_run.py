@@ -22,7 +22,7 @@ from ladder.events.outcome import MEMORY_OUTCOMES
 from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrialSpec, parse_event
 from ladder.machine.gpus import visible_gpus
 from ladder.techniques.keys import candidate_of
-from ladder.tuning.options import RunOptions
+from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.step_down import Plan, smaller
 from ladder.tuning.trial_request import candidate_spec, rank_modules_of
 from ladder.tuning.tune_events import Note, Subscriber

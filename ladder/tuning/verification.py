@@ -25,9 +25,10 @@ from ladder.runs.history import make_private
 from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS
 from ladder.techniques.keys import candidate_of
 from ladder.text import shown
+from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
-from ladder.tuning.options import TuneOptions, VerifyOptions
+from ladder.tuning.options import TuneOptions
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (

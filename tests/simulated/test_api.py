@@ -21,8 +21,10 @@ from arguments import stubs
 import ladder
 from ladder.cli.main import main
 from ladder.errors import NothingFitsError, UsageError
+from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked_values, declared
-from ladder.tuning.options import PlanOptions, TuneOptions, VerifyOptions
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.python_calls import in_python_words
 from ladder.tuning.run import run_tune
 from ladder.tuning.scale_options import ScaleOptions

@@ -19,8 +19,10 @@ from ladder.errors import (
     NothingFitsError,
     UsageError,
 )
+from ladder.tuning.answer_options import RunOptions, VerifyOptions
 from ladder.tuning.declaring import declared
-from ladder.tuning.options import PlanOptions, RunOptions, TuneOptions, VerifyOptions
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.plan_options import PlanOptions
 
 ROOT = Path(__file__).parents[2]
 HELP = re.compile(r'help="([^"]*)"')

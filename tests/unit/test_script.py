@@ -23,7 +23,7 @@ from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.answering import answer_of
 from ladder.tuning.option_checks import require_workload
-from ladder.tuning.options import PlanOptions, TuneOptions, WorkloadOptions
+from ladder.tuning.options import TuneOptions, WorkloadOptions
 from ladder.tuning.own_script import (
     global_batch_of,
     introduction,
@@ -37,6 +37,7 @@ from ladder.tuning.own_script import (
     with_preparation,
     workload_of_script,
 )
+from ladder.tuning.plan_options import PlanOptions
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into

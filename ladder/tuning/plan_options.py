@@ -1,0 +1,29 @@
+"""The options of a plan: those of a workload, and a machine that need not be there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ladder.tuning.declaring import Option
+from ladder.tuning.option_kinds import SIZE, whole
+from ladder.tuning.options import MACHINE, MOST_GPUS, Switched, WorkloadOptions, machine_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(WorkloadOptions):
+    """The options of a plan."""
+
+    gpus: Annotated[
+        int | None, Option("How many GPUs.", MACHINE, whole(1, MOST_GPUS), unset="as many as --machine has")
+    ] = None
+    gpu_memory: Annotated[
+        int | None, Option("Memory of one GPU, e.g. 80GiB.", MACHINE, SIZE, unset="as much as --machine has")
+    ] = None
+    host_memory: Annotated[int | None, Option("Host memory that the ranks may use together.", MACHINE, SIZE)] = None
+    machine: Annotated[
+        str | None,
+        Option("One of `ladder machines`, or a YAML file.", MACHINE, metavar="NAME|FILE", names=machine_names),
+    ] = None
+    switches: Switched = field(default_factory=dict)
+    """As `TuneOptions.switches`; techniques that are missing are not tried."""
