@@ -68,6 +68,15 @@ def test_the_headline_does_not_flatter(speed: float, words: str):
     assert times_as_fast(found, BEST).startswith(words)
 
 
+def test_an_answer_within_the_range_of_a_predicted_first_fit_is_not_said_to_be_slower_or_faster():
+    found = first_fit(SPACE, ())
+    assert found is not None
+    for speed in (1.01 * found.low, 0.9 * found.tokens_per_second, 0.99 * found.high):
+        assert times_as_fast(found, replace(BEST, tokens_per_second=speed)).startswith("Perhaps as fast as")
+    assert " slower " in times_as_fast(found, replace(BEST, tokens_per_second=0.9 * found.low))
+    assert "About 2.0 times" in times_as_fast(found, replace(BEST, tokens_per_second=2.0 * found.tokens_per_second))
+
+
 def test_the_slower_of_a_proof_and_its_trial_counts():
     first = replace(fitting(SPACE, OFFLOADED), tokens_per_second=10_000.0)
     for trial, words in ((15_000.0, "1.5 times"), (40_000.0, "2.0 times")):
