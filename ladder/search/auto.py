@@ -113,15 +113,6 @@ def auto(space: Space, records: Sequence[Record], late: frozenset[str] = frozens
     return Measure(offer.engine, candidates, _reason(offer, speed), _first_within(belief, offer.outlooks, speed))
 
 
-def remaining(space: Space, records: Sequence[Record]) -> Bound | None:
-    """What could still be gained, for a search that ends early; None while nothing fits."""
-    best = fastest(records)
-    if best is None or not best.tokens_per_second:
-        return None
-    belief = believe(space, records)
-    return _bound(belief, _left(space, records, belief), best.tokens_per_second)
-
-
 def hopeful(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlook]:
     """The candidates that were not tried and may be faster than the best."""
     best = fastest(records)

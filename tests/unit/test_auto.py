@@ -14,7 +14,7 @@ from helpers.searches import fitting, make_space, out_of_memory, play
 
 from ladder.events.outcome import Outcome, Record
 from ladder.search.audit import audit_report
-from ladder.search.auto import auto, is_worth_a_trial, remaining
+from ladder.search.auto import auto, is_worth_a_trial
 from ladder.search.belief import believe, expected_gain
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import STRATEGIES
@@ -155,16 +155,6 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_so
         gain_over=lambda over: fits * expected_gain(speed, deviation, over=over),
     )
     assert is_worth_a_trial(outlook, 100.0, 0.02) is worth_it
-
-
-def test_what_remains_can_be_asked_at_any_time():
-    space = make_space()
-    assert remaining(space, ()) is None
-    some = [fitting(space, candidate) for candidate in decide(space, ()).candidates]
-    bound = remaining(space, some)
-    assert bound is not None
-    assert bound.minutes > 0
-    assert bound.then <= bound.faster
 
 
 def test_the_best_micro_batch_depends_on_the_accumulation_that_is_left():
