@@ -39,8 +39,10 @@ def test_stage_2_reduces_in_every_micro_step(llama_like: Build) -> None:
     assert slow.accumulate_seconds > fast.accumulate_seconds
 
 
-@pytest.mark.parametrize(("rung", "in_every_micro_step"), [("zero1+opt-cpu", False), ("zero2+opt-cpu", True)])
-def test_offloaded_gradients_cross_the_bus_in_every_micro_step_at_stage_2_and_once_at_stage_1(
+@pytest.mark.parametrize(
+    ("rung", "in_every_micro_step"), [("zero1+opt-cpu", False), ("zero2+opt-cpu", True), ("zero3+opt-cpu", True)]
+)
+def test_offloaded_gradients_cross_the_bus_in_every_micro_step_from_stage_2_on_and_once_at_stage_1(
     rung: str, in_every_micro_step: bool, llama_like: Build
 ) -> None:
     fast, slow = (predict(llama_like(8), rung, machine) for machine in (MACHINE, SLOW_BUS))

@@ -34,7 +34,8 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     1)/N of its bytes over each link, an all-reduce twice as much. Stage 2 all-reduces its buckets in every micro-step,
     stages 0 and 1 in the last one; stage 3 gathers parameters in forward and in backward, and scatters gradients; a
     technique may let the ranks of a node gather among themselves. Optimizer offload copies 2 P/N bytes of gradients to
-    the host: at stage 2 in every micro-step and back again, at stage 1 in the last one. Parameter offload copies 2 P/N
+    the host: at stages 2 and 3 in every micro-step and back again (seen in DeepSpeed 0.19.8: stage 3 keeps its buffer
+    of gradients on the host and adds to it on the GPU), at stage 1 in the last one. Parameter offload copies 2 P/N
     bytes to the GPU for each gathering, without those that stay live.
     """
     model, rung = workload.model, candidate.engine.rung
@@ -51,15 +52,15 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         reduce = 2 * transfer
     if rung.stage in (1, 2):
         once += transfer
-    if rung.stage < 3 and rung.offload_optimizer != "none":
-        down = 2 * share / machine.pcie_bytes
-        reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
     if rung.stage == 3:
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
         transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
         hooks *= (1 + _HOOKS_OF_AN_ADAPTER * len(weights.adapted)) * machine.host_seconds
         gather = max(transfers * _gathered(known, machine, over_links) * p, hooks * model.num_layers)
+    if rung.offload_optimizer != "none":
+        down = 2 * share / machine.pcie_bytes
+        reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
