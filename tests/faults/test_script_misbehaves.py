@@ -68,6 +68,18 @@ def logs_in(home: Path) -> list[str]:
             "transformers, Accelerator.prepare() and deepspeed.initialize() in the process that it started",
             "loss",
         ),
+        (
+            "own_loop.py",
+            "it trains in a way that ladder does not know: it looked for Trainer.train() of transformers, "
+            "Accelerator.prepare() and deepspeed.initialize()",
+            "",
+        ),
+        (
+            "prepares_twice.py",
+            "its Accelerator prepares the model and its training data in separate calls; give model, optimizer and "
+            "training data to one call of prepare()",
+            "",
+        ),
         ("zero_steps.py", "it is told to train no step: num_train_epochs is 0", ""),
         ("zero_steps.py --empty", "its training data set is empty", ""),
         (

@@ -335,3 +335,17 @@ def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     assert done.status == 0, done.errors[-3000:]
     assert done.num_left == 0
     assert digest_of(script) == digest
+
+
+@pytest.mark.night
+def test_a_loop_with_a_second_model_that_is_not_trained_is_tuned_by_the_one_that_is(
+    tmp_path: Path, script_inputs: Path
+) -> None:
+    folder = folder_with_inputs(tmp_path / "home", script_inputs)
+    script = str(SCRIPTS / "two_models_loop.py")
+    done = ladder(*tune_options("zero2", 2), script, folder=folder)
+    assert done.status == 0, done.errors
+    section = json.loads((folder / "best_config.json").read_text())["ladder"]
+    assert (section["rung"], section["micro_batch"], section["script"]["kind"]) == ("zero2", 2, "deepspeed")
+    started = ladder("run", "best_config.json", "--", script, "--steps", "8", folder=folder)
+    assert started.status == 0, started.errors[-3000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_script_is_found_behind_every_launcher(command: str, here: Path) -> None:
     assert program_of(command.split()) == Program("train.py", False, ("--x", "1"))
+
+
+def test_precision_and_accumulation_in_accelerate_s_own_file_count_as_what_the_script_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    file = {"distributed_type": "DEEPSPEED", "mixed_precision": "fp16", "num_processes": 2, "use_cpu": False}
+    file |= {"compute_environment": "LOCAL_MACHINE", "debug": False}
+    (tmp_path / "own.yaml").write_text(json.dumps(file | {"deepspeed_config": {"gradient_accumulation_steps": 8}}))
+    command = ["accelerate", "launch", "--config_file", "own.yaml", "train.py"]
+    told = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "8"}
+    assert program_of(command).environment == told
+    assert program_of([*command[:2], "--mixed_precision", "bf16", *command[2:]]).environment == told | {
+        "ACCELERATE_MIXED_PRECISION": "bf16"
+    }
+    with pytest.raises(UsageError, match=r"There is no accelerate configuration missing\.yaml here"):
+        program_of(["accelerate", "launch", "--config_file", "missing.yaml", "train.py"])
 
 
 def test_what_accelerate_s_launcher_is_told_of_the_training_is_kept(tmp_path: Path, monkeypatch: Any) -> None:

@@ -34,6 +34,9 @@ def hold_deepspeed(grip: Grip) -> None:
         names = ("args", "model", "optimizer", "model_parameters", "training_data")
         given = dict[str, Any](zip(names, arguments, strict=False)) | options
         said = _own_config(given)
+        if loop.engine is not None or not (given.get("optimizer") or "optimizer" in said):
+            # A model without an optimizer, such as one to compare with, is the script's own affair.
+            return (given["model"], None, None, None) if grip.is_look else own(*arguments, **options)
         loader = _training_loader(loaders)
         if grip.is_look:
             grip.looked(lambda: _facts_of_deepspeed(given, said, loader))

@@ -136,13 +136,33 @@ def _of_accelerate(words: list[str]) -> _Launched:
     from accelerate.commands.launch import launch_command_parser
 
     known = launch_command_parser().parse_args(words)
+    precision, accumulation = _in_file_of_accelerate(known.config_file)
     told = {
-        "ACCELERATE_MIXED_PRECISION": known.mixed_precision,
+        "ACCELERATE_MIXED_PRECISION": known.mixed_precision or precision,
         # accelerate itself passes this on only with DeepSpeed.
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": known.gradient_accumulation_steps if known.use_deepspeed else None,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+            known.gradient_accumulation_steps if known.use_deepspeed else accumulation
+        ),
     }
     given = {name: str(value) for name, value in told.items() if value is not None}
     return known.training_script, known.module, known.training_script_args, given
+
+
+def _in_file_of_accelerate(path: str | None) -> tuple[str | None, int | None]:
+    """Precision and accumulation in accelerate's configuration file: the given one, else the user's, if there is one.
+
+    The rest of it is about ranks and engines, which trials decide.
+    """
+    from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+
+    if path is None and not Path(default_config_file).is_file():
+        return None, None
+    if path is not None and not Path(path).is_file():
+        raise UsageError(f"There is no accelerate configuration {shown(path)} here; give its path.")
+    config = load_config_from_file(path)
+    own = getattr(config, "deepspeed_config", None) or {}
+    accumulation = own.get("gradient_accumulation_steps")
+    return config.mixed_precision, accumulation if isinstance(accumulation, int) else None
 
 
 def _of_torchrun(words: list[str]) -> _Launched:

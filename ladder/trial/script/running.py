@@ -18,12 +18,10 @@ from ladder.trial.script.deepspeed_loop import hold_deepspeed
 from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
 from ladder.trial.script.program import Program, program_of
+from ladder.trial.script.publishing import publish_nothing, silent_trackers
 from ladder.trial.script.trainer import hold_trainer
+from ladder.trial.script.unheld import LOOKED_FOR, refuse_unheld_training
 from ladder.workload.script import writing_into
-
-_LOOKED_FOR = "Trainer.train() of transformers, Accelerator.prepare() and deepspeed.initialize()"
-_SILENT = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
-"""No tracker is to show a run of a trial."""
 
 
 def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge: Gauge, leave: Leave) -> None:
@@ -37,12 +35,14 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     program = program_of(writing_into(script.command, script.scratch))
     grip = take_hold(spec, script, program, reporter, gauge, leave)
     refuse_training_elsewhere(grip)
+    refuse_unheld_training(grip)
+    publish_nothing()
     if grip.is_look:
         os.environ.update(program.environment)  # what the launcher was told counts as what the script says
     else:
         name_moments(grip)
         gauge.start(spec.memory_limit)
-    os.environ.update(_SILENT, MLFLOW_TRACKING_URI=script.scratch)
+    os.environ.update(silent_trackers(script.scratch))
     try:
         run_program(program, spec, script)
     except SystemExit as ended:
@@ -53,7 +53,7 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
             "the script asks for input, which a trial cannot give; answer it by an option"
         ) from error
     raise NotTakenHoldOfError(
-        f"the script ended without training in a way that ladder knows: it looked for {_LOOKED_FOR} in the process "
+        f"the script ended without training in a way that ladder knows: it looked for {LOOKED_FOR} in the process "
         "that it started"
     )
 
