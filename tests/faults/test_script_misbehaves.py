@@ -126,12 +126,32 @@ def test_completions_that_no_two_ranks_can_share_are_refused_after_the_look(home
     assert not (home / "ladder-runs").exists()
 
 
-def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/spawns.py --block_size 32")
+@pytest.mark.parametrize("way", ["run", "exec"])
+def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(
+    way: str, home: Path, tuned: Here
+) -> None:
+    done = tuned(f"{MISBEHAVING}/spawns.py {way} --block_size 32")
     assert done.status == 2
     said = "The script cannot be tuned: it starts its training in a process of its own; give that command behind --: "
     assert the_sentence(done).startswith(f"{said}{sys.executable} {SCRIPTS}/causal_trainer.py --model_name_or_path ")
     assert "--block_size 32" in the_sentence(done)
+
+
+def test_a_script_that_trains_through_a_shell_script_is_told_so(home: Path, tuned: Here) -> None:
+    (home / "tune.sh").write_text(f"cd .\n{sys.executable} {SCRIPTS}/causal_trainer.py --output_dir out\n")
+    done = tuned(f"{MISBEHAVING}/spawns.py shell")
+    assert done.status == 2
+    said = "The script cannot be tuned: it starts its training in a process of its own; give that command behind --: "
+    assert the_sentence(done).startswith(f"{said}bash tune.sh")
+
+
+def test_a_script_that_trains_in_a_process_of_multiprocessing_is_told_to_train_itself(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/spawns.py multiprocessing")
+    assert done.status == 2
+    assert the_sentence(done).startswith(
+        "The script cannot be tuned: it starts its training, train(), in a process of its own; let the script call it "
+        "itself, because ladder starts a process for each GPU"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing.process
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ladder.errors import UsageError
@@ -17,6 +20,9 @@ from ladder.trial.wrapping import wrap
 
 _TRAINS = re.compile(r"\w*Trainer\b|\b(?:accelerate|deepspeed)\b")
 """In a program that may train; others are left to the script."""
+_STEPS = re.compile(rf"{_TRAINS.pattern}|\.(?:train|backward)\(")
+"""In a function that may train."""
+_SHELLS = ("sh", "bash", "zsh", "dash")
 
 
 def refuse_training_elsewhere(grip: Grip) -> None:
@@ -30,15 +36,60 @@ def refuse_training_elsewhere(grip: Grip) -> None:
         _refuse(grip, command)
         return int(own(command))
 
+    def replaced(own: Any, path: Any, words: Any, *more: Any, **options: Any) -> Any:
+        _refuse(grip, words)
+        return own(path, words, *more, **options)
+
+    def begun(own: Any, process: Any) -> None:
+        if (name := _training_function(process)) is not None:
+            said = f"it starts its training, {name}(), in a process of its own; let the script call it itself, because "
+            grip.leave(NotTakenHoldOfError(f"{said}ladder starts a process for each GPU"))
+        own(process)
+
     wrap(subprocess.Popen, "__init__", started)
     wrap(os, "system", called)
+    for name in ("execv", "execve", "posix_spawn", "posix_spawnp"):
+        wrap(os, name, replaced)
+    wrap(multiprocessing.process.BaseProcess, "start", begun)
+
+
+def _training_function(process: Any) -> str | None:
+    """The function that may train in a new interpreter; a fork of this one is taken hold of as this one is."""
+    if getattr(process, "_start_method", None) == "fork":
+        return None
+    given = [process._target, *process._args[:1]]  # torch's spawn gives the function to one of its own
+    functions: list[Callable[..., Any]] = [each for each in given if inspect.isfunction(each)]
+    return next((each.__name__ for each in functions if _is_of_the_user(each) and _may_step(each)), None)
+
+
+def _is_of_the_user(function: Callable[..., Any]) -> bool:
+    return not function.__module__.startswith(("torch.", "multiprocessing.", "accelerate.", "datasets."))
+
+
+def _may_step(function: Callable[..., Any]) -> bool:
+    try:
+        return bool(_STEPS.search(inspect.getsource(function)))
+    except (OSError, TypeError):
+        return False
 
 
 def _refuse(grip: Grip, command: Any) -> None:
     words = words_of(command)
-    if may_train(words):
+    if any(may_train(each) for each in (words, *_within_a_shell(words))):
         said = f"it starts its training in a process of its own; give that command behind --: {shown(' '.join(words))}"
         grip.leave(NotTakenHoldOfError(said))
+
+
+def _within_a_shell(words: Sequence[str]) -> list[list[str]]:
+    """The commands that a shell is told, in a file or after `-c`."""
+    if len(words) < 2 or Path(words[0]).name not in _SHELLS:
+        return []
+    if words[1] == "-c":
+        return [words_of(line) for line in " ".join(words[2:3]).splitlines()]
+    try:
+        return [words_of(line) for line in Path(words[1]).read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return []
 
 
 def words_of(command: Any) -> list[str]:
