@@ -18,6 +18,8 @@ import torch
 from helpers import Finished, ladder
 from helpers.scripts import MISBEHAVING, SCRIPTS, digest_of, files_in, folder_with_inputs
 
+from ladder import api
+
 pytest.importorskip("datasets")  # the scripts read their data with it
 
 
@@ -349,3 +351,20 @@ def test_a_loop_with_a_second_model_that_is_not_trained_is_tuned_by_the_one_that
     assert (section["rung"], section["micro_batch"], section["script"]["kind"]) == ("zero2", 2, "deepspeed")
     started = ladder("run", "best_config.json", "--", script, "--steps", "8", folder=folder)
     assert started.status == 0, started.errors[-3000:]
+
+
+def test_the_model_of_a_script_is_planned_for_on_the_command_line_and_in_python(
+    tmp_path: Path, script_inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_with_inputs(tmp_path / "home", script_inputs)
+    words = CASES["causal_trainer"].words(CASES["causal_trainer"].command)
+    before = files_in(folder)
+    done = ladder("plan", "--gpus", "2", "--gpu-memory", "3GiB", "--format", "json", "--", *words, folder=folder)
+    assert done.status == 0, done.errors
+    facts = json.loads(done.output)
+    assert facts["seq_len"] == 64
+    assert facts["expected_winner"] in {row["rung"] for row in facts["rungs"]}
+    monkeypatch.chdir(folder)
+    planned = api.plan(script=words, gpus=2, gpu_memory="3GiB")
+    assert planned.facts["expected_winner"] == facts["expected_winner"]
+    assert files_in(folder) == before
