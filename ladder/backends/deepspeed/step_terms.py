@@ -34,7 +34,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     1)/N of its bytes over each link, an all-reduce twice as much. Stage 2 all-reduces its buckets in every micro-step,
     stages 0 and 1 in the last one; stage 3 gathers parameters in forward and in backward, and scatters gradients; a
     technique may let the ranks of a node gather among themselves. Optimizer offload copies 2 P/N bytes of gradients to
-    the host: at stages 2 and 3, whose buffers are there (DeepSpeed 0.19.8), in every micro-step and back again, at stage
+    the host: at stages 2 and 3, whose buffers lie there (DeepSpeed 0.19.8), in each micro-step and back again, at stage
     1 in the last one. Parameter offload copies 2 P/N bytes to the GPU for each gathering, without those that stay live.
     """
     model, rung = workload.model, candidate.engine.rung
