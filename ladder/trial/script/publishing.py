@@ -12,9 +12,14 @@ _PUBLISHING = ("create_commit", "upload_file", "upload_folder", "upload_large_fo
 
 def silent_trackers(scratch: str) -> dict[str, str]:
     """The environment in which trackers show no run: they are off, or write below `scratch`."""
-    off = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
-    off["SWANLAB_MODE"] = "disabled"
-    return off | {"MLFLOW_TRACKING_URI": scratch, "TRACKIO_DIR": scratch}
+    return {
+        "WANDB_MODE": "disabled",
+        "COMET_MODE": "DISABLED",
+        "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+        "SWANLAB_MODE": "disabled",
+        "MLFLOW_TRACKING_URI": scratch,
+        "TRACKIO_DIR": scratch,
+    }
 
 
 def publish_nothing() -> None:

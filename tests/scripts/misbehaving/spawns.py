@@ -25,7 +25,7 @@ if __name__ == "__main__":
     elif way == "exec":
         os.execv(command[0], command)
     elif way == "shell":
-        subprocess.run("bash tune.sh", shell=True, check=True)
+        subprocess.run(["bash", "tune.sh"], check=True)
     else:
         process = multiprocessing.get_context("spawn").Process(target=train, args=(command,))
         process.start()
