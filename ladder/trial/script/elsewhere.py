@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import multiprocessing.process
 import os
 import re
@@ -55,7 +56,8 @@ def refuse_training_elsewhere(grip: Grip) -> None:
 
 def _training_function(process: Any) -> str | None:
     """The function that may train in a new interpreter; a fork of this one is taken hold of as this one is."""
-    if getattr(process, "_start_method", None) == "fork":
+    # A process of no named context is started as the default says, which its own start settles too.
+    if (getattr(process, "_start_method", None) or multiprocessing.get_start_method()) == "fork":
         return None
     given = [process._target, *process._args[:1]]  # torch's spawn gives the function to one of its own
     functions: list[Callable[..., Any]] = [each for each in given if inspect.isfunction(each)]
