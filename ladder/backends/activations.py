@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ladder.candidates import Candidate, Terms
+from ladder.workload.matrices import experts_of_a_token, num_experts
 from ladder.workload.workload import ModelShape, Workload
 
-_NORMS_OF_QUERIES_AND_KEYS = {"qwen3": 6}
+_NORMS_OF_QUERIES_AND_KEYS = {"qwen3": 6, "qwen3_moe": 6}
 _PLAIN_NORMS = {"opt": 10}
 """Bytes per hidden value for families that differ from the others: see `activations_of`."""
 _ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
@@ -41,17 +42,19 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     0.382e9 predicted. An MLP without gate saves two intermediate tensors, a LayerNorm its input and output. Logits take
     12.0 to 13.1 bytes each (measured): the fp32 log-softmax, its gradient and that of the fp32 logits; the 16-bit
     logits are freed by then. (18 bytes are published for older code.) OPT's norms save input and output (8 h), and its
-    dropout two masks of one byte. Qwen3 also has norms of queries and keys. Only active experts count. Techniques
-    change these numbers in their own modules.
+    dropout two masks of one byte. Qwen3 also has norms of queries and keys. Only the experts of a token count, each
+    with a copy of its hidden values and one of what it makes of them (4 h). Techniques change these numbers in their
+    own modules.
     """
     model, terms = workload.model, terms_of(workload, candidate, world_size)
     tokens, h = terms.tokens, model.hidden_size
-    block = terms.norms * h + terms.attention + terms.net * model.intermediate_size * _experts_of_a_token(model)
+    net = model.intermediate_size * experts_of_a_token(model)
+    block = terms.norms * h + terms.attention + terms.net * net + terms.routed
     if model.is_encoder_decoder:
         # Half of the blocks have two attentions; T5 adds position biases, so the scores themselves are saved.
         block += terms.attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
     kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
-    again = block + 2 * model.intermediate_size + terms.passing
+    again = block + 2 * net + terms.passing
     # With offloaded inputs, only one at a time is on the GPU.
     layers = 1.0 if candidate.offload_activations else workload.weights.reached_blocks * model.num_layers
     fixed = layers * (1 - candidate.checkpointed) * terms.fixed
@@ -75,6 +78,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         norms=16 if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12),
         attention=attention,
         net=8 if model.gated_mlp else _plain_net_bytes(model),
+        routed=_routed_bytes(model),
         tail=8,
         loss=float(tokens * 12 * model.vocab_size),
         normalised=4 if model.gated_mlp else 0,
@@ -92,8 +96,8 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     inside the net, unless its activation saves its own output, as ReLU does. The output of attention is saved by SDPA
     anyway. A frozen RMSNorm does not save its normalised value, 2 h. An adapter saves what it passes from A to B, 2 r;
     its dropout a mask and a copy, 3 bytes per input, after which the input itself is not needed; DoRA the layer's
-    output twice. Experts with adapters save their changed weights. Blocks before the first that trains anything save
-    nothing.
+    output twice. Experts with adapters save their changed weights; without, not what goes into them (2 h). Blocks
+    before the first that trains anything save nothing.
     """
     weights = workload.weights
     lora = workload.lora
@@ -112,12 +116,15 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     if model.model_type in _NORMS_OF_QUERIES_AND_KEYS:
         of_heads = 2.0 * model.head_dim * (model.num_heads + model.num_kv_heads)
     tail = 0.0 if weights.trains_head else 2.0 + terms.normalised / 2
+    changed = [matrix for matrix in weights.adapted if matrix.kind == "experts"]
+    into_experts = 2.0 * model.hidden_size * experts_of_a_token(model) if terms.routed and not changed else 0.0
     return replace(
         terms,
         norms=terms.norms - frozen * norms,
         attention=terms.attention - frozen * of_heads + own,
         net=(terms.net - frozen * 2.0 * ("f" not in read and not saves_its_output)),
-        fixed=2.0 * sum(matrix.elements for matrix in weights.adapted if matrix.kind == "experts"),
+        routed=terms.routed - frozen * into_experts,
+        fixed=2.0 * sum(matrix.elements for matrix in changed),
         tail=terms.tail - tail,
     )
 
@@ -143,6 +150,9 @@ def _activation(model: ModelShape) -> str:
     return str(model.config.get("activation_function", _ACTIVATIONS.get(model.model_type)))
 
 
-def _experts_of_a_token(model: ModelShape) -> int:
-    active = model.config.get("num_experts_per_tok")
-    return active if isinstance(active, int) and active > 0 else 1
+def _routed_bytes(model: ModelShape) -> float:
+    """Bytes per token that a block's routing saves: a token's copies for its experts, and theirs, with five indices.
+
+    Counted on the CPU, where transformers sends tokens to experts in groups as on a GPU.
+    """
+    return (4.0 * model.hidden_size + 40.0) * experts_of_a_token(model) if num_experts(model) > 1 else 0.0

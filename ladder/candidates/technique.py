@@ -69,6 +69,8 @@ class Terms:
     """Bytes of logits and loss."""
     normalised: float = 0.0
     """The part of `norms` that is saved only for the gradients of the norms' own weights."""
+    routed: float = 0.0
+    """Bytes that sending tokens to experts saves in a block per token."""
     fixed: float = 0.0
     """Bytes that a block saves however few the tokens: the changed weights of experts that have adapters."""
     passing: float = 0.0

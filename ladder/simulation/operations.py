@@ -12,6 +12,7 @@ from ladder.candidates import Effects
 from ladder.simulation.autocast import Autocast
 from ladder.simulation.operation import Block, Operation
 from ladder.simulation.partly_trained import PartlyTrained
+from ladder.workload.matrices import experts_of_a_token, num_experts
 from ladder.workload.workload import ModelShape, Workload
 
 _DEFAULT_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
@@ -55,7 +56,10 @@ class Network:
         if self.model.is_encoder_decoder:
             # Only decoder blocks, half of all, have cross-attention; every block is modelled as the mean of both kinds.
             operations += self._attention("cross", share=0.5)
-        operations += self._gated_net() if self.model.gated_mlp else self._plain_net()
+        if self.model.gated_mlp:
+            operations += self._net_of_experts() if num_experts(self.model) > 1 else self._gated_net()
+        else:
+            operations += self._plain_net()
         missing = self._block_elements - sum(operation.elements for operation in operations)
         biases = Operation(name="biases", others=max(0, missing), tensors=self._num_biases, kernels=0)
         return (*operations, biases)
@@ -158,7 +162,7 @@ class Network:
         model, h = self.model, int(self.model.hidden_size * share)
         q, k = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         small: list[Operation] = []
-        if model.model_type == "qwen3":
+        if model.model_type in ("qwen3", "qwen3_moe"):
             # These are not on the residual stream, so the gradient that they create replaces the one that they free.
             both = (self._norm("queries' norm", q), self._norm("keys' norm", k))
             small = [replace(each, others=model.head_dim, ends=each.makes) for each in both]
@@ -201,33 +205,67 @@ class Network:
         )
 
     def _gated_net(self) -> list[Operation]:
-        h, f = self.model.hidden_size, self.model.intermediate_size * _active_experts(self.model)
-        kept = 4.0 if self.effects.keeps_gate else 2.0
+        h, f = self.model.hidden_size, self.model.intermediate_size
         return [
             self._norm("net norm", h),
             self._product("gate", h, f, reads="n", saves=2.0 * h, ends=2.0 * (f + h), for_weight=2.0 * h),
-            Operation(
-                name="activation",
-                saves=2.0 * f,
-                makes=2.0 * f,
-                ends=2.0 * f if self.effects.keeps_gate else 0.0,
-                in_place=not self.effects.keeps_gate,
-                traffic=5.0 * f,
-            ),
+            self._activation(f),
             self._product("up", h, f, reads="n", saves=0.0, ends=2.0 * f),
-            Operation(
-                name="gating",
-                saves=kept * f,
-                makes=kept * f,
-                ends=2.0 * f,
-                in_place=not self.effects.keeps_gate,
-                traffic=6.0 * f,
-            ),
+            self._gating(f),
             self._product("down", f, h, reads="f", saves=2.0 * f, ends=0.0, for_weight=2.0 * f),
         ]
 
+    def _net_of_experts(self) -> list[Operation]:
+        """Each token is copied for the experts that it meets, sorted by expert; what they make is weighted and summed.
+
+        The copies are read by one grouped product. Their kernels sort, count, look up and scatter; looking up a value
+        sorts indices again in backward.
+        """
+        model, each = self.model, experts_of_a_token(self.model)
+        h, copies, f = model.hidden_size, each * model.hidden_size, each * model.intermediate_size
+        return [
+            self._norm("net norm", h),
+            self._product("router", h, num_experts(model), reads="n", saves=2.0 * h, ends=0.0, for_weight=2.0 * h),
+            Operation(
+                name="sending",
+                saves=24.0 * each,
+                makes=2.0 * h,
+                ends=2.0 * (copies + h),
+                traffic=4.0 * copies,
+                kernels=14,
+            ),
+            self._product(
+                "gate and up", h, 2 * f, reads="n", saves=2.0 * copies, ends=2.0 * f, for_weight=2.0 * copies
+            ),
+            self._activation(f),
+            self._gating(f),
+            self._product("down", f, h, reads="f", saves=2.0 * f, ends=0.0, for_weight=2.0 * f),
+            Operation(
+                name="summing",
+                saves=2.0 * copies + 16.0 * each,
+                makes=4.0 * copies,
+                ends=2.0 * copies,
+                traffic=10.0 * copies + 2.0 * h,
+                kernels=10,
+            ),
+        ]
+
+    def _activation(self, f: int) -> Operation:
+        """Of a gate."""
+        keeps = self.effects.keeps_gate
+        ends = 2.0 * f if keeps else 0.0
+        return Operation(
+            name="activation", saves=2.0 * f, makes=2.0 * f, ends=ends, in_place=not keeps, traffic=5.0 * f
+        )
+
+    def _gating(self, f: int) -> Operation:
+        """The product of the activated gate with the other half."""
+        keeps = self.effects.keeps_gate
+        kept = (4.0 if keeps else 2.0) * f
+        return Operation(name="gating", saves=kept, makes=kept, ends=2.0 * f, in_place=not keeps, traffic=6.0 * f)
+
     def _plain_net(self) -> list[Operation]:
-        h, f = self.model.hidden_size, self.model.intermediate_size * _active_experts(self.model)
+        h, f = self.model.hidden_size, self.model.intermediate_size * experts_of_a_token(self.model)
         activation = self.model.config.get("activation_function", _DEFAULT_ACTIVATIONS.get(self.model.model_type))
         saves = _SAVED_BY_ACTIVATION.get(str(activation), 2)
         return [
@@ -256,8 +294,3 @@ class Network:
         """Bytes of dropout's mask per output value of attention or MLP."""
         rate = self.model.config.get("dropout", self.model.config.get("resid_pdrop", 0.1))
         return 0.0 if self.model.gated_mlp or not rate else 1.0
-
-
-def _active_experts(model: ModelShape) -> int:
-    active = model.config.get("num_experts_per_tok")
-    return active if isinstance(active, int) and active > 0 else 1

@@ -147,7 +147,7 @@ def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
     """All matrices of `model`, from the input to the output head."""
     if model.is_encoder_decoder:
         return tuple(_t5(model))
-    names = _FAMILIES.get(model.model_type, _EXPERTS if _num_experts(model) > 1 else _LLAMA)
+    names = _FAMILIES.get(model.model_type, _EXPERTS if num_experts(model) > 1 else _LLAMA)
     sizes = _sizes(model)
     tables = [Matrix(name, sizes[one], sizes[other], "table") for name, one, other in names.tables]
     blocks = [
@@ -180,7 +180,7 @@ def products_of(model: ModelShape) -> tuple[Product, ...]:
     matrices = [matrix for matrix in matrices_of(model) if matrix.kind != "table"]
     if model.tied:
         matrices.append(Matrix("", _sizes(model)["w"], model.vocab_size, "head"))
-    used = model.config.get("num_experts_per_tok") or 1
+    used = experts_of_a_token(model)
     shares = {matrix.count: used / matrix.count if matrix.kind == "experts" else 1.0 for matrix in matrices}
     counted = Counter((matrix.inputs, matrix.outputs, shares[matrix.count], matrix.count) for matrix in matrices)
     return tuple(
@@ -189,7 +189,7 @@ def products_of(model: ModelShape) -> tuple[Product, ...]:
 
 
 def _sizes(model: ModelShape) -> dict[str, int]:
-    h, f, experts = model.hidden_size, model.intermediate_size, _num_experts(model)
+    h, f, experts = model.hidden_size, model.intermediate_size, num_experts(model)
     positions = model.config.get("max_position_embeddings") or model.config.get("n_positions") or 0
     return {
         "h": h,
@@ -214,9 +214,16 @@ def _in_block(module: str, sizes: Mapping[str, int], one: str, other: str, layer
     return Matrix(module, sizes[one], sizes[other], "experts", layer, one, count=sizes["x"], fused=fused)
 
 
-def _num_experts(model: ModelShape) -> int:
+def num_experts(model: ModelShape) -> int:
+    """The experts of a block; 1 without any."""
     found = (model.config.get(name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     return next((number for number in found if isinstance(number, int)), 1)
+
+
+def experts_of_a_token(model: ModelShape) -> int:
+    """How many experts each token meets; 1 without experts."""
+    active = model.config.get("num_experts_per_tok")
+    return active if isinstance(active, int) and active > 0 else 1
 
 
 def _t5(model: ModelShape) -> Iterator[Matrix]:

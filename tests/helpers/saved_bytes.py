@@ -24,6 +24,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": SMALL | {"intermediate_size": 1024},
     "gemma": LLAMA_LIKE,
     "mixtral": LLAMA_LIKE | {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": LLAMA_LIKE | {"moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 4},
 }
 
 

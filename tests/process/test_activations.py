@@ -12,8 +12,8 @@ from ladder.backends.activations import activations_of
 from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
-FEWER = {"mixtral": 0.12, "gemma": 0.08}
-"""The share that the formula leaves out: what routes tokens to experts, Gemma's weights as 1 + w."""
+FEWER = {"gemma": 0.08}
+"""The share that the formula leaves out: Gemma's weights as 1 + w."""
 MORE = {"opt": 0.06}
 """And what it adds: the masks of dropout, which is off here, where they are as large as what they mask."""
 

@@ -10,8 +10,8 @@ from ladder.simulation.assignment import Assignment
 from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
-LEFT_OUT = {"mixtral": 0.12, "gemma": 0.08, "gpt_neox": 0.05}
-"""What routes tokens to experts, Gemma's weights as 1 + w, and GPT-NeoX's rotary halves."""
+LEFT_OUT = {"gemma": 0.08, "gpt_neox": 0.05}
+"""Gemma's weights as 1 + w, and GPT-NeoX's rotary halves."""
 TOO_MUCH = {"opt": 0.06, "gpt2": 0.06, "gpt_neox": 0.06}
 """The masks of dropout, which is off in the modules compared with."""
 
