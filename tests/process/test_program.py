@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ladder.errors import UsageError
 from ladder.trial.script.elsewhere import may_train, words_of
+from ladder.trial.script.hold import installed_since
 from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.samples import Samples, WholeBatchesError, count_tokens, rebatched, shape_of
 
@@ -174,6 +176,19 @@ def test_only_a_python_program_with_a_word_of_training_may_train(command: Any, t
     (here / "trainer.py").write_text("from transformers import Trainer\n")
     (here / "download.py").write_text("import huggingface_hub\n")
     assert may_train(words_of(command)) == trains
+
+
+def test_modules_of_libraries_are_known_in_an_environment_on_top_of_another_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, name in (("cluster/site-packages", "of_the_cluster"), ("home", "of_the_user")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{name}.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    before = frozenset(sys.modules)
+    for name in ("of_the_cluster", "of_the_user"):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    assert installed_since(before) == ("of_the_cluster",)
 
 
 # Samples
