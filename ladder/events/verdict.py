@@ -113,6 +113,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         peak_device=max(fullest.peak_device, (use.peak_bytes or 0) if use else 0),
         outside_torch=fullest.outside_torch,
         peak_host=sum(event.peak_host for event in events),
+        held_host=sum(event.held_host or event.peak_host for event in events),
         alloc_retries=max(event.alloc_retries for event in events),
         losses=tuple(first.losses),
         utilisation=use.utilisation if use else None,

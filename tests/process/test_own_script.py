@@ -19,6 +19,7 @@ from helpers import Finished, ladder
 from helpers.scripts import MISBEHAVING, SCRIPTS, digest_of, files_in, folder_with_inputs
 
 from ladder import api
+from ladder.units import GIB
 
 pytest.importorskip("datasets")  # the scripts read their data with it
 
@@ -277,6 +278,11 @@ def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(
     said = r"'best_config.json' still fits, but takes 1\.\d+ GiB where it promises [\d.]+ [GM]iB; "
     assert re.search(said, done.errors)
     assert "Warning: the script has changed since it was tuned." in done.errors
+    # Before it trained it held two GiB for a moment, which its ranks have seen.
+    lines = [line for file in tuned.folder.glob("ladder-runs/verify-*/trials/*/rank*.jsonl") for line in file.open()]
+    seen = [event for event in map(json.loads, lines) if event["kind"] == "measured"]
+    assert len(seen) == 2
+    assert all(event["held_host"] < 2.1 * GIB < event["peak_host"] for event in seen)
 
 
 @pytest.mark.night

@@ -103,8 +103,15 @@ def test_bytes_are_of_the_fullest_rank_and_host_memory_of_all_together() -> None
     assert measurement is not None
     assert (measurement.peak_device, measurement.outside_torch) == (5 * GIB, 2 * GIB)
     assert measurement.peak_allocated == GIB
-    assert measurement.peak_host == 8 * GIB
+    assert (measurement.peak_host, measurement.held_host) == (8 * GIB, 8 * GIB)
     assert measurement.alloc_retries == 2
+
+
+def test_what_ranks_held_of_the_host_at_the_end_is_kept_beside_what_loading_took() -> None:
+    loading = measured(peak_host=20 * GIB, held_host=3 * GIB)
+    measurement = records_of([loading, DoneEvent(t=7)], [loading, DoneEvent(t=7)])[0].measurement
+    assert measurement is not None
+    assert (measurement.peak_host, measurement.held_host) == (40 * GIB, 6 * GIB)
 
 
 def test_what_nvml_saw_counts_where_it_is_more_than_the_ranks_knew_of() -> None:
