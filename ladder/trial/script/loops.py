@@ -117,15 +117,23 @@ class Loop:
         self.is_finishing = True
         reporter, folder = self.grip.reporter, str(Path(self.grip.script.scratch) / "checkpoint")
         reporter.phase("gather")
-        with reporter.during("gather"):
-            if self.grip.spec.uses_deepspeed:
-                self.engine.save_checkpoint(folder)
-                self.engine.load_checkpoint(folder)
-            else:
-                self.accelerator.save_state(folder)
-                self.accelerator.wait_for_everyone()  # rank 0 alone writes
-                self.accelerator.load_state(folder)
+        saves, loads = self._writers()
+        with reporter.during("save"):
+            saves(folder)
+        with reporter.during("resume"):
+            loads(folder)
         steps.report(self.model, self.clipping)
+
+    def _writers(self) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
+        """What saves a checkpoint in a folder, and what loads it."""
+        if self.grip.spec.uses_deepspeed:
+            return self.engine.save_checkpoint, self.engine.load_checkpoint
+
+        def saved(folder: str) -> None:
+            self.accelerator.save_state(folder)
+            self.accelerator.wait_for_everyone()  # rank 0 alone writes
+
+        return saved, self.accelerator.load_state
 
 
 class LoopSubject:

@@ -141,7 +141,8 @@ class RealSteps:
 
         TrainsOtherwiseError if the script did not train `model` as it was told.
         """
-        self._seen.require(model)
+        with self._grip.reporter.during("measure"):
+            self._seen.require(model)
         ended, accumulation = now(), self._candidate.accumulation
         losses, windows = [float(loss) for loss in self._losses], self._windows
         timings = Timings(losses=losses)
