@@ -317,6 +317,16 @@ def test_the_answer_can_be_verified(tuned: Tuned) -> None:
     assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
 
 
+@pytest.mark.night
+def test_a_loop_that_ends_sooner_than_it_was_to_be_verified_counts_by_the_steps_that_it_made(tuned: Tuned) -> None:
+    if tuned.case is not CASES["causal_loop"]:
+        pytest.skip("one is enough")
+    done = ladder("verify", "best_config.json", "--minutes", "1", "--tolerance", "0.9", folder=tuned.folder)
+    assert done.status == 0, done.errors
+    (made,) = re.findall(r"(\d+) optimizer steps", done.output)
+    assert STEPS < int(made) < 40 * 12, "of forty epochs, without those before the timing"
+
+
 def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(tuned: Tuned) -> None:
     if tuned.case is not CASES["trl.scripts.sft"]:
         pytest.skip("one is enough")

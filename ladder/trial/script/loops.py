@@ -113,7 +113,9 @@ class Loop:
                     made.expected += 1
                     if steps.end_step():
                         self.grip.held(self.kind, lambda: self._finish(steps, made))
-        except GeneratorExit:
+        except GeneratorExit:  # the loop has ended
+            if steps.are_measured:
+                self.grip.held(self.kind, lambda: self._finish(steps, made))
             self.grip.leave(_left_early())
 
     def _finish(self, steps: RealSteps, made: _StepsMade) -> None:

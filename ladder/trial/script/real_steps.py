@@ -101,6 +101,11 @@ class RealSteps:
         timed = ended - self._began
         return self._any_rank(self._grip.spec.steps.is_enough(self._candidate, each, each[0], timed, timed))
 
+    @property
+    def are_measured(self) -> bool:
+        """As many steps were timed as a proof has to have; the same on all ranks."""
+        return sum(window.steps for window in self._windows) >= self._grip.spec.steps.minimum
+
     def _is_warming(self, ended: float, seconds: float) -> bool:
         """Whether the step that `ended` came before the timing, which may begin with the next."""
         if self._is_timing:
