@@ -229,9 +229,10 @@ def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(ho
 
 
 def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="40MiB")
+    # With 40 MiB memory runs out while oneDNN makes its kernels, which can end in a segmentation fault instead.
+    done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="52MiB")
     assert done.status == 3
-    assert the_sentence(done).startswith("Nothing fits in 40 MiB per CPU rank")
+    assert the_sentence(done).startswith("Nothing fits in 52 MiB per CPU rank")
     assert "its memory limit in " in the_sentence(done)
     logs = list((home / "ladder-runs").rglob("rank*.log"))
     assert logs
