@@ -145,16 +145,24 @@ KEYS = {
         "object",
         "Memory of the fullest rank in the proof; for your own script in its trial, if longest samples took more.",
     ),
-    "memory_per_gpu.peak_allocated_gib": ("number", "The largest memory in torch's tensors, in GiB."),
+    "memory_per_gpu.peak_allocated_gib": (
+        "number",
+        "The largest memory in torch's tensors, in GiB. This is what `ladder verify` holds a training to.",
+    ),
     "memory_per_gpu.peak_reserved_gib": ("number", "The largest memory that torch's allocator held, in GiB."),
     "memory_per_gpu.peak_device_gib": (
         "number",
-        "The largest memory of the whole process in GiB, with the CUDA context and NCCL, as NVML counts it.",
+        "The largest memory of the whole process in GiB, with the CUDA context and NCCL, as NVML counts it. Where the "
+        "GPU has room, a long training may hold 1 % more, as a cache of torch's allocator.",
     ),
     "memory_per_gpu.limit_gib": ("number", "The limit under which the answer was measured, in GiB."),
     "memory_per_gpu.limit_bytes": ("integer", "The same limit in bytes."),
     "headroom": ("number", "Memory left at the peak, as a fraction of the limit."),
-    "host_memory_gib": ("number", "Host memory that all ranks held together at the peak, in GiB."),
+    "host_memory_gib": (
+        "number",
+        "Host memory that all ranks held together at their peaks, in GiB. For your own script that includes loading "
+        "its weights, but no mapped files that the kernel can drop.",
+    ),
     "model": ("object", "The model that was tuned."),
     "model.name": ("string", "The name as you gave it."),
     "model.source": ("string", "Where its configuration came from, such as `hub`, `folder`, `file` or `bundled`."),

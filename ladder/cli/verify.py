@@ -30,8 +30,8 @@ class Promised:
 def verify(promised: Promised, options: VerifyOptions, shown: Shown) -> int:
     """Run the proof of fit again, and compare speed and memory with what the file promises.
 
-    Ends with status 0 if it holds, 3 if it no longer fits, 6 if it is slower than the tolerance allows, 7 if its
-    tensors take more memory than promised.
+    Ends with status 0 if it holds, 2 if your script fails or trains otherwise than the file says, 3 if it no longer
+    fits, 6 if it is slower than the tolerance allows, 7 if its tensors take more memory than promised.
 
     Examples:
 

@@ -118,7 +118,8 @@ def _with_any_script(answer: Answer, paths: OutputPaths) -> str:
     candidate = answer.candidate
     demands = _client_optimizer(answer) + _shards(candidate)
     return f"""\
-A script that uses accelerate, with {_of_a_script(answer)}:
+A script that uses accelerate, with {_of_a_script(answer)}.
+Its DataLoader must give batches of {candidate.micro_batch}: accelerate takes those, whatever the configuration says.
   bash {_quoted(paths.launch.name)} train.py --its-own arguments
 {_accumulating(candidate)}Gradient checkpointing was {_checkpointing(candidate)}; no configuration file can set it, so \
 the script must set it on its model.{_first_calls(answer)}{_on_cpu(answer)}

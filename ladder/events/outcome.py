@@ -51,9 +51,11 @@ class Measurement:
     outside_torch: int
     """`peak_device` − `peak_reserved` at the same moment: context, NCCL, libraries."""
     peak_host: int
-    """Resident host memory of all ranks together."""
+    """Resident host memory of all ranks together at their peaks, the loading of weights included."""
     alloc_retries: int = 0
     """How often the allocator emptied its cache and tried again during timing."""
+    held_host: int | None = None
+    """As `peak_host`, but once it was measured: loading weights may take more, and no prediction goes by that."""
     losses: tuple[float, ...] = ()
     utilisation: float | None = None
     """Mean of NVML's duty cycle over ranks, 0 to 1."""

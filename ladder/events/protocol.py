@@ -257,6 +257,8 @@ class MeasuredEvent(_Frozen):
     peak_device: int
     outside_torch: int
     peak_host: int
+    held_host: int | None = None
+    """Of the host when it was measured; None where that was not read."""
     alloc_retries: int
     losses: list[float]
     loader_share: float | None = None

@@ -113,6 +113,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         peak_device=max(fullest.peak_device, (use.peak_bytes or 0) if use else 0),
         outside_torch=fullest.outside_torch,
         peak_host=sum(event.peak_host for event in events),
+        held_host=sum(event.held_host or event.peak_host for event in events),
         alloc_retries=max(event.alloc_retries for event in events),
         losses=tuple(first.losses),
         utilisation=use.utilisation if use else None,
@@ -136,7 +137,7 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
     if measurement.compile_seconds is not None:
         warnings.append(f"compiling took {measurement.compile_seconds:.0f} s of its first step, which is not counted")
-    if (measurement.loader_share or 0.0) > _WAITING:
+    if _waits(measurement):
         warnings.append(
             f"{measurement.loader_share:.0%} of a step waits for the script's data loader, which more of its workers "
             "may shorten"
@@ -144,9 +145,15 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
     return tuple(warnings)
 
 
+def _waits(measurement: Measurement) -> bool:
+    return (measurement.loader_share or 0.0) > _WAITING
+
+
 def apart(proof: Record, trial: Record | None) -> str:
     """A warning if a proof's speed differs from that of its candidate's trial; otherwise empty."""
     if trial is None or not trial.tokens_per_second or not proof.tokens_per_second:
+        return ""
+    if proof.measurement is not None and _waits(proof.measurement):  # a trial's batches are there already
         return ""
     difference = proof.tokens_per_second / trial.tokens_per_second - 1
     if abs(difference) < _APART:

@@ -304,7 +304,7 @@ def _memory_observation(space: Space, candidate: Candidate, record: Record) -> M
             peak_reserved=measurement.peak_reserved,
             peak_allocated=measurement.peak_allocated,
             outside_torch=measurement.outside_torch,
-            peak_host=measurement.peak_host,
+            peak_host=measurement.held_host or measurement.peak_host,
         )
     if outcome.kind != "gpu_oom" or failed_in_setup(outcome):
         return None

@@ -65,9 +65,10 @@ def start_seconds(rung: Rung, num_parameters: int, num_trained: int | None = Non
 
 
 def start_of(candidate: Candidate, workload: Workload) -> float:
-    """`start_seconds` of a trial that begins with `candidate`."""
-    weights = workload.weights
-    return start_seconds(candidate.engine.rung, weights.total, weights.trained)
+    """`start_seconds` of a trial that begins with `candidate`, and those of a user's script before it trains."""
+    weights, script = workload.weights, workload.script
+    own = script.facts.preparation_seconds if script is not None else 0.0
+    return own + start_seconds(candidate.engine.rung, weights.total, weights.trained)
 
 
 def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:

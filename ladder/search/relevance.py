@@ -8,6 +8,7 @@ from dataclasses import replace
 from ladder.events.outcome import Measurement, Outcome, Record
 from ladder.search.belief import HOST_DEVIATION
 from ladder.search.knobs import plain
+from ladder.search.script_faults import is_fault
 from ladder.search.space import REFUSED, Space
 from ladder.units import format_bytes
 
@@ -26,7 +27,7 @@ def relevant(space: Space, records: Sequence[Record], since: str = "") -> list[R
         for record in records
         if _is_of(space, record.candidate_key)
         and not _is_lifted(record, space)
-        and not (record.trial < since and record.outcome.kind in _TO_BE_MENDED)
+        and not (record.trial < since and (record.outcome.kind in _TO_BE_MENDED or is_fault(record, space)))
         and record.nvme_path in (None, space.nvme_path)
     ]
 

@@ -68,8 +68,9 @@ class TimeLeft:
         """
         pace = _MARGIN * self.pace(belief, records)
         after = expected_seconds([belief.outlook(decision.candidates[0])]) if decision.probe else 0.0
-        for number in range(len(decision.candidates), 0, -1):
-            candidates = most_promising(belief, decision.candidates, number)
+        ranked = _ranked(belief, decision.candidates)
+        for number in range(len(ranked), 0, -1):
+            candidates = tuple(each for each in decision.candidates if each in ranked[:number])
             tried = [belief.outlook(candidate, shallow=decision.probe) for candidate in candidates]
             trial = proof_seconds(tried[0])[1] if decision.precise else expected_seconds(tried)
             if pace * (trial + after) + self.reserve(belief, records, candidates) <= self.seconds:
@@ -92,13 +93,18 @@ def most_promising(belief: Belief, candidates: Sequence[Candidate], number: int)
 
     A trial may begin with a slow one that decides about the others; where not all are tried, it is left out first.
     """
+    chosen = _ranked(belief, candidates)[:number]
+    return tuple(candidate for candidate in candidates if candidate in chosen)
+
+
+def _ranked(belief: Belief, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The most promising first."""
 
     def promise(candidate: Candidate) -> float:
         outlook = belief.outlook(candidate)
         return outlook.fits * outlook.tokens_per_second
 
-    chosen = sorted(candidates, key=promise, reverse=True)[:number]
-    return tuple(candidate for candidate in candidates if candidate in chosen)
+    return sorted(candidates, key=promise, reverse=True)
 
 
 def within(strategy: Strategy, space: Space, records: Sequence[Record], left: TimeLeft) -> Measure | Stop:

@@ -7,24 +7,26 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil
 import pynvml
 import torch
 from deepspeed.accelerator import get_accelerator
 
 from ladder.trial.failure import OverLimitError
+from ladder.trial.host_memory import HostMemory
 from ladder.units import MIB, format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Peaks in bytes, and the number of allocation retries, since the last `reset`."""
+    """Bytes: peaks since the last `reset`, of the host since the start; and the number of allocation retries."""
 
     allocated: int
     reserved: int
     device: int
     outside_torch: int
-    host: int
+    peak_host: int
+    held_host: int
+    """At the moment."""
     alloc_retries: int
 
 
@@ -74,6 +76,7 @@ class CudaGauge:
         self._before = self._used()
         self._limit = 0
         self._retries = 0
+        self._host = HostMemory()
 
     def _used(self) -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
@@ -83,6 +86,7 @@ class CudaGauge:
 
     def start(self, limit: int) -> None:
         self._limit = limit
+        self._host.start()
         # DeepSpeed asks how much is free before it flattens parameters on the GPU: it must see the limit.
         get_accelerator().available_memory = lambda device_index=None: self.free()
         self.settle()
@@ -126,7 +130,8 @@ class CudaGauge:
             reserved=reserved,
             device=reserved + outside,
             outside_torch=outside,
-            host=psutil.Process().memory_info().rss,
+            peak_host=self._host.peak(),
+            held_host=self._host.held(),
             alloc_retries=self._alloc_retries() - self._retries,
         )
 
@@ -146,8 +151,10 @@ class CpuGauge:
         self._limit = 0
         self._before = 0
         self._peak = 0
+        self._host = HostMemory()
 
     def start(self, limit: int) -> None:
+        self._host.start()
         threading.Thread(target=self._sample, name="gauge", daemon=True).start()
         self._limit, self._before = limit, _data_bytes()
         resource.setrlimit(resource.RLIMIT_DATA, (self._before + limit, resource.RLIM_INFINITY))
@@ -169,8 +176,15 @@ class CpuGauge:
 
     def read(self) -> Reading:
         peak = max(0, max(self._peak, _data_bytes()) - self._before)
-        host = psutil.Process().memory_info().rss
-        return Reading(allocated=peak, reserved=peak, device=peak, outside_torch=0, host=host, alloc_retries=0)
+        return Reading(
+            allocated=peak,
+            reserved=peak,
+            device=peak,
+            outside_torch=0,
+            peak_host=self._host.peak(),
+            held_host=self._host.held(),
+            alloc_retries=0,
+        )
 
     def free(self) -> int:
         return max(0, self._before + self._limit - _data_bytes())

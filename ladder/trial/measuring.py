@@ -83,7 +83,8 @@ def measured(
         peak_reserved=reading.reserved,
         peak_device=reading.device,
         outside_torch=reading.outside_torch,
-        peak_host=reading.host,
+        peak_host=reading.peak_host,
+        held_host=reading.held_host,
         alloc_retries=reading.alloc_retries,
         losses=losses,
     )

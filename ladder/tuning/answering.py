@@ -13,6 +13,7 @@ from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
 from ladder.search.bound import bound
 from ladder.search.remedies import remedies
+from ladder.search.script_faults import last_fault, part_of_script
 from ladder.search.space import Space, measured, warnings_of
 from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
@@ -69,7 +70,7 @@ def answer_of(
 
 def _with_longest_samples(proof: Measurement, trial: Measurement) -> Measurement:
     """`proof` with the memory of `trial` where that took more: a script's own loop may not meet its longest samples."""
-    peaks = ("peak_allocated", "peak_reserved", "peak_device")
+    peaks = ("peak_allocated", "peak_reserved", "peak_device", "peak_host")
     return replace(proof, **{name: max(getattr(proof, name), getattr(trial, name)) for name in peaks})
 
 
@@ -89,14 +90,20 @@ def require_answer(result: TuneResult) -> Record:
 def why_none(result: TuneResult) -> LadderError:
     """The error for a tune without an answer.
 
-    UsageError if the time ran out or no rung can work here, ModelNotAccessibleError if the model cannot be built, and
-    otherwise NothingFitsError, which says what would fit.
+    UsageError if a user's own script failed in its proofs, the time ran out or no rung can work here,
+    ModelNotAccessibleError if the model cannot be built, and otherwise NothingFitsError, which says what would fit.
     """
     if not result.space.engines:
         reasons = "; ".join(f"{rung.name}: {reason}" for rung, reason in result.unsupported.items())
         return UsageError(f"None of the rungs to try can work here: {reasons}.")
     on_cpu = result.space.device == "cpu"
     limit = f"{format_bytes(result.space.memory_limit)} per {'CPU rank' if on_cpu else 'GPU'}"
+    if (fault := last_fault(result.space, result.records)) is not None:
+        return UsageError(
+            f"The script's own {part_of_script(fault)} failed in the proof of {fault.candidate_key}: "
+            f"{fault.outcome.sentence} ({_log_of(fault)}). Its trials fit in memory: mend the script, and start the "
+            "same command again."
+        )
     if result.out_of_time:
         return UsageError(
             f"Nothing that fits in {limit} was found and proven: {result.stopped}. "
@@ -118,12 +125,10 @@ def _without_training(result: TuneResult, failures: list[Record]) -> LadderError
     """The error for a tune in which nothing was measured, and not for want of memory or time."""
     if not failures or any(record.outcome.kind != "crash" for record in result.records):
         return None
-    outcome, trial = failures[-1].outcome, failures[-1].trial
+    outcome = failures[-1].outcome
     if result.space.workload.script is not None:
-        log = f"trials/{trial}/rank{outcome.rank or 0}.log"
         return UsageError(
-            f"The script failed before its training was measured: {outcome.sentence} (its output is in "
-            f"{log} of the run folder)."
+            f"The script failed before its training was measured: {outcome.sentence} ({_log_of(failures[-1])})."
         )
     if all(record.outcome.moment == "model" for record in failures):
         return ModelNotAccessibleError(
@@ -131,3 +136,7 @@ def _without_training(result: TuneResult, failures: list[Record]) -> LadderError
             "upgrade transformers."
         )
     return None
+
+
+def _log_of(record: Record) -> str:
+    return f"its output is in trials/{record.trial}/rank{record.outcome.rank or 0}.log of the run folder"

@@ -19,6 +19,7 @@ from ladder.search.belief import believe
 from ladder.search.cost import COMPARISONS, expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
+from ladder.search.script_faults import is_beyond_doubt
 from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
 from ladder.search.time_left import TimeLeft, most_promising, within
 from ladder.tuning.knob_study import next_knobs
@@ -106,10 +107,13 @@ class Tuner:
         )
 
     def tune(self, strategy: Strategy) -> TuneResult:
-        """Search, then prove. A candidate that fails its proof does not fit, and the search continues."""
+        """Search, then prove. A candidate that fails its proof does not fit, and the search continues.
+
+        It ends if a user's own script fails by an error of its own.
+        """
         stopped = self._search(strategy)
         self._turn_knobs()
-        while self._prove():
+        while self._prove() and not is_beyond_doubt(self.space, self._trials.records):
             stopped = self._search(strategy)
             self._turn_knobs()
         records = self._trials.records

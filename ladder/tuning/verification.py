@@ -90,6 +90,7 @@ def run_verification(
             )
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     done = _verification(path, promise, candidate, machine, asked.tolerance, record, seconds)
+    done = replace(done, has_script=workload.script is not None)
     if done.caches_more:
         tell(Note(f"Warning: {done.caches_more}."))
     return done

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ladder.errors import MoreMemoryThanPromisedError, NothingFitsError, SlowerThanPromisedError
+from ladder.errors import MoreMemoryThanPromisedError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
 from ladder.units import MIB, format_bytes
 
@@ -35,6 +35,8 @@ class Verification:
     tolerance: float
     """Of the speed."""
     seconds: float
+    has_script: bool = False
+    """The user's own was verified."""
 
     @property
     def fits(self) -> bool:
@@ -84,8 +86,13 @@ class Verification:
         )
 
     def require(self) -> None:
-        """NothingFitsError if it no longer fits, MoreMemoryThanPromisedError if its tensors take more than promised,
-        SlowerThanPromisedError if it is slower than the tolerance allows."""
+        """UsageError if a user's script itself failed, NothingFitsError if it no longer fits,
+        MoreMemoryThanPromisedError if its tensors take more than promised, SlowerThanPromisedError if it is slower
+        than the tolerance allows."""
+        if self.has_script and self.record.outcome.kind == "crash":
+            raise UsageError(
+                f"{str(self.path)!r} could not be verified, because the script failed: {self.record.outcome.sentence}."
+            )
         if not self.fits:
             raise NothingFitsError(
                 f"{str(self.path)!r} no longer fits here: {self.record.outcome.sentence}; run `ladder tune` again."

@@ -50,6 +50,8 @@ class ScriptFacts:
     """Tokens of the longest sequence, as the model gets it."""
     rows: int
     """Sequences that the model gets of one sample: two where a pair is compared."""
+    global_batch: int | None = None
+    """Of an optimizer step on all ranks, where a DeepSpeed file says that in place of the accumulation."""
     mean_tokens: float
     """Of a sample, without padding."""
     num_samples: int | None

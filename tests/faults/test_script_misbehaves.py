@@ -229,9 +229,10 @@ def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(ho
 
 
 def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="40MiB")
+    # With 40 MiB memory runs out while oneDNN makes its kernels, which can end in a segmentation fault instead.
+    done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="52MiB")
     assert done.status == 3
-    assert the_sentence(done).startswith("Nothing fits in 40 MiB per CPU rank")
+    assert the_sentence(done).startswith("Nothing fits in 52 MiB per CPU rank")
     assert "its memory limit in " in the_sentence(done)
     logs = list((home / "ladder-runs").rglob("rank*.log"))
     assert logs
@@ -257,24 +258,22 @@ def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_tria
 
 
 @pytest.mark.parametrize(
-    ("option", "differs"),
+    ("option", "part", "error"),
     [
-        ("--own_batch", "sequences in a micro-step: 2, and the candidate has 4"),
+        ("", "evaluation", "evaluation: ValueError: no metric for EvalPrediction"),
         pytest.param(
-            "--own_checkpointing",
-            "gradient checkpointing: on, and the candidate has off",
-            marks=pytest.mark.night,  # it is found by the same comparison
+            "--save", "save", "save: PermissionError: the archive takes no checkpoint", marks=pytest.mark.night
         ),
     ],
 )
-def test_a_script_that_decides_itself_what_a_trial_decides_is_found_out_in_the_proof(
-    option: str, differs: str, home: Path, tuned: Here
+def test_a_script_that_fails_after_its_training_is_told_when_and_why(
+    option: str, part: str, error: str, home: Path, tuned: Here
 ) -> None:
-    options = ["--micro-batch", "4", "--documented"]
-    assert tuned(f"{MISBEHAVING}/own_batch.py", *options).status == 0
-    if json.loads((home / "best_config.json").read_text())["ladder"]["gradient_checkpointing"]:
-        pytest.skip("on this machine recomputing the layers was faster")
-    done = ladder("verify", "best_config.json", "--", f"{MISBEHAVING}/own_batch.py", option, folder=home)
-    assert done.status == 3
+    done = tuned(f"{MISBEHAVING}/fails_later.py {option}", "--micro-batch", "4", "--documented")
+    assert done.status == 2
+    assert "Nothing fits" not in done.errors
     sentence = the_sentence(done)
-    assert f"the script trains with {differs}; leave that setting of the script to ladder" in sentence
+    assert sentence.startswith(f"The script's own {part} failed in the proof of zero2 ckpt=")
+    assert f" failed in {error} (its output is in trials/" in sentence
+    assert sentence.endswith("Its trials fit in memory: mend the script, and start the same command again.")
+    assert not list((home / "ladder-runs").rglob("scratch"))

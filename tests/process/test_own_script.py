@@ -7,6 +7,7 @@ training afterwards shows whose it was.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from helpers import Finished, ladder
 from helpers.scripts import MISBEHAVING, SCRIPTS, digest_of, files_in, folder_with_inputs
 
 from ladder import api
+from ladder.units import GIB
 
 pytest.importorskip("datasets")  # the scripts read their data with it
 
@@ -40,6 +42,8 @@ class Case:
     run: str = ""
     """A shorter command for the run; without it, the one that was tuned."""
     rung: str = "zero2"
+    mapped: tuple[str, ...] = ()
+    """What the tune is told of the script's options."""
     module: str = ""
     """The script, where it is an installed module."""
 
@@ -53,16 +57,29 @@ class Case:
         return next(Path(word) for word in self.words(self.command) if word.endswith(".py"))
 
 
+STEPS = 20
+"""Optimizer steps, at least, that a script trains for with its answer."""
+
+
 def trainer_state(folder: Path) -> Any:
-    """What a Trainer saved of its state with its last checkpoint."""
-    (state,) = folder.glob("checkpoint-*/trainer_state.json")
-    return json.loads(state.read_text())
+    """What a Trainer saved of its state with its last checkpoint, after all steps."""
+    (file,) = folder.glob("checkpoint-*/trainer_state.json")
+    state = json.loads(file.read_text())
+    assert state["global_step"] == STEPS
+    return state
+
+
+def epochs_of(case: Case, samples: int) -> float:
+    """Those that so many optimizer steps make of `samples` on two ranks. The last of an epoch may be a short one."""
+    micro_steps = samples / 2 / case.micro_batch
+    whole, rest = divmod(STEPS, math.ceil(micro_steps / case.accumulation))
+    return whole + rest * case.accumulation / micro_steps
 
 
 def check_causal_trainer(case: Case, folder: Path, done: Finished) -> None:
     state = trainer_state(folder / "out")
     assert state["train_batch_size"] == case.micro_batch
-    assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (184 / 2 / case.micro_batch))
+    assert state["epoch"] == pytest.approx(epochs_of(case, 184))
 
 
 def check_experts(case: Case, folder: Path, done: Finished) -> None:
@@ -74,14 +91,13 @@ def check_experts(case: Case, folder: Path, done: Finished) -> None:
 def check_sft(case: Case, folder: Path, done: Finished) -> None:
     state = trainer_state(folder / "sft-out")
     assert state["train_batch_size"] == case.micro_batch
-    assert state["epoch"] == pytest.approx(state["global_step"] * case.accumulation / (400 / 2 / case.micro_batch))
+    assert state["epoch"] == pytest.approx(epochs_of(case, 400))
 
 
 def check_pictures(case: Case, folder: Path, done: Finished) -> None:
     state = trainer_state(folder / "pictures-out")
     assert state["train_batch_size"] == case.micro_batch
-    assert state["global_step"] == 20
-    assert state["epoch"] == pytest.approx(20 * case.accumulation / (200 / 2 / case.micro_batch))
+    assert state["epoch"] == pytest.approx(epochs_of(case, 200))
     assert len([each for each in state["log_history"] if "eval_loss" in each]) == 2
 
 
@@ -95,25 +111,33 @@ def check_grpo(case: Case, folder: Path, done: Finished) -> None:
 
 
 def check_causal_loop(case: Case, folder: Path, done: Finished) -> None:
-    micro_steps = -(-190 // (2 * case.micro_batch))  # of an epoch; the script takes them for optimizer steps
+    micro_steps = 2 * -(-190 // (2 * case.micro_batch))  # of two epochs; the script takes them for optimizer steps
     shown = [int(step) for step, of in re.findall(r"(\d+)/(\d+) \[", done.errors) if int(of) == micro_steps]
-    assert max(shown) == micro_steps // case.accumulation
+    assert max(shown) == micro_steps // case.accumulation >= STEPS
 
 
 def check_deepspeed_loop(case: Case, folder: Path, done: Finished) -> None:
     micro_steps = 400 // 2 // case.micro_batch
     assert f"epoch 0 micro-step {micro_steps} " in done.output
     (saved,) = (folder / "saved" / "epoch0").glob("mp_rank_00_model_states.pt")
-    assert torch.load(saved, weights_only=False)["global_steps"] == micro_steps // case.accumulation
+    assert torch.load(saved, weights_only=False)["global_steps"] == micro_steps // case.accumulation >= STEPS
 
 
-_TRAINER = "{scripts}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out "
+def check_counted_loop(case: Case, folder: Path, done: Finished) -> None:
+    said = f"{STEPS} optimizer steps, {STEPS * case.accumulation} micro-steps of {case.micro_batch}"
+    assert done.output.count(said) == 2, "both ranks step once for so many micro-steps, whatever the script counts"
+
+
+_TRAINER = "{scripts}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out"
+_OF_EXPERTS = _TRAINER.replace("path model", "path experts")
+_EXPERTS = "{scripts}/shows_leaves.py " + _OF_EXPERTS
 _LOOP = "accelerate launch --num_processes 2 {scripts}/causal_loop.py --model_name_or_path model "
 _LOOP += "--train_file text/train.jsonl --num_train_epochs "
 _DEEPSPEED = "deepspeed {scripts}/deepspeed_loop.py --model-path model --data text/train.jsonl --deepspeed "
 _DEEPSPEED += "--deepspeed_config ds_config.json --epochs "
 _SFT = "-m trl.scripts.sft --model_name_or_path model --dataset_name ./text --output_dir sft-out --use_cpu "
-_SFT += "--per_device_train_batch_size 4 --max_steps 2"
+_SFT += "--per_device_train_batch_size 4 --max_steps"
+_COUNTED = "{scripts}/counted_loop.py --batch-size 2 --accumulate 8"
 _PICTURES = (
     "-m trl.scripts.sft --model_name_or_path vision --dataset_name ./pictures --output_dir pictures-out --use_cpu "
 )
@@ -121,10 +145,19 @@ _PICTURES += (
     "--per_device_train_batch_size 4 --dataset_test_split train --eval_strategy steps --eval_steps 10 --max_steps"
 )
 _GRPO = "{scripts}/grpo_trainer.py --output_dir grpo-out --use_cpu --num_generations 4 --max_completion_length 32 "
-_GRPO += "--per_device_train_batch_size 4 --max_steps 3"
+_GRPO += "--per_device_train_batch_size 4 --max_steps"
 
 CASES = {
-    "causal_trainer": Case(f"{_TRAINER} --max_steps 3", "trainer", 4, 2, 64.0, False, check_causal_trainer),
+    "causal_trainer": Case(
+        f"{_TRAINER} --max_steps 3",
+        "trainer",
+        4,
+        2,
+        64.0,
+        False,
+        check_causal_trainer,
+        run=f"{_TRAINER} --max_steps {STEPS}",
+    ),
     "causal_trainer at zero3": Case(
         f"torchrun --nproc_per_node 2 {_TRAINER} --max_steps 3",
         "trainer",
@@ -133,24 +166,39 @@ CASES = {
         64.0,
         False,
         check_causal_trainer,
+        run=f"{_TRAINER} --max_steps {STEPS}",
         rung="zero3",
     ),
     "experts at zero3": Case(
-        "{scripts}/shows_leaves.py " + _TRAINER.replace("path model", "path experts") + " --max_steps 3",
+        f"{_EXPERTS} --max_steps 3",
         "trainer",
         2,
         4,
         64.0,
         False,
         check_experts,
+        run=f"{_EXPERTS} --max_steps {STEPS}",
         rung="zero3",
     ),
-    "causal_loop": Case(f"{_LOOP} 40", "accelerate", 4, 2, 64.0, False, check_causal_loop, run=f"{_LOOP} 1"),
+    "causal_loop": Case(f"{_LOOP} 40", "accelerate", 4, 2, 64.0, False, check_causal_loop, run=f"{_LOOP} 2"),
     "deepspeed_loop": Case(
         f"{_DEEPSPEED} 40", "deepspeed", 2, 4, 32.0, True, check_deepspeed_loop, run=f"{_DEEPSPEED} 1 --save saved"
     ),
-    "grpo_trainer": Case(_GRPO, "trainer", 2, 2, 54.2, True, check_grpo),
-    "trl.scripts.sft": Case(_SFT, "trainer", 2, 2, 33.9, True, check_sft, module="trl.scripts.sft"),
+    "counted_loop": Case(
+        _COUNTED,
+        "deepspeed",
+        4,
+        4,
+        27.7,
+        True,
+        check_counted_loop,
+        run=f"{_COUNTED} --micro-steps {4 * STEPS}",
+        mapped=("micro_batch=--batch-size", "accumulation=--accumulate"),
+    ),
+    "grpo_trainer": Case(f"{_GRPO} 3", "trainer", 2, 2, 54.2, True, check_grpo, run=f"{_GRPO} {STEPS}"),
+    "trl.scripts.sft": Case(
+        f"{_SFT} 2", "trainer", 2, 2, 33.9, True, check_sft, run=f"{_SFT} {STEPS}", module="trl.scripts.sft"
+    ),
     "trl.scripts.sft on pictures": Case(
         f"{_PICTURES} 2",
         "trainer",
@@ -159,14 +207,15 @@ CASES = {
         80.4,
         True,
         check_pictures,
-        run=f"{_PICTURES} 20",
+        run=f"{_PICTURES} {STEPS}",
         module="trl.scripts.sft",
     ),
 }
 
 
-def tune_options(rung: str, micro_batch: int) -> list[str]:
+def tune_options(rung: str, micro_batch: int, mapped: tuple[str, ...] = ()) -> list[str]:
     options = ["tune", "--gpus", "0", "--gpu-memory", "3GiB", "--rung", rung, "--micro-batch", str(micro_batch)]
+    options += [word for each in mapped for word in ("--map", each)]
     return [*options, "--run-dir", "ladder-runs/own", "--"]
 
 
@@ -185,7 +234,7 @@ class Tuned:
 
 
 # The Trainer alone at stage 2 says little beside TRL's and that at stage 3, and a tune takes half a minute. A loop of
-# DeepSpeed's own, whose tune takes a minute, says little beside accelerate's loop.
+# DeepSpeed's own, whose tune takes a minute, says little beside accelerate's loop and one that counts its micro-steps.
 # tests/process/test_pictures.py shows in a second what is done about images.
 AT_NIGHT = ("causal_trainer", "deepspeed_loop", "experts at zero3", "trl.scripts.sft on pictures")
 AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.night) if name in AT_NIGHT else name for name in CASES]
@@ -201,7 +250,7 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = folder_with_inputs(tmp_path_factory.mktemp("own script"), script_inputs)
     (folder / "ds_config.json").write_bytes((SCRIPTS / "ds_config.json").read_bytes())
     before, digest = files_in(folder), digest_of(case.script)
-    done = ladder(*tune_options(case.rung, case.micro_batch), *case.words(case.command), folder=folder)
+    done = ladder(*tune_options(case.rung, case.micro_batch, case.mapped), *case.words(case.command), folder=folder)
     return Tuned(case, folder, done, before, digest)
 
 
@@ -268,6 +317,16 @@ def test_the_answer_can_be_verified(tuned: Tuned) -> None:
     assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
 
 
+@pytest.mark.night
+def test_a_loop_that_ends_sooner_than_it_was_to_be_verified_counts_by_the_steps_that_it_made(tuned: Tuned) -> None:
+    if tuned.case is not CASES["causal_loop"]:
+        pytest.skip("one is enough")
+    done = ladder("verify", "best_config.json", "--minutes", "1", "--tolerance", "0.9", folder=tuned.folder)
+    assert done.status == 0, done.errors
+    (made,) = re.findall(r"(\d+) optimizer steps", done.output)
+    assert STEPS < int(made) < 40 * 24, "of as many as the loop makes, without those before the timing"
+
+
 def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(tuned: Tuned) -> None:
     if tuned.case is not CASES["trl.scripts.sft"]:
         pytest.skip("one is enough")
@@ -277,54 +336,77 @@ def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(
     said = r"'best_config.json' still fits, but takes 1\.\d+ GiB where it promises [\d.]+ [GM]iB; "
     assert re.search(said, done.errors)
     assert "Warning: the script has changed since it was tuned." in done.errors
+    # Before it trained it held two GiB for a moment, which its ranks have seen.
+    lines = [line for file in tuned.folder.glob("ladder-runs/verify-*/trials/*/rank*.jsonl") for line in file.open()]
+    seen = [event for event in map(json.loads, lines) if event["kind"] == "measured"]
+    assert len(seen) == 2
+    assert all(event["held_host"] < 2.1 * GIB < event["peak_host"] for event in seen)
+
+
+_CLASSIFY = "{scripts}/classify_trainer.py --model_name_or_path masked --train_file labelled/train.jsonl "
+_CLASSIFY += "--output_dir classify-out --do_train --do_eval --max_steps"
+_TRANSLATE = "{scripts}/translate_trainer.py --model_name_or_path seq2seq --train_file translation/train.jsonl "
+_TRANSLATE += "--output_dir translate-out --do_train --do_eval --predict_with_generate --max_steps"
+_QLORA = "{scripts}/qlora_trainer.py --model-path model --train-file text/train.jsonl --output_dir out --use-cpu"
+_PREFERENCES = "--output_dir dpo-out --per_device_train_batch_size 4 --use_cpu --max_steps"
+_DPO = f"-m trl.scripts.dpo --model_name_or_path model --dataset_name ./pairs {_PREFERENCES}"
 
 
 @pytest.mark.night
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("command", "kind", "micro_batch"),
+    ("command", "run", "kind", "micro_batch"),
     [
-        ("{scripts}/masked_trainer.py masked.yaml", "trainer", 4),
+        ("{scripts}/masked_trainer.py masked.yaml", "{scripts}/masked_trainer.py longer.yaml", "trainer", 4),
+        (f"{_CLASSIFY} 4", f"{_CLASSIFY} {STEPS}", "trainer", 4),
+        (f"{_TRANSLATE} 3", f"{_TRANSLATE} {STEPS}", "trainer", 4),
+        ("{scripts}/reviews_trainer.py", "", "trainer", 8),
+        ("accelerate launch {scripts}/pairs_loop.py", "", "accelerate", 4),
         (
-            "{scripts}/classify_trainer.py --model_name_or_path masked --train_file labelled/train.jsonl "
-            "--output_dir classify-out --do_train --do_eval --max_steps 4",
+            f"{_OF_EXPERTS} --max_steps 3",
+            f"{_OF_EXPERTS} --max_steps {STEPS}",
             "trainer",
             4,
         ),
         (
-            "{scripts}/translate_trainer.py --model_name_or_path seq2seq --train_file translation/train.jsonl "
-            "--output_dir translate-out --do_train --do_eval --max_steps 3 --predict_with_generate",
-            "trainer",
-            4,
-        ),
-        ("{scripts}/reviews_trainer.py", "trainer", 8),
-        ("accelerate launch {scripts}/pairs_loop.py", "accelerate", 4),
-        (
-            "{scripts}/causal_trainer.py --model_name_or_path experts --train_file text/train.jsonl --max_steps 3 "
-            "--output_dir out",
-            "trainer",
-            4,
-        ),
-        ("{scripts}/sft_adapter.py --max_steps 2 --use_cpu", "trainer", 2),
-        (
-            "{scripts}/qlora_trainer.py --model-path model --train-file text/train.jsonl --output_dir out --use-cpu",
+            "{scripts}/sft_adapter.py --use_cpu --max_steps 2",
+            f"{{scripts}}/sft_adapter.py --use_cpu --max_steps {STEPS}",
             "trainer",
             2,
         ),
+        (f"{_QLORA} --max-steps 8", f"{_QLORA} --max-steps {STEPS}", "trainer", 2),
         (
-            "{scripts}/preferences.py --output_dir dpo-out --max_steps 2 --per_device_train_batch_size 4 --use_cpu",
+            f"{{scripts}}/preferences.py {_PREFERENCES} 2",
+            f"{{scripts}}/preferences.py {_PREFERENCES} {STEPS}",
             "trainer",
             2,
         ),
+        (f"{_DPO} 2", f"{_DPO} {STEPS}", "trainer", 2),
     ],
-    ids=["masked", "classify", "translate", "reviews", "pairs", "experts", "sft_adapter", "qlora", "preferences"],
+    ids=[
+        "masked",
+        "classify",
+        "translate",
+        "reviews",
+        "pairs",
+        "experts",
+        "sft_adapter",
+        "qlora",
+        "preferences",
+        "dpo",
+    ],
 )
 def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
-    command: str, kind: str, micro_batch: int, tmp_path: Path, script_inputs: Path
+    command: str, run: str, kind: str, micro_batch: int, tmp_path: Path, script_inputs: Path
 ) -> None:
     folder, words = folder_with_inputs(tmp_path / "home", script_inputs), command.format(scripts=SCRIPTS).split()
-    (folder / "masked.yaml").write_bytes((SCRIPTS / "masked.yaml").read_bytes())
-    script = next(Path(word) for word in words if word.endswith(".py"))
+    masked = (SCRIPTS / "masked.yaml").read_text()
+    (folder / "masked.yaml").write_text(masked)
+    (folder / "longer.yaml").write_text(masked.replace("max_steps: 6", f"max_steps: {STEPS}"))
+    if words[0] == "-m":
+        script = Path(pytest.importorskip(words[1]).__file__)
+    else:
+        script = next(Path(word) for word in words if word.endswith(".py"))
     before, digest = files_in(folder), digest_of(script)
     tune = ladder(*tune_options("zero2", micro_batch), *words, folder=folder)
     assert tune.status == 0, tune.errors
@@ -333,10 +415,16 @@ def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     section = json.loads((folder / "best_config.json").read_text())["ladder"]
     assert (section["script"]["kind"], section["script"]["sha256"]) == (kind, digest)
     assert section["micro_batch"] == micro_batch
-    done = ladder("run", "best_config.json", folder=folder)
+    done = ladder(
+        "run", "best_config.json", *(["--", *run.format(scripts=SCRIPTS).split()] if run else []), folder=folder
+    )
     assert done.status == 0, done.errors[-3000:]
     assert done.num_left == 0
     assert digest_of(script) == digest
+    if kind == "trainer":
+        assert f"{STEPS}/{STEPS} [" in done.errors, "its progress bar shows every optimizer step"
+    else:
+        assert "epoch 2: " in done.output, "three epochs of eight steps are over"
 
 
 @pytest.mark.night
@@ -349,7 +437,7 @@ def test_a_loop_with_a_second_model_that_is_not_trained_is_tuned_by_the_one_that
     assert done.status == 0, done.errors
     section = json.loads((folder / "best_config.json").read_text())["ladder"]
     assert (section["rung"], section["micro_batch"], section["script"]["kind"]) == ("zero2", 2, "deepspeed")
-    started = ladder("run", "best_config.json", "--", script, "--steps", "8", folder=folder)
+    started = ladder("run", "best_config.json", "--", script, "--steps", str(STEPS), folder=folder)
     assert started.status == 0, started.errors[-3000:]
 
 

@@ -11,6 +11,7 @@ from helpers.scripts import SCRIPTS, digest_of, files_in, folder_with_inputs
 from safetensors.torch import load_file
 
 TRAINER = "{scripts}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out "
+TRAINER += "--save_strategy steps --max_steps"
 LOOP = "accelerate launch --num_processes 2 {scripts}/causal_loop.py --model_name_or_path model --output_dir out "
 LOOP += "--train_file text/train.jsonl --checkpointing_steps epoch --num_train_epochs "
 OWN = ("best_plain.",)
@@ -28,10 +29,10 @@ def options(*more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("rung", "command", "run", "kind"),
     [
-        pytest.param("ddp", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer"),
-        pytest.param("fsdp2", f"{TRAINER} --max_steps 3 --save_strategy steps", "", "trainer", marks=pytest.mark.night),
-        pytest.param("ddp", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.night),
-        pytest.param("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 1", "accelerate", marks=pytest.mark.night),
+        pytest.param("ddp", f"{TRAINER} 3", f"{TRAINER} 20", "trainer"),
+        pytest.param("fsdp2", f"{TRAINER} 3", f"{TRAINER} 20", "trainer", marks=pytest.mark.night),
+        pytest.param("ddp", f"{LOOP} 40", f"{LOOP} 2", "accelerate", marks=pytest.mark.night),
+        pytest.param("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 2", "accelerate", marks=pytest.mark.night),
     ],
 )
 def test_a_script_is_tuned_and_trains_without_deepspeed_as_it_is(
@@ -49,6 +50,7 @@ def test_a_script_is_tuned_and_trains_without_deepspeed_as_it_is(
     assert not (folder / "best_config.json").exists()
     started = ladder("run", "best_plain.json", *(["--", *words(run)] if run else []), folder=folder)
     assert started.status == 0, started.errors[-3000:]
+    assert kind != "trainer" or "20/20 [" in started.errors
     weights = folder / "out" / "model.safetensors"
     assert digest_of(weights) != digest_of(folder / "model" / "model.safetensors")
     own, given = (load_file(each) for each in (weights, folder / "model" / "model.safetensors"))

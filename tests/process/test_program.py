@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ladder.errors import UsageError
 from ladder.trial.script.elsewhere import may_train, words_of
+from ladder.trial.script.hold import installed_since
 from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.samples import Samples, WholeBatchesError, count_tokens, rebatched, shape_of
 
@@ -71,6 +73,29 @@ def test_precision_and_accumulation_in_accelerate_s_own_file_count_as_what_the_s
     }
     with pytest.raises(UsageError, match=r"There is no accelerate configuration missing\.yaml here"):
         program_of(["accelerate", "launch", "--config_file", "missing.yaml", "train.py"])
+
+
+@pytest.mark.parametrize("way", ["an option", "accelerate's file"])
+def test_precision_and_accumulation_in_a_deepspeed_file_for_accelerate_count_too(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "gradient_accumulation_steps": 4}))
+    file = {"distributed_type": "DEEPSPEED", "num_processes": 2, "use_cpu": False, "debug": False}
+    file |= {"compute_environment": "LOCAL_MACHINE", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+    (tmp_path / "own.yaml").write_text(json.dumps(file))
+    options = ["--use_deepspeed", "--gradient_accumulation_steps", "2", "--deepspeed_config_file", "ds.json"]
+    given = options if way == "an option" else ["--config_file", "own.yaml"]
+    told = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
+    assert program_of(["accelerate", "launch", *given, "train.py"]).environment == told
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto"}))
+    left = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2"} if way == "an option" else {}
+    found = program_of(["accelerate", "launch", *given, "train.py"]).environment
+    assert {name: value for name, value in found.items() if value != "no"} == left
+    (tmp_path / "ds.json").unlink()
+    with pytest.raises(UsageError, match=r"The DeepSpeed configuration ds\.json cannot be read; give a JSON file"):
+        program_of(["accelerate", "launch", *given, "train.py"])
 
 
 def test_what_accelerate_s_launcher_is_told_of_the_training_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
@@ -174,6 +199,19 @@ def test_only_a_python_program_with_a_word_of_training_may_train(command: Any, t
     (here / "trainer.py").write_text("from transformers import Trainer\n")
     (here / "download.py").write_text("import huggingface_hub\n")
     assert may_train(words_of(command)) == trains
+
+
+def test_modules_of_libraries_are_known_in_an_environment_on_top_of_another_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, name in (("cluster/site-packages", "of_the_cluster"), ("home", "of_the_user")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{name}.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    before = frozenset(sys.modules)
+    for name in ("of_the_cluster", "of_the_user"):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    assert installed_since(before) == ("of_the_cluster",)
 
 
 # Samples

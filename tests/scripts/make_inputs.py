@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -70,6 +72,11 @@ def _make_models(folder: Path) -> None:
 
     bert = BertConfig(vocab_size=size, intermediate_size=64, pad_token_id=0, **layers)
     _save(BertForMaskedLM(bert), "<cls> $A <sep>", folder / "masked", pair="<cls> $A <sep> $B:1 <sep>:1")
+
+    # Its positions begin after the padding's own.
+    places = {"max_position_embeddings": _TOKENS + 1, "type_vocab_size": 1, **special}
+    roberta = RobertaConfig(vocab_size=size, intermediate_size=64, **{**layers, **places})
+    _save(RobertaForMaskedLM(roberta), "<s> $A </s>", folder / "roberta")
 
     widths = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     t5 = T5Config(vocab_size=size, pad_token_id=0, eos_token_id=3, decoder_start_token_id=0, **widths)

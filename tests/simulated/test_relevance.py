@@ -14,6 +14,7 @@ import ladder
 from ladder.candidates import RUNGS_BY_NAME, Engine
 from ladder.errors import NothingFitsError
 from ladder.events.outcome import Outcome
+from ladder.search.belief import believe
 from ladder.search.relevance import relevant
 from ladder.search.space import REFUSED, Space
 from ladder.units import GIB
@@ -123,6 +124,16 @@ def test_what_held_more_host_memory_than_is_allowed_now_does_not_fit(space: Spac
     (now,) = relevant(replace(space, host_memory=50 * GIB), [record])
     assert (now.outcome.kind, now.tokens_per_second) == ("host_oom", None)
     assert "used 90.00 GiB of host memory, and they may use 50.00 GiB (--host-memory)" in now.outcome.sentence
+
+
+def test_loading_weights_counts_for_what_fits_but_not_for_what_other_engines_would_need(space: Space) -> None:
+    loaded = make_measurement(peak_host=90 * GIB, held_host=20 * GIB)
+    record = make_record(make_candidate("zero2"), measurement=loaded)
+    (now,) = relevant(replace(space, host_memory=50 * GIB), [record])
+    assert now.outcome.kind == "host_oom"
+    alike = make_record(make_candidate("zero2"), measurement=make_measurement(peak_host=20 * GIB))
+    for candidate in space.candidates:
+        assert believe(space, [record]).outlook(candidate).host == believe(space, [alike]).outlook(candidate).host
 
 
 def test_ranks_on_the_cpu_hold_on_the_host_what_they_hold(space: Space) -> None:

@@ -461,6 +461,12 @@ def test_the_launch_script_names_the_optimizer_an_offload_demands(rung: str, opt
     assert ("DeepSpeedCPUAdam" in script) == bool(said)
 
 
+def test_the_launch_script_says_that_an_accelerate_script_s_own_batches_count() -> None:
+    at_once = Candidate(Engine(RUNGS_BY_NAME["zero3"]), checkpoint_every=1, micro_batch=8, accumulation=1)
+    script = launch_script(answer(candidate=at_once), OutputPaths.beside(Path("c.json")))
+    assert "# Its DataLoader must give batches of 8: accelerate takes those, whatever" in script
+
+
 def test_the_launch_script_says_what_an_accelerate_script_does_to_accumulate() -> None:
     paths = OutputPaths.beside(Path("c.json"))
     said = "with accelerator.accumulate(model):"

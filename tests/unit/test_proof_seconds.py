@@ -10,7 +10,7 @@ from helpers.scripts import make_script
 from helpers.searches import make_space
 
 from ladder.search.belief import believe
-from ladder.search.cost import proof_seconds, start_of
+from ladder.search.cost import expected_seconds, proof_seconds, start_of
 
 
 def test_the_proof_of_a_script_makes_whole_optimizer_steps_and_more_of_them() -> None:
@@ -19,3 +19,17 @@ def test_the_proof_of_a_script_makes_whole_optimizer_steps_and_more_of_them() ->
     least, most = proof_seconds(outlook)
     assert least == pytest.approx(start_of(outlook.candidate, space.workload) + 11 * outlook.speed.step_seconds(4))
     assert most >= least
+
+
+def test_every_trial_of_a_script_repeats_what_it_does_before_it_trains() -> None:
+    candidate = make_candidate("zero3", micro_batch=4, accumulation=4)
+
+    def seconds(before: float) -> tuple[float, float]:
+        script = make_script(preparation_seconds=before)
+        space = make_space("zero3", workload=replace(bundled_workload("llama-2-7b"), script=script))
+        outlook = believe(space, ()).outlook(candidate)
+        return expected_seconds([outlook]), proof_seconds(outlook)[0]
+
+    (trial, proof), (slow_trial, slow_proof) = seconds(0.0), seconds(40.0)
+    assert slow_trial == pytest.approx(trial + 40)
+    assert slow_proof == pytest.approx(proof + 40)

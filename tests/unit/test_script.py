@@ -113,6 +113,12 @@ def test_the_global_batch_is_what_the_script_trains_with_on_so_many_ranks(
     assert global_batch_of(make_script(*command), mapped, 2) == sequences
 
 
+def test_the_global_batch_of_a_deepspeed_file_counts_on_any_number_of_ranks() -> None:
+    script = make_script("train.py", "--bs", "16", global_batch=48)
+    assert [global_batch_of(script, {}, world_size) for world_size in (1, 4)] == [48, 48]
+    assert global_batch_of(script, {"micro_batch": "--bs"}, 2) == 16 * 2 * 2, "what is mapped is the user's own word"
+
+
 def test_a_mapped_option_without_a_number_is_refused() -> None:
     with pytest.raises(UsageError, match="--map micro_batch=--bs: many is not a number"):
         global_batch_of(make_script("train.py", "--bs", "many"), {"micro_batch": "--bs"}, 2)

@@ -500,6 +500,70 @@ def test_a_script_that_never_came_to_be_measured_is_told_why_and_where_its_outpu
             require_answer(replace(result, records=[*result.records, other]))
 
 
+class Failing(Pretender):
+    """The proofs of some engines end by an error of the script's evaluation, on whichever rank."""
+
+    def __init__(self, *engines: str, message: str = "ValueError: no such metric") -> None:
+        super().__init__(larger_is_faster)
+        self._engines, self._message = engines, message
+
+    @property
+    def proofs(self) -> list[str]:
+        return [spec.candidates[0].key for spec in self.specs if spec.proof]
+
+    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        run = super().run(spec, deadlines, listener)
+        key = spec.candidates[0].key
+        if spec.proof and key.startswith(self._engines):
+            error = self._message.format(key=key)
+            failed = FailedEvent(t=2, candidate=key, outcome="crash", moment="evaluation", message=error)
+            run.events = [[failed], []] if len(self.proofs) % 2 else [[], [failed]]
+        return run
+
+
+def tune_script(folder: Path, launcher: Launcher, **options: Any) -> TuneResult:
+    workload = script_workload(make_script(), global_batch_size=SEQUENCES_PER_STEP)
+    return tune_over(launcher, folder, workload, strategy=exhaustive, **options)
+
+
+def test_a_script_that_fails_alike_in_the_proofs_of_two_engines_is_told_so_and_no_third_is_tried(
+    tmp_path: Path,
+) -> None:
+    launcher = Failing("zero1", "zero2")
+    result = tune_script(tmp_path / "run", launcher)
+    assert [key.split()[0] for key in launcher.proofs] == ["zero2", "zero2", "zero1"]
+    with pytest.raises(UsageError) as refusal:
+        require_answer(result)
+    assert str(refusal.value) == (
+        f"The script's own evaluation failed in the proof of {launcher.proofs[-1]}: rank 0 failed in evaluation: "
+        f"ValueError: no such metric (its output is in trials/{launcher.specs[-1].trial}/rank0.log of the run folder). "
+        "Its trials fit in memory: mend the script, and start the same command again."
+    )
+
+
+def test_a_script_that_fails_on_one_engine_only_is_proven_on_another(tmp_path: Path) -> None:
+    result = tune_script(tmp_path / "run", launcher := Failing("zero2"))
+    assert result.answer is not None
+    assert result.answer.candidate_key.startswith("zero1")
+    assert {key.split()[0] for key in launcher.proofs} == {"zero1", "zero2"}
+
+
+def test_where_there_is_one_engine_two_failures_alike_are_enough_and_unlike_ones_are_not(tmp_path: Path) -> None:
+    one = {"rungs": [RUNGS_BY_NAME["zero2"]]}
+    tune_script(tmp_path / "alike", alike := Failing("zero2"), **one)
+    assert len(alike.proofs) == 2
+    tune_script(tmp_path / "unlike", unlike := Failing("zero2", message="ValueError: at {key}"), **one)
+    assert len(unlike.proofs) > 2
+
+
+def test_a_script_that_was_mended_is_proven_by_the_next_start(tmp_path: Path) -> None:
+    tune_script(tmp_path / "run", Failing("zero1", "zero2"))
+    mended = tune_script(tmp_path / "run", launcher := Failing("none"))
+    assert mended.answer is not None
+    assert mended.answer.candidate_key.startswith("zero2")
+    assert launcher.proofs == [mended.answer.candidate_key]
+
+
 class Dying(Pretender):
     """Its trial server dies in every trial."""
 

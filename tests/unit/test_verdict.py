@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate, tiny_trial
+from helpers import (
+    WORLD_SIZE,
+    as_a_rank_sees,
+    bundled_workload,
+    make_candidate,
+    make_measurement,
+    make_record,
+    tiny_trial,
+)
 
 from ladder.events.outcome import OutcomeKind, Record
 from ladder.events.protocol import (
@@ -23,7 +31,7 @@ from ladder.events.protocol import (
     parse_event,
 )
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
-from ladder.events.verdict import judge, trial_seconds
+from ladder.events.verdict import apart, judge, trial_seconds
 from ladder.units import GIB, MIB
 
 FIRST, SECOND = make_candidate(micro_batch=1, accumulation=4), make_candidate(micro_batch=2, accumulation=2)
@@ -103,8 +111,15 @@ def test_bytes_are_of_the_fullest_rank_and_host_memory_of_all_together() -> None
     assert measurement is not None
     assert (measurement.peak_device, measurement.outside_torch) == (5 * GIB, 2 * GIB)
     assert measurement.peak_allocated == GIB
-    assert measurement.peak_host == 8 * GIB
+    assert (measurement.peak_host, measurement.held_host) == (8 * GIB, 8 * GIB)
     assert measurement.alloc_retries == 2
+
+
+def test_what_ranks_held_of_the_host_at_the_end_is_kept_beside_what_loading_took() -> None:
+    loading = measured(peak_host=20 * GIB, held_host=3 * GIB)
+    measurement = records_of([loading, DoneEvent(t=7)], [loading, DoneEvent(t=7)])[0].measurement
+    assert measurement is not None
+    assert (measurement.peak_host, measurement.held_host) == (40 * GIB, 6 * GIB)
 
 
 def test_what_nvml_saw_counts_where_it_is_more_than_the_ranks_knew_of() -> None:
@@ -290,3 +305,12 @@ def test_a_loss_that_is_infinite_does_not_make_a_report_unreadable() -> None:
 def test_a_fit_with_a_twentieth_of_the_memory_left_is_not_warned_of(share: float) -> None:
     record = records_of([measured(peak_device=int(share * LIMIT))], [measured()])[0]
     assert record.warnings == ()
+
+
+@pytest.mark.parametrize(("loader_share", "is_warned"), [(None, True), (0.05, True), (0.7, False)])
+def test_a_proof_that_waited_for_its_data_is_not_said_to_have_been_disturbed(
+    loader_share: float | None, is_warned: bool
+) -> None:
+    trial = make_record(FIRST, tokens_per_second=1000.0)
+    proof = make_record(FIRST, tokens_per_second=300.0, measurement=make_measurement(loader_share=loader_share))
+    assert bool(apart(proof, trial)) == is_warned

@@ -114,6 +114,13 @@ def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
     }
 
 
+def _accumulation_of(accelerator: Any) -> int:
+    """As the script says it; a DeepSpeed plugin that names a number overrides what accelerate was told."""
+    plugin = accelerator._ladder_own.get("deepspeed_plugin")
+    named = (getattr(plugin, "deepspeed_config", None) or {}).get("gradient_accumulation_steps")
+    return named if isinstance(named, int) else int(accelerator.gradient_accumulation_steps)
+
+
 def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
     own = accelerator._ladder_own
     if any(isinstance(each, DummyOptim) for each in things):
@@ -127,7 +134,7 @@ def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], 
         "accelerate",
         model,
         loader,
-        accumulation=accelerator.gradient_accumulation_steps,
+        accumulation=_accumulation_of(accelerator),
         dtype=precision if precision in ("bf16", "fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else "",
         overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),

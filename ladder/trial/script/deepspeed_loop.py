@@ -52,8 +52,13 @@ def hold_deepspeed(grip: Grip) -> None:
         loop.hold(loader, lambda batch: batch)
         return ready
 
+    def bounded(own: Any, engine: Any, is_boundary: bool) -> None:
+        if engine is not loop.engine:  # its configuration says where a step of the trial's engine ends
+            own(engine, is_boundary)
+
     wrap(DataLoader, "__init__", noted)
     wrap(deepspeed, "initialize", initialized)
+    wrap(deepspeed.DeepSpeedEngine, "set_gradient_accumulation_boundary", bounded)
     if not grip.is_run:
         write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model", "save_checkpoint"), loop)
         hold_back_writing(loop)
@@ -103,6 +108,7 @@ def _facts_of_deepspeed(given: dict[str, Any], own: dict[str, Any], loader: Data
         given["model"],
         loader,
         accumulation=int(own.get("gradient_accumulation_steps") or 1),
+        global_batch=None if own.get("gradient_accumulation_steps") else own.get("train_batch_size"),
         dtype="bf16" if enabled("bf16") else "fp16" if enabled("fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else named,
         gradient_clipping=float(own.get("gradient_clipping") or 0.0),

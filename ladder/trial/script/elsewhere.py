@@ -23,6 +23,9 @@ _TRAINS = re.compile(r"\w*Trainer\b|\b(?:accelerate|deepspeed)\b")
 """In a program that may train; others are left to the script."""
 _STEPS = re.compile(rf"{_TRAINS.pattern}|\.(?:train|backward)\(")
 """In a function that may train."""
+_ONLY_START_OTHERS = ("torch.", "multiprocessing.", "accelerate.", "datasets.")
+"""Modules whose functions a process may run though the words above are in them: they call what they were given. Other
+installed modules are no exception, as some train themselves."""
 _SHELLS = ("sh", "bash", "zsh", "dash")
 
 
@@ -61,14 +64,12 @@ def _training_function(process: Any) -> str | None:
         return None
     given = [process._target, *process._args[:1]]  # torch's spawn gives the function to one of its own
     functions: list[Callable[..., Any]] = [each for each in given if inspect.isfunction(each)]
-    return next((each.__name__ for each in functions if _is_of_the_user(each) and _may_step(each)), None)
-
-
-def _is_of_the_user(function: Callable[..., Any]) -> bool:
-    return not function.__module__.startswith(("torch.", "multiprocessing.", "accelerate.", "datasets."))
+    return next((each.__name__ for each in functions if _may_step(each)), None)
 
 
 def _may_step(function: Callable[..., Any]) -> bool:
+    if function.__module__.startswith(_ONLY_START_OTHERS):
+        return False
     try:
         return bool(_STEPS.search(inspect.getsource(function)))
     except (OSError, TypeError):

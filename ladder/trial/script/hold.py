@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import deepspeed
@@ -27,6 +27,8 @@ Leave = Callable[[BaseException | None], NoReturn]
 
 
 _SHORT = (torch.bfloat16, torch.float16)
+_OF_LIBRARIES = ("site-packages", "dist-packages")
+"""Folders of installed modules. An environment on top of another has several, as where a cluster provides torch."""
 
 
 class NotTakenHoldOfError(RuntimeError):
@@ -105,7 +107,7 @@ class Grip:
 
 def installed_since(before: frozenset[str]) -> tuple[str, ...]:
     """Installed modules that were imported since, in the order of their import; none of the script's own folder."""
-    folders = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    folders = tuple(each for each in sys.path if Path(each).name in _OF_LIBRARIES)
     new = [(name, module) for name, module in list(sys.modules.items()) if name not in before and module is not None]
     return tuple(name for name, module in new if str(getattr(module, "__file__", None) or "").startswith(folders))
 

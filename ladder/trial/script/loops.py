@@ -23,6 +23,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, shape_of
+from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
 
@@ -91,9 +92,11 @@ class Loop:
         """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
         (candidate,) = self.grip.spec.candidates
         steps = RealSteps(self.grip, self._samples(loader))
+        made = _StepsMade(self.engine)
         try:
             while True:
                 own = epoch()
+                made.num_epochs += 1
                 while True:
                     for micro_step in range(1, candidate.accumulation + 1):
                         with steps.loading():
@@ -107,25 +110,63 @@ class Loop:
                     if batch is None:
                         steps.drop_step()
                         break
+                    made.expected += 1
                     if steps.end_step():
-                        self.grip.held(self.kind, lambda: self._finish(steps))
-        except GeneratorExit:
+                        self.grip.held(self.kind, lambda: self._finish(steps, made))
+        except GeneratorExit:  # the loop has ended
+            if steps.are_measured:
+                self.grip.held(self.kind, lambda: self._finish(steps, made))
             self.grip.leave(_left_early())
 
-    def _finish(self, steps: RealSteps) -> None:
+    def _finish(self, steps: RealSteps, made: _StepsMade) -> None:
         """A checkpoint, and a resume from it."""
+        made.require()
         self.is_finishing = True
         reporter, folder = self.grip.reporter, str(Path(self.grip.script.scratch) / "checkpoint")
         reporter.phase("gather")
-        with reporter.during("gather"):
-            if self.grip.spec.uses_deepspeed:
-                self.engine.save_checkpoint(folder)
-                self.engine.load_checkpoint(folder)
-            else:
-                self.accelerator.save_state(folder)
-                self.accelerator.wait_for_everyone()  # rank 0 alone writes
-                self.accelerator.load_state(folder)
+        saves, loads = self._writers()
+        with reporter.during("save"):
+            saves(folder)
+        with reporter.during("resume"):
+            loads(folder)
         steps.report(self.model, self.clipping)
+
+    def _writers(self) -> tuple[Callable[[str], Any], Callable[[str], Any]]:
+        """What saves a checkpoint in a folder, and what loads it."""
+        if self.grip.spec.uses_deepspeed:
+            return self.engine.save_checkpoint, self.engine.load_checkpoint
+
+        def saved(folder: str) -> None:
+            self.accelerator.save_state(folder)
+            self.accelerator.wait_for_everyone()  # rank 0 alone writes
+
+        return saved, self.accelerator.load_state
+
+
+class _StepsMade:
+    """The optimizer steps of a loop's own engine, beside those that it should have made."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._before = engine, self._count(engine)
+        self.expected = self.num_epochs = 0
+
+    @staticmethod
+    def _count(engine: Any) -> int | None:
+        """None without DeepSpeed."""
+        found: int | None = getattr(engine, "global_steps", None)
+        return found
+
+    def require(self) -> None:
+        """TrainsOtherwiseError if the loop does not let every micro-step count. What is left of an epoch may."""
+        now = self._count(self._engine)
+        if now is None or self._before is None:
+            return
+        made = now - self._before
+        if not self.expected <= made <= self.expected + self.num_epochs:
+            raise TrainsOtherwiseError(
+                f"its optimizer made {made} steps where the candidate makes {self.expected}; call the engine's step() "
+                "after every micro-step, and leave it to ladder to accumulate"
+            )
 
 
 class LoopSubject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import runpy
 import shutil
@@ -137,12 +138,14 @@ def _of_accelerate(words: list[str]) -> _Launched:
 
     known = launch_command_parser().parse_args(words)
     precision, accumulation = _in_file_of_accelerate(known.config_file)
+    if known.use_deepspeed:  # without it accelerate does not pass this on
+        accumulation = known.gradient_accumulation_steps or accumulation
+    if known.deepspeed_config_file is not None:
+        own_precision, own_accumulation = _in_file_of_deepspeed(known.deepspeed_config_file)
+        precision, accumulation = own_precision or precision, own_accumulation or accumulation
     told = {
         "ACCELERATE_MIXED_PRECISION": known.mixed_precision or precision,
-        # accelerate itself passes this on only with DeepSpeed.
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
-            known.gradient_accumulation_steps if known.use_deepspeed else accumulation
-        ),
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
     }
     given = {name: str(value) for name, value in told.items() if value is not None}
     return known.training_script, known.module, known.training_script_args, given
@@ -161,8 +164,21 @@ def _in_file_of_accelerate(path: str | None) -> tuple[str | None, int | None]:
         raise UsageError(f"There is no accelerate configuration {shown(path)} here; give its path.")
     config = load_config_from_file(path)
     own = getattr(config, "deepspeed_config", None) or {}
+    if "deepspeed_config_file" in own:
+        return _in_file_of_deepspeed(own["deepspeed_config_file"])
     accumulation = own.get("gradient_accumulation_steps")
     return config.mixed_precision, accumulation if isinstance(accumulation, int) else None
+
+
+def _in_file_of_deepspeed(path: str) -> tuple[str | None, int | None]:
+    """Precision and accumulation where it names them; `auto` leaves them to the script."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UsageError(f"The DeepSpeed configuration {shown(path)} cannot be read; give a JSON file.") from None
+    precisions = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled") is True]
+    accumulation = config.get("gradient_accumulation_steps")
+    return next(iter(precisions), None), accumulation if isinstance(accumulation, int) else None
 
 
 def _of_torchrun(words: list[str]) -> _Launched:

@@ -101,6 +101,11 @@ class RealSteps:
         timed = ended - self._began
         return self._any_rank(self._grip.spec.steps.is_enough(self._candidate, each, each[0], timed, timed))
 
+    @property
+    def are_measured(self) -> bool:
+        """As many steps were timed as a proof has to have; the same on all ranks."""
+        return sum(window.steps for window in self._windows) >= self._grip.spec.steps.minimum
+
     def _is_warming(self, ended: float, seconds: float) -> bool:
         """Whether the step that `ended` came before the timing, which may begin with the next."""
         if self._is_timing:
@@ -141,7 +146,8 @@ class RealSteps:
 
         TrainsOtherwiseError if the script did not train `model` as it was told.
         """
-        self._seen.require(model)
+        with self._grip.reporter.during("measure"):
+            self._seen.require(model)
         ended, accumulation = now(), self._candidate.accumulation
         losses, windows = [float(loss) for loss in self._losses], self._windows
         timings = Timings(losses=losses)

@@ -61,12 +61,14 @@ class RealStepsOfTrainer(TrainerCallback):  # type: ignore[misc]
             with grip.reporter.during("evaluation"):
                 self._evaluate()
         grip.reporter.phase("gather")
-        with grip.reporter.during("gather"):
+        with grip.reporter.during("save"):
             if facts is not None and facts.checkpoints:
                 trainer._save_checkpoint(trainer.model_wrapped, trial=None)
-                self._resume()
             else:
                 trainer.save_model(str(Path(grip.script.scratch) / "saved"))
+        if facts is not None and facts.checkpoints:
+            with grip.reporter.during("resume"):
+                self._resume()
         self._steps.report(trainer.model)
 
     def _evaluate(self) -> None:

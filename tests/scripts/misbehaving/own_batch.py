@@ -1,7 +1,8 @@
-# mypy: disable-error-code="import-untyped, import-not-found, misc, no-untyped-def"
-"""Makes its training loader itself, with a batch of its own, and recomputes layers whatever its arguments say."""
+# mypy: disable-error-code="import-untyped, import-not-found, misc, no-untyped-def, no-untyped-call"
+"""Decides itself, as its options say, what its arguments decide; its collator takes its time."""
 
 import sys
+import time
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ class OwnBatch(Trainer):
         return self.accelerator.prepare(loader)
 
 
+class OwnAccumulation(Trainer):
+    def get_train_dataloader(self):
+        self.args.gradient_accumulation_steps = 2
+        return super().get_train_dataloader()
+
+
 class OwnCheckpointing(Trainer):
     def training_step(self, model, *arguments, **options):
         self.model.activation_checkpointing_enable()
@@ -33,11 +40,23 @@ tokenizer = AutoTokenizer.from_pretrained("model")
 model = AutoModelForCausalLM.from_pretrained("model")
 texts = load_dataset("json", data_files="text/train.jsonl", split="train")
 texts = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64), remove_columns=["text"])
-collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+pad = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+
+
+def collate(samples):
+    time.sleep(0.05)
+    return pad(samples)
+
+
 arguments = TrainingArguments(
-    output_dir="own-batch", per_device_train_batch_size=4, max_steps=2, report_to="none", remove_unused_columns=False
+    output_dir="own-batch",
+    per_device_train_batch_size=4,
+    max_steps=2,
+    report_to="none",
+    remove_unused_columns=False,
+    optim="adafactor" if "--own_optimizer" in sys.argv else "adamw_torch",
 )
-kinds = {"--own_batch": OwnBatch, "--own_checkpointing": OwnCheckpointing}
+kinds = {"--own_batch": OwnBatch, "--own_accumulation": OwnAccumulation, "--own_checkpointing": OwnCheckpointing}
 kind: Any = next((each for option, each in kinds.items() if option in sys.argv), Trainer)
 trainer = kind(model=model, args=arguments, train_dataset=texts, data_collator=collate)
 if "--kbit" in sys.argv:
