@@ -87,7 +87,11 @@ class Terms:
     exchange: float = 0.0
     """Bytes that a rank sends in a micro-step besides gradients and parameters."""
     compute: float = 1.0
-    """Seconds of computing, relative to the usual kernels."""
+    """Seconds of matrix products, relative to the usual kernels."""
+    moved: float = 4.0
+    """Bytes that a block's element-wise kernels read and write for each byte that it keeps for backward."""
+    moved_by_loss: float = 48.0
+    """Bytes that the loss reads and writes for each logit. Derived: the fp32 copy, the log-softmax and its gradient."""
     copied: float = 0.0
     """The share of the weights of which a rank keeps a second copy."""
     across: float = 1.0

@@ -209,7 +209,7 @@ def test_without_anything_known_the_data_sheets_stand() -> None:
 
 
 def test_a_measurement_moves_the_speed_and_leaves_less_doubt() -> None:
-    known = known_speed(H200, {"flops": 0.62 * H200.flops, "link_bytes": 2e11}, {})
+    known = known_speed(H200, {"flops": 0.65 / 0.88 * H200.flops, "link_bytes": 2e11}, {})
     assert known.achievable == pytest.approx(H200.achievable)
     assert known.link_bytes == 2e11
     assert known.belief("compute", 0.35)[1] == pytest.approx(0.21)
@@ -225,7 +225,7 @@ def test_a_measurement_that_is_far_off_the_data_sheet_is_doubted() -> None:
 def test_an_unlisted_gpu_that_is_measured_is_doubted_like_a_listed_one_but_cpu_ranks_are_not() -> None:
     unlisted, cpu = machine_speed(None, "cuda", 2, 32), machine_speed(None, "cpu", 2, 4)
     for speed, doubt in ((unlisted, 1.0), (cpu, 2.0)):
-        rates = {"flops": speed.flops * speed.achievable * 0.62 / 0.55}
+        rates = {"flops": speed.flops * speed.achievable / 0.88}
         assert known_speed(speed, rates, {}).belief("compute", 0.35)[1] == pytest.approx(0.6 * 0.35 * doubt)
 
 

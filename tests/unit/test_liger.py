@@ -102,15 +102,14 @@ def test_what_is_learnt_of_an_engine_s_states_holds_on_either_kernels() -> None:
     assert after.peak > before.peak + GIB // 2
 
 
-def test_its_speed_is_expected_to_be_much_the_same_and_in_doubt() -> None:
+def test_it_is_expected_to_be_faster_as_its_kernels_move_fewer_bytes() -> None:
     machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
     candidate = make_candidate("zero2", micro_batch=8, accumulation=4)
     usual, fused = (
         predict_speed(LARGE_VOCABULARY, each, world_size=1, machine=machine)
         for each in (candidate, on_liger(candidate))
     )
-    assert fused.tokens_per_second == pytest.approx(usual.tokens_per_second, rel=0.1)
-    assert fused.high > usual.high
+    assert 1.2 < fused.tokens_per_second / usual.tokens_per_second < 1.6
 
 
 @pytest.mark.parametrize(
