@@ -73,6 +73,8 @@ class Terms:
     """Bytes that a block saves however few the tokens: the changed weights of experts that have adapters."""
     passing: float = 0.0
     """Bytes per token that exist only while a block is recomputed."""
+    unforgotten: float = 0.0
+    """Bytes per token that a block keeps even where it is checkpointed: what layers hold in 8 bits read."""
     master: float = 4.0
     """Bytes of a master weight."""
     moment: float = 4.0
