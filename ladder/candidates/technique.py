@@ -150,7 +150,7 @@ class Technique:
     changes_numerics = False
     """It changes the numerics of training. Losses are then compared with the plain engine's with the same technique."""
     binds_cores = False
-    """Each rank runs on cores of its own, to which the launch script has to bind it."""
+    """Each rank runs on cores of its own, to which the launch script has to bind it: see `cores_of_ranks`."""
     shares_sequences = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     loads_on_all_ranks = False
@@ -239,6 +239,10 @@ class Technique:
     def optimizer(self, name: str) -> str:
         """The call with which a script creates the optimizer called `name`; empty if it is the usual one."""
         return ""
+
+    def cores_of_ranks(self, cores: Sequence[int], ranks: int) -> list[list[int]]:
+        """The cores of each of a node's `ranks`, of all its `cores` by place; empty for a technique that binds none."""
+        return []
 
     def first_call(self) -> str:
         """The call that a script makes on its `model` before passing it to DeepSpeed or accelerate; empty for none."""
