@@ -16,8 +16,8 @@ two H200, opt-125m takes 0.54 of the time with DDP."""
 _OF_UPDATE = 28.0
 """Bytes per parameter that fused AdamW in fp32 reads and writes, with the gradient norm. Derived: weight, gradient and
 two moments are read, three of them written."""
-_HOOKS = 0.15
-"""FSDP2's work to gather a layer over that of stage 3 in both passes. Chosen: it works by layers, not by parameters."""
+_HOOKS = 0.3
+"""FSDP2's work for a layer over that of stage 3. Chosen: it works by layers, not by parameters."""
 
 
 def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
@@ -37,8 +37,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     gather = 0.0
     if rung.stage > 0:
         passes = 2.0 if rung.stage == 3 else 1.0
-        hooks = _HOOKS * machine.host_seconds * model.num_layers
-        gather = passes * max(weights.bytes_held * over_links, hooks)
+        gather = max(weights.bytes_held * over_links * passes, _HOOKS * machine.host_seconds * model.num_layers)
     share = weights.trained / (owners if rung.stage > 0 else 1)
     update = _OF_UPDATE * share / machine.device_bytes
     if rung.offload_param == "cpu":
