@@ -62,8 +62,9 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     # With offloaded inputs, only one at a time is on the GPU.
     layers = 1.0 if candidate.offload_activations else workload.weights.reached_blocks * model.num_layers
     fixed = layers * (1 - candidate.checkpointed) * terms.fixed
+    unforgotten = workload.weights.reached_blocks * model.num_layers * candidate.checkpointed * terms.unforgotten
     return Activations(
-        kept=float(tokens * layers * kept + fixed),
+        kept=float(tokens * (layers * kept + unforgotten) + fixed),
         freed=1 - candidate.checkpointed,
         block=float(tokens * again + terms.fixed) if candidate.gradient_checkpointing else 0.0,
         tail=float(tokens * terms.tail * h),
@@ -114,12 +115,15 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     anyway. A frozen RMSNorm does not save its normalised value, 2 h. An adapter saves what it passes from A to B, 2 r;
     its dropout a mask and a copy, 3 bytes per input, after which the input itself is not needed; DoRA the layer's
     output twice. Experts with adapters save their changed weights; without, not what goes into them (2 h). Blocks
-    before the first that trains anything save nothing.
+    before the first that trains anything save nothing. A layer in 8 bits keeps its input for nothing, in an attribute of
+    its operation (bitsandbytes 0.50, `MatMul8bitLt`), where checkpointing does not see it.
     """
     weights = workload.weights
     lora = workload.lora
     with_dropout = lora is not None and lora.dropout > 0
     read = set() if with_dropout else {matrix.reads for matrix in weights.adapted}
+    held_in_8_bits = {each.reads: each.inputs for each in weights.packed} if workload.load_in == "8bit" else {}
+    read |= held_in_8_bits.keys()
     frozen = 1 - weights.trained_blocks / (weights.reached_blocks or 1)
     norms = sum(2.0 * (letter not in read) for letter in ("a", "n")) + terms.normalised
     own = 0.0
@@ -143,6 +147,7 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
         routed=terms.routed - frozen * into_experts,
         fixed=2.0 * sum(matrix.elements for matrix in changed),
         tail=terms.tail - tail,
+        unforgotten=2.0 * sum(held_in_8_bits.values()),
     )
 
 

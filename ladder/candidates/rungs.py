@@ -37,6 +37,8 @@ class Rung:
     """The name of the backend that trains its engines."""
     documented: bool = True
     """Whether it is part of the documented ladder, the recipe that people follow by hand."""
+    least_gpus: int = 0
+    """The fewest GPUs on which it is tried; 0 if CPU ranks will do: accelerate ignores FSDP there."""
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -73,9 +75,10 @@ RUNGS: tuple[Rung, ...] = (
 # Without DeepSpeed, through accelerate. `stage` is what each divides: nothing, gradients and optimizer states, or all.
 PLAIN_RUNGS: tuple[Rung, ...] = (
     Rung("ddp", 0, backend="plain", documented=False),
-    Rung("fsdp2+no-reshard", 2, backend="plain", documented=False),
-    Rung("fsdp2", 3, backend="plain", documented=False),
-    Rung("fsdp2+cpu", 3, "cpu", "cpu", backend="plain", documented=False),
+    Rung("fsdp2+no-reshard", 2, backend="plain", documented=False, least_gpus=1),
+    Rung("fsdp2", 3, backend="plain", documented=False, least_gpus=1),
+    # Alone it promises no more than DeepSpeed's offload, with the same bytes over the same bus (simulated).
+    Rung("fsdp2+cpu", 3, "cpu", "cpu", backend="plain", documented=False, least_gpus=2),
 )
 ALL_RUNGS = (*RUNGS, *PLAIN_RUNGS)
 RUNGS_BY_NAME = {rung.name: rung for rung in ALL_RUNGS}

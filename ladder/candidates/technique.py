@@ -75,6 +75,8 @@ class Terms:
     """Bytes that a block saves however few the tokens: the changed weights of experts that have adapters."""
     passing: float = 0.0
     """Bytes per token that exist only while a block is recomputed."""
+    unforgotten: float = 0.0
+    """Bytes per token that a block keeps even where it is checkpointed: what layers hold in 8 bits read."""
     master: float = 4.0
     """Bytes of a master weight."""
     moment: float = 4.0
@@ -154,7 +156,7 @@ class Technique:
     changes_numerics = False
     """It changes the numerics of training. Losses are then compared with the plain engine's with the same technique."""
     binds_cores = False
-    """Each rank runs on cores of its own, to which the launch script has to bind it."""
+    """Each rank runs on cores of its own, to which the launch script has to bind it: see `cores_of_ranks`."""
     shares_sequences = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
     loads_on_all_ranks = False
@@ -243,6 +245,10 @@ class Technique:
     def optimizer(self, name: str) -> str:
         """The call with which a script creates the optimizer called `name`; empty if it is the usual one."""
         return ""
+
+    def cores_of_ranks(self, cores: Sequence[int], ranks: int) -> list[list[int]]:
+        """The cores of each of a node's `ranks`, of all its `cores` by place; empty for a technique that binds none."""
+        return []
 
     def first_call(self) -> str:
         """The call that a script makes on its `model` before passing it to DeepSpeed or accelerate; empty for none."""

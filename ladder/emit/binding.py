@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from ladder.emit.answer import Answer
-from ladder.techniques.bound_cores import cores_of
+from ladder.machine.cores import usable_by_place
 
 _START = 'bash "$0" --rank "$@"'
 
@@ -15,11 +13,11 @@ def started(answer: Answer) -> tuple[list[str], str, str]:
 
     Without bound cores: no line, no option, and "$@".
     """
-    if not any(technique.binds_cores for technique in answer.candidate.engine.techniques):
+    binding = [technique for technique in answer.candidate.engine.techniques if technique.binds_cores]
+    if not binding:
         return [], "", '"$@"'
-    here = sorted(os.sched_getaffinity(0))
-    count = answer.world_size // answer.num_nodes
-    cores = " ".join(",".join(map(str, cores_of(rank, here, count))) for rank in range(count))
+    shares = binding[0].cores_of_ranks(usable_by_place(), answer.world_size // answer.num_nodes)
+    cores = " ".join(",".join(map(str, share)) for share in shares)
     lines = [
         "# The launcher starts each rank by this script again, which binds it to the cores on which it was measured.",
         'if [ "${1-}" = --rank ]; then',

@@ -81,20 +81,22 @@ def bare_machine(num_gpus: int, memory_limit: int, *, num_nodes: int = 1, host_m
         host_memory=host_memory or NO_LIMIT,
         num_cores=_CORES_OF_A_GPU * num_gpus,
         num_nodes=num_nodes,
-        unsupported=alone("cuda", num_gpus),
+        unsupported=on_gpus(num_gpus),
     )
 
 
-def alone(device: str, world_size: int) -> dict[str, str]:
-    """By rung name: why it cannot work with so few GPUs, or on CPU ranks."""
-    return {rung.name: why for rung in ALL_RUNGS if (why := without_peers(rung, device, world_size))}
+def on_gpus(world_size: int) -> dict[str, str]:
+    """By rung name: why so few GPUs cannot train it."""
+    return {rung.name: why for rung in ALL_RUNGS if (why := too_few_gpus(rung, "cuda", world_size))}
 
 
-def without_peers(rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str | None:
-    """Why `rung` cannot work on one GPU or on CPU ranks; None if it can.
+def too_few_gpus(rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str | None:
+    """Why `rung` is not tried on so few GPUs, or on CPU ranks; None if it is.
 
-    On CPU ranks only with `own_script`, which `ladder run` starts: other launchers use accelerate as it is.
+    On several CPU ranks only with `own_script`, which `ladder run` starts: other launchers use accelerate as it is.
     """
-    if rung.backend == "plain" and rung.stage > 0 and ((device == "cpu" and not own_script) or world_size == 1):
-        return "accelerate shards with FSDP2 on several GPUs only"
+    if device == "cuda":
+        return "on one GPU, DeepSpeed's offload does the same" if world_size < rung.least_gpus else None
+    if rung.least_gpus and (world_size == 1 or not own_script):
+        return "accelerate has FSDP2 on GPUs only"
     return None

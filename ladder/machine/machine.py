@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.described import Gpu, Machine, without_peers
+from ladder.machine.described import Gpu, Machine, too_few_gpus
 from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import compiler, usable_cores
 from ladder.machine.host import host_memory as all_host_memory
@@ -85,8 +85,8 @@ def unsupported_reason(
 
     `own_script`: what is trained is a script of the user's.
     """
-    if alone := without_peers(rung, machine.device, machine.world_size, own_script=own_script):
-        return alone
+    if why := too_few_gpus(rung, machine.device, machine.world_size, own_script=own_script):
+        return why
     if machine.device == "cpu" and "cpu" in rung.devices:
         return "CPU ranks have everything in host memory already"
     if "nvme" in rung.devices:

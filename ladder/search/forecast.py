@@ -70,6 +70,8 @@ def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None
     host_of_node = space.host_memory / num_nodes(space.world_size, gpus_per_node)
 
     def fits(world_size: int) -> bool:
+        if world_size < candidate.engine.rung.least_gpus:
+            return False
         memory = predict_memory(space.workload, candidate, world_size=world_size, device="cuda")
         return memory.upper <= space.memory_limit and memory.host <= host_of_node * num_nodes(world_size, gpus_per_node)
 

@@ -92,9 +92,11 @@ class _MicroStep:
             self._ledger.touch(self._stream, kind)  # while it is copied to the host
         elif block.reached:
             self._ledger.take(f"input {layer}", self._stream, kind)
-        for operation in block.operations:
+        for place, operation in enumerate(block.operations):
             self._unpack(operation)
             self._cast(layer, operation)
+            if block.reached and operation.stays:
+                self._ledger.take(f"held {layer} {place}", self._tokens * operation.stays, "activations")
         most = max(each.saves + each.makes for each in block.operations)
         self._ledger.touch(self._tokens * most, kind)
 
@@ -139,6 +141,7 @@ class _MicroStep:
             for elements in operation.gradients:
                 self._stage.gradient(elements)
             ledger.give(f"{layer} {place}")
+            ledger.give(f"held {layer} {place}")
             gradients = max(0.0, gradients - self._tokens * operation.ends)
             ledger.set("gradients of activations", gradients, kind)
         ledger.give(f"input {layer}")

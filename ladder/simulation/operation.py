@@ -31,6 +31,8 @@ class Operation:
     """Bytes saved for backward."""
     for_weight: float = 0.0
     """The part of `saves` that only gradients of weights need."""
+    stays: float = 0.0
+    """Bytes that it holds on to from forward to backward where checkpointing drops what is saved."""
     fixed: float = 0.0
     """Bytes saved for backward, however many tokens there are."""
     makes: float = 0.0

@@ -75,12 +75,15 @@ class PartlyTrained:
         """The operations of a block with these matrices."""
         trains = any(each not in self._frozen for each in matrices)
         needed = {each.reads for each in matrices if self._needs_input(each)}
-        operations = list[Operation]()
+        operations, held = list[Operation](), set[str]()
         of = _matrix_of(plain, matrices)
         for place, operation in enumerate(plain):
             matrix = of.get(place)
             if matrix is not None:
                 operations.append(self._layer(operation, matrix, keeps_input=operation.reads in needed))
+                if self._holds_input(matrix) and operation.reads not in held:
+                    held.add(operation.reads)
+                    operations[-1] = replace(operations[-1], stays=2.0 * matrix.inputs)
                 if matrix in self._targets and of.get(_next_product(plain, place)) is not matrix:
                     operations[-1] = replace(operations[-1], ends=operations[-1].ends + 2.0 * matrix.inputs)
                     operations += [replace(each, beside=True) for each in self._adapter(matrix)]
@@ -91,9 +94,13 @@ class PartlyTrained:
         return operations
 
     def _needs_input(self, matrix: Matrix) -> bool:
-        """Whether what the layer reads is saved. In 8 bits it is kept for nothing; dropout makes a copy of its own."""
+        """Whether what the layer reads is saved; dropout makes a copy of its own."""
         reads = matrix in self._targets and (self._lora is None or not self._lora.dropout)
-        return matrix not in self._frozen or reads or (self._load_in == "8bit" and matrix.is_linear)
+        return matrix not in self._frozen or reads or self._holds_input(matrix)
+
+    def _holds_input(self, matrix: Matrix) -> bool:
+        """In 8 bits the layer's function keeps its input for nothing, beside what autograd saves and can drop."""
+        return self._load_in == "8bit" and matrix.is_linear
 
     def _layer(self, operation: Operation, matrix: Matrix, *, keeps_input: bool) -> Operation:
         """A linear layer that may be frozen or quantised."""

@@ -3,7 +3,8 @@
 The rules are those of torch 2.13 (distributed/fsdp/_fully_shard/_fsdp_param_group.py) with accelerate's units: each
 block, the embeddings, and the head with the last norm, which stays gathered until its backward; tied embeddings belong
 to the head. A gathered unit is copied from a buffer into its parameters. In forward the buffer stays until the next
-unit is copied; in backward the unit before is gathered while one is at work.
+unit is copied; in backward the unit before is gathered while one is at work. A rank alone casts its own shard into the
+parameters when a unit needs them, without a buffer.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class _Unit:
 
 
 def units_gathered(assignment: Assignment) -> Gathering:
-    """The gathering of all units in one micro-step; empty for DDP and for one rank."""
-    if assignment.stage == 0 or assignment.ranks == 1:
+    """The gathering of all units in one micro-step; empty for DDP."""
+    if assignment.stage == 0:
         return Gathering((0,) * num_segments(assignment.workload.model.num_layers), ())
     return _Hooks(assignment).play()
 
@@ -50,7 +51,7 @@ class _Hooks:
     """The hooks before and after a unit's forward and backward."""
 
     def __init__(self, assignment: Assignment) -> None:
-        self._units = _units(assignment)
+        self._units, self._alone = _units(assignment), assignment.ranks == 1
         self._live = [0] * num_segments(assignment.workload.model.num_layers)
         self._fetches: list[Fetch] = []
         self._held: dict[int, int] = {}
@@ -73,8 +74,9 @@ class _Hooks:
 
     def _forward(self, place: int, unit: _Unit) -> None:
         self._fetches.append(Fetch(unit.forward, unit.forward, unit.elements))
-        self._note(unit.forward, more=unit.elements)
-        self._buffer = unit.elements
+        if not self._alone:
+            self._note(unit.forward, more=unit.elements)
+            self._buffer = unit.elements
         self._held[place] = unit.elements
         self._note(unit.forward)
         if not unit.stays:
@@ -83,11 +85,11 @@ class _Hooks:
     def _backward(self, place: int, unit: _Unit) -> None:
         if place not in self._held:
             self._held[place] = unit.elements
-            self._note(unit.backward, more=unit.elements)
+            self._note(unit.backward, more=0 if self._alone else unit.elements)
         if place and place - 1 not in self._held:
             before = self._units[place - 1]
             self._fetches.append(Fetch(unit.backward, before.backward, before.elements))
-            self._note(unit.backward, more=before.elements)
+            self._note(unit.backward, more=0 if self._alone else before.elements)
         for segment in range(self._segment, unit.backward + 1):
             self._note(segment)
         self._segment = unit.backward + 1

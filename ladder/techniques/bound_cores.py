@@ -23,7 +23,7 @@ class BoundCores(Technique):
     )
     rank_module = "ladder.trial.techniques.bound_cores"
     backends = frozenset({"deepspeed", "plain"})
-    why_not = "ranks are bound to cores where something is offloaded, and each rank needs one"
+    why_not = "cores are divided between several ranks of a host where something is offloaded, and each rank needs one"
     binds_cores = True
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
@@ -34,11 +34,10 @@ class BoundCores(Technique):
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         return replace(terms, doubts=(*terms.doubts, (self.name, _DOUBT)))
 
-
-def cores_of(rank: int, cores: Sequence[int], ranks: int) -> list[int]:
-    """The cores of `rank`: as many for each, in the order of their numbers, which is that of the sockets."""
-    each = max(1, len(cores) // ranks)
-    return sorted(cores)[each * rank : each * (rank + 1)] or sorted(cores)[-1:]
+    def cores_of_ranks(self, cores: Sequence[int], ranks: int) -> list[list[int]]:
+        """As many neighbouring ones for each."""
+        each = max(1, len(cores) // ranks)
+        return [sorted(cores[each * rank : each * (rank + 1)] or cores[-1:]) for rank in range(ranks)]
 
 
 BIND_CORES = BoundCores()

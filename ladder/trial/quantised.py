@@ -52,8 +52,13 @@ def _quantised(empty: Any, spec: TrialSpec, dtype: torch.dtype) -> Any:
     """A quantised parameter of random numbers in place of `empty`, which is on the meta device."""
     numbers = torch.empty(empty.shape, dtype=dtype, device=spec.device).normal_(std=0.02)
     settings = {name: value for name, value in vars(empty).items() if name in _SETTINGS}
-    parameter = type(empty)(numbers, requires_grad=False, **settings)
-    parameter = parameter.to(spec.device)
+    if spec.load_in == "8bit":  # `to` would leave what is on a GPU already as it is (bitsandbytes 0.50)
+        from bitsandbytes.functional import int8_vectorwise_quant
+
+        packed, scales, _ = int8_vectorwise_quant(numbers.half())
+        parameter = type(empty)(packed, requires_grad=False, CB=packed, SCB=scales, **settings)
+    else:
+        parameter = type(empty)(numbers, requires_grad=False, **settings).to(spec.device)
     parameter._is_hf_initialized = True
     return parameter
 

@@ -47,6 +47,8 @@ class Weights:
     """The share of the blocks through which backward has to go: all from the first that trains anything."""
     adapted: tuple[Matrix, ...] = ()
     """The linear layers of a block that have adapters."""
+    packed: tuple[Matrix, ...] = ()
+    """The linear layers of a block that are quantised."""
 
     @property
     def is_whole(self) -> bool:
@@ -92,6 +94,7 @@ def weights_of(workload: Workload) -> Weights:
         trained_blocks=len(whole) / model.num_layers,
         reached_blocks=1 - first / model.num_layers,
         adapted=_of_a_block(targets),
+        packed=_of_a_block(quantised),
     )
 
 

@@ -164,6 +164,20 @@ def test_fp8_on_one_gpu_is_proven_with_and_without_compiled_blocks(tmp_path: Pat
     assert not table["why"].str.contains("losses differ from those", na=False).any()
 
 
+@pytest.mark.parametrize("adapters", [[], ["--lora", "r=8"], ["--lora", "r=8", "--load-in", "4bit"]])
+def test_fsdp2_on_one_gpu_is_tried_and_proven(tmp_path: Path, adapters: list[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
+    workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", *adapters]
+    workload += ["--backend", "torch", "--rung", "fsdp2", "--rung", "fsdp2+no-reshard", "--micro-batch", "4"]
+    output = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]
+    assert main([*workload, "--no-liger", "--strategy", "exhaustive", *output]) == 0
+    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    fits = table[table["outcome"] == "fits"]
+    assert {"fsdp2", "fsdp2+no-reshard"} <= set(fits["rung"])
+    print(fits[["rung", "checkpointing", "tokens_per_second"]])
+    assert not table["why"].str.contains("losses differ from those", na=False).any()
+
+
 def test_what_was_taken_is_taken_again_only_where_a_narrower_limit_has_no_room_for_it() -> None:
     """In a process of its own, which the limit outlives."""
     code = """

@@ -18,11 +18,12 @@ from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import emit_plain, plain_output
 from ladder.events.protocol import MeasuredEvent
-from ladder.techniques.bound_cores import BIND_CORES, cores_of
+from ladder.machine.cores import usable_by_place
+from ladder.techniques.bound_cores import BIND_CORES
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
-HERE = sorted(os.sched_getaffinity(0))
-SHARES = [cores_of(rank, HERE, 2) for rank in (0, 1)]
+HERE = usable_by_place()
+SHARES = BIND_CORES.cores_of_ranks(HERE, 2)
 
 pytestmark = pytest.mark.skipif(len(HERE) < 2, reason="two ranks need two cores")
 

@@ -42,6 +42,16 @@ def test_a_rung_without_deepspeed_trains_as_stage_1_does(
     assert own == pytest.approx(of_zero1, rel=0.005)
 
 
+@pytest.mark.parametrize("rung", ON_CPU)
+def test_one_rank_trains_as_stage_1_does_too(warm_bench: Bench, tmp_path: Path, rung: str) -> None:
+    own, of_zero1 = (
+        losses(warm_bench, tiny_trial(tmp_path / name, 1, rung=name, ranks=1, accumulation=4))
+        for name in (rung, "zero1")
+    )
+    assert own[-1] < 0.96 * own[0]
+    assert own == pytest.approx(of_zero1, rel=0.005)
+
+
 @pytest.mark.parametrize("load_in", [None, pytest.param("4bit", marks=pytest.mark.night)])
 def test_adapters_train_without_deepspeed_as_at_stage_1(warm_bench: Bench, tmp_path: Path, load_in: str | None) -> None:
     def own(rung: str) -> list[float]:

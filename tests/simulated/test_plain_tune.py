@@ -60,6 +60,14 @@ def test_without_deepspeed_only_the_plain_files_are_written(folder: Path) -> Non
     assert (folder / "best_plain.launch.sh").is_file()
 
 
-def test_one_gpu_on_paper_is_told_why_fsdp2_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune("opt-125m", "--gpus", "1") == 0
-    assert "accelerate shards with FSDP2 on several GPUs only" in " ".join(capsys.readouterr().out.split())
+def test_one_gpu_computes_with_16_bit_weights_under_fsdp2_and_is_told_what_is_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rungs = ("--rung", "fsdp2+no-reshard", "--rung", "fsdp2+cpu")
+    assert tune("opt-125m", "--gpus", "1", *rungs) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "fsdp2+cpu (on one GPU, DeepSpeed's offload does the same)" in told
+    assert "Without DeepSpeed: fsdp2+no-reshard" in told
+    accelerate = (folder / "best_plain.accelerate.yaml").read_text()
+    assert "distributed_type: FSDP" in accelerate
+    assert "num_processes: 1" in accelerate

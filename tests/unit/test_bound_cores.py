@@ -13,7 +13,8 @@ from helpers.answers import answer
 from ladder.candidates import ALL_RUNGS
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
-from ladder.techniques.bound_cores import BIND_CORES, cores_of
+from ladder.machine.cores import by_place
+from ladder.techniques.bound_cores import BIND_CORES
 from ladder.techniques.keys import engine_named
 from ladder.tuning.problem import problem_of
 
@@ -25,13 +26,26 @@ TWO = machine_with(2)
     ("cores", "ranks", "shares"),
     [
         (range(8), 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ([9, 4, 5, 8, 7], 2, [[4, 5], [7, 8]]),
+        ([4, 5, 7, 8, 9], 2, [[4, 5], [7, 8]]),
         ([3], 2, [[3], [3]]),
     ],
     ids=["a half each", "none has one more", "too few are shared"],
 )
 def test_each_rank_gets_as_many_neighbouring_cores(cores: list[int], ranks: int, shares: list[list[int]]) -> None:
-    assert [cores_of(rank, cores, ranks) for rank in range(ranks)] == shares
+    assert BIND_CORES.cores_of_ranks(cores, ranks) == shares
+
+
+def test_two_threads_of_a_core_go_to_one_rank_and_each_rank_stays_on_its_socket(tmp_path: Path) -> None:
+    for cpu in range(16):  # two sockets of four cores; the second threads are counted after all first ones
+        socket = tmp_path / f"cpu{cpu}" / "topology"
+        socket.mkdir(parents=True)
+        (socket / "physical_package_id").write_text(f"{cpu % 8 // 4}\n")
+        (socket / "core_id").write_text(f"{cpu % 4}\n")
+        (tmp_path / f"cpu{cpu}" / f"node{cpu % 8 // 4}").mkdir()
+    of_two = BIND_CORES.cores_of_ranks(by_place(range(16), tmp_path), 2)
+    assert of_two == [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]
+    assert BIND_CORES.cores_of_ranks(by_place(range(16), tmp_path), 8)[1] == [1, 9]
+    assert by_place([3, 1, 2], tmp_path / "nothing") == [1, 2, 3]
 
 
 def test_ranks_are_bound_where_something_is_offloaded_or_nothing_runs_on_a_gpu() -> None:

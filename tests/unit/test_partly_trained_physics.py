@@ -118,6 +118,15 @@ def test_quantised_weights_take_less_memory_and_more_time() -> None:
     assert truth(packed).accumulate_seconds > 1.1 * truth(plain).accumulate_seconds
 
 
+def test_checkpointed_layers_in_8_bits_hold_what_they_read() -> None:
+    in_4_bits, in_8_bits = (having(lora=ADAPTERS, load_in=load_in) for load_in in ("4bit", "8bit"))
+    shape, size = LLAMA.model, 16
+    read = 2 * (3 * shape.hidden_size + shape.intermediate_size) * shape.num_layers * size * LLAMA.seq_len
+    packed = (1 - 4.127 / 8) * in_8_bits.weights.quantised
+    more = truth(in_8_bits, on=True, size=size).allocated - truth(in_4_bits, on=True, size=size).allocated
+    assert more == pytest.approx(read + packed, rel=0.02)
+
+
 def test_the_optimizer_has_only_what_is_trained() -> None:
     less = 16 * (LLAMA.weights.trained - having(lora=ADAPTERS).weights.trained)
     assert truth(LLAMA, size=1).at_start - truth(having(lora=ADAPTERS), size=1).at_start >= less

@@ -62,17 +62,23 @@ def test_sharding_divides_all_but_the_layers_at_work_and_accumulating_keeps_whol
     assert peak("fsdp2+cpu", 8) < 0.5 * peak("fsdp2", 8)
 
 
+def test_one_gpu_has_fp32_weights_once_and_the_16_bit_copy_of_a_layer_or_of_all() -> None:
+    assert 16.0 * P < peak("fsdp2", 1) < 16.5 * P
+    assert 0 < peak("fsdp2+no-reshard", 1) - peak("fsdp2", 1) < 2.0 * P
+
+
 def test_adapters_beside_16_bit_weights_need_little_more_than_these() -> None:
     adapters = replace(LLAMA, lora=Lora(rank=8))
     assert 2.0 * P < peak("ddp", 1, workload=adapters) < 3.0 * P
 
 
-def test_fsdp2_works_on_several_gpus_and_needs_no_operator_of_deepspeed() -> None:
+def test_fsdp2_works_on_gpus_offloads_on_several_and_needs_no_operator_of_deepspeed() -> None:
     sharded = [rung for rung in PLAIN_RUNGS if rung.stage]
     for rung in sharded:
         assert unsupported_reason(rung, machine_with(2), "adamw") is None
-        assert "several GPUs" in str(unsupported_reason(rung, machine_with(1), "adamw"))
-        assert "several GPUs" in str(unsupported_reason(rung, machine_with(2, "cpu"), "adamw"))
+        on_one = str(unsupported_reason(rung, machine_with(1), "adamw"))
+        assert on_one == ("on one GPU, DeepSpeed's offload does the same" if rung.devices else "None")
+        assert "on GPUs only" in str(unsupported_reason(rung, machine_with(2, "cpu"), "adamw"))
         assert operators_of(rung, "adamw") == ()
     assert all(backend_of(rung).obstacle(replace(LLAMA, dtype="fp16"), rung) for rung in sharded)
 
@@ -112,7 +118,7 @@ def test_fsdp2_needs_a_loop_to_prepare_model_and_optimizer_at_once_and_shards_on
     assert backend_of(ddp).obstacle(apart, ddp) == ""
     on_cpu = machine_with(2, "cpu")
     assert unsupported_reason(fsdp2, on_cpu, "adamw", own_script=True) is None
-    assert "several GPUs" in str(unsupported_reason(fsdp2, on_cpu, "adamw"))
+    assert "on GPUs only" in str(unsupported_reason(fsdp2, on_cpu, "adamw"))
     assert "host memory already" in str(
         unsupported_reason(RUNGS_BY_NAME["fsdp2+cpu"], on_cpu, "adamw", own_script=True)
     )

@@ -19,7 +19,7 @@ from ladder.machine.machine_speed import flops_per_token, machine_speed
 from ladder.workload.lora import Lora, lora_from_file, lora_from_mapping, lora_from_text
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
-from ladder.workload.trained import check_trained, freeze_pattern
+from ladder.workload.trained import LoadIn, check_trained, freeze_pattern
 from ladder.workload.workload import Workload
 
 LLAMA = resolve_model("llama-3.2-1b")
@@ -226,6 +226,34 @@ def test_quantised_weights_are_whole_on_every_rank_before_stage_3_divides_them()
     assert max(moment.parameters for moment in moments if moment.name == "initialisation") == pytest.approx(
         adapters.weights.bytes_held
     )
+
+
+@pytest.mark.parametrize(
+    ("load_in", "rung", "said"),
+    [
+        ("4bit", "zero3", ""),
+        ("8bit", "zero3", "--load-in 4bit can be divided"),
+        ("4bit", "zero3+param-cpu", "take a rung without param-cpu or param-nvme, as zero3"),
+        ("8bit", "zero3+param-cpu", "--load-in 4bit can be divided"),
+        ("8bit", "zero2+opt-cpu", ""),
+    ],
+)
+def test_a_rung_that_cannot_have_quantised_weights_says_what_can(load_in: LoadIn, rung: str, said: str) -> None:
+    engine = make_candidate(rung).engine
+    why = backend_of(engine.rung).obstacle(workload(lora=ADAPTERS, load_in=load_in), engine.rung)
+    assert why.endswith(said)
+    assert bool(why) == bool(said)
+
+
+def test_layers_in_8_bits_keep_what_they_read_where_their_blocks_are_checkpointed_too() -> None:
+    candidate = make_candidate("zero0")  # tests/contracts/test_quantised_models.py counts what it keeps
+    tokens = candidate.micro_batch * workload().seq_len
+
+    def kept(load_in: LoadIn) -> float:
+        return activations_of(workload(lora=ADAPTERS, load_in=load_in), candidate).kept
+
+    a_block = 2 * (3 * LLAMA.hidden_size + LLAMA.intermediate_size)
+    assert kept("8bit") - kept("4bit") == tokens * LLAMA.num_layers * a_block
 
 
 def test_a_block_is_recomputed_whole_however_many_below_it_are_frozen() -> None:

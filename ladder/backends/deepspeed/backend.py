@@ -21,9 +21,13 @@ class DeepSpeed(Backend):
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """Quantised parameters cannot be offloaded: a partition is swapped as 16-bit numbers (partition_parameters.py),
-        and bitsandbytes keeps what belongs to a packed matrix beside it."""
+        and bitsandbytes keeps what belongs to a packed matrix beside it. In 8 bits that is the whole matrix
+        (`MatmulLtState.CB`), so that stage 3 divides nothing.
+        """
+        if workload.load_in == "8bit" and rung.stage == 3:
+            return "stage 3 cannot divide 8-bit weights of bitsandbytes; --load-in 4bit can be divided"
         if workload.load_in is not None and rung.offload_param != "none":
-            return "quantised weights stay on the GPU"
+            return "DeepSpeed offloads weights of 16 bits only; take a rung without param-cpu or param-nvme, as zero3"
         return ""
 
     def configuration(

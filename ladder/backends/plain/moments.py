@@ -65,10 +65,10 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
 def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """FSDP2: fp32 shards, gathered in 16 bits layer by layer; without resharding, all layers from forward to backward.
 
-    A unit is copied from the buffer in which it was gathered, so two units are there at a time. The head is a unit that
-    stays until its backward; tied embeddings are part of it. accelerate reduces in 16 bits: while accumulating, whole
-    gradients are kept in 16 bits, and a unit's are copied into one more buffer to be scattered. Quantised weights are
-    gathered as they are.
+    A unit is copied from the buffer in which it was gathered, so two units are there at a time; one rank casts into the
+    unit itself. The head is a unit that stays until its backward; tied embeddings are part of it. accelerate reduces in
+    16 bits: while accumulating, whole gradients are kept in 16 bits, and a unit's are copied into one more buffer to be
+    scattered. Quantised weights are gathered as they are.
     """
     weights, rung = workload.weights, candidate.engine.rung
     t, n = weights.trained, terms_of(workload, candidate, world_size).owners or world_size
@@ -76,7 +76,7 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
     )
-    live, buffers = _gathered(workload, keeps=rung.stage == 2)
+    live, buffers = _gathered(workload, keeps=rung.stage == 2, alone=world_size == 1)
     accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
     held = replace(rest, gradients=accumulated, buffers=buffers)
     tied_head = workload.model.vocab_size * workload.model.hidden_size if workload.model.tied else 0.0
@@ -85,21 +85,22 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     return _passes(rest, held, acts, 0.0, live, first=first, gradients=max(accumulated, step), step=step)
 
 
-def _gathered(workload: Workload, *, keeps: bool) -> tuple[dict[str, float], float]:
+def _gathered(workload: Workload, *, keeps: bool, alone: bool) -> tuple[dict[str, float], float]:
     """Bytes of gathered parameters at each moment, and of the buffers of reductions.
 
-    `keeps`: gathered parameters stay from forward to backward.
+    `keeps`: gathered parameters stay from forward to backward. `alone`: there is no other rank to gather from.
     """
     weights, model = workload.weights, workload.model
     head = 2.0 * model.vocab_size * model.hidden_size
     outside = 2.0 * max(0, model.num_parameters - model.num_layers * model.num_block_parameters)
     block = (weights.bytes_held - outside) / model.num_layers
     whole, tied = weights.bytes_held if keeps else 0.0, head if model.tied else 0.0
+    units, buffer, of_head = (1, 0.0, 0.0) if alone else (2, block, block if model.tied else head)
     live = {
-        "forward": whole + block if whole else tied + 2 * block,
-        "loss": (whole or head) + (block if model.tied else head),
-        "backward": whole or tied + 2 * block,
-        "end": block + (tied or head) if whole else tied + 2 * block,
+        "forward": whole + buffer if whole else tied + units * block,
+        "loss": (whole or head) + of_head,
+        "backward": whole or tied + units * block,
+        "end": block + (tied or head) if whole else tied + units * block,
     }
     trained = 2.0 * min(model.num_block_parameters, weights.trained / model.num_layers)
     reduced_first = max(trained, head) if weights.trains_head and not model.tied else trained
