@@ -115,8 +115,8 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     anyway. A frozen RMSNorm does not save its normalised value, 2 h. An adapter saves what it passes from A to B, 2 r;
     its dropout a mask and a copy, 3 bytes per input, after which the input itself is not needed; DoRA the layer's
     output twice. Experts with adapters save their changed weights; without, not what goes into them (2 h). Blocks
-    before the first that trains anything save nothing. A layer in 8 bits keeps its input for nothing, in an attribute of
-    its operation (bitsandbytes 0.50, `MatMul8bitLt`), where checkpointing does not see it.
+    before the first that trains anything save nothing. A layer in 8 bits keeps its input for nothing, in an attribute
+    of its operation (bitsandbytes 0.50, `MatMul8bitLt`), where checkpointing does not see it.
     """
     weights = workload.weights
     lora = workload.lora
