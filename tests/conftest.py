@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
+from helpers.clusters import Cluster as RunningCluster
 from helpers.clusters import Slurm, running_slurm
+from helpers.hosts import two_hosts_with_ssh, two_nodes_of_ray
 from helpers.scripts import make_inputs
 from helpers.shapes import Point, llama_like, measured
 
@@ -118,26 +120,50 @@ def local_bench(
 
 
 @pytest.fixture(scope="session")
-def nodes_bench(
+def bench_over(
     tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], trial_job: dict[str, Any]
-) -> Iterator[Bench]:
-    """Two agents, as on two nodes, with one rank each. Here they are this host's processes."""
-    cancellation: list[bool] = []
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    nodes = [Node(name=f"node{number}", command=list) for number in (1, 2)]
-    wanted = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
-    cluster = Cluster(nodes, wanted, lambda: bool(cancellation))
-    folder = tmp_path_factory.mktemp("nodes")
-    launcher = NodesLauncher(
-        lambda: cluster.opened(folder, marker, trial_job, trial_environment, cold=False),
-        ranks=cluster.machine().world_size // len(nodes),
-        cancelled=lambda: bool(cancellation),
-    )
-    bench = Bench(launcher, cancellation, marker)
-    yield bench
-    launcher.close()
-    cluster.close()
-    assert bench.processes() == []
+) -> Callable[[Sequence[Node]], AbstractContextManager[Bench]]:
+    """Makes benches whose trials run over two nodes, with one rank on each."""
+
+    @contextmanager
+    def made(nodes: Sequence[Node]) -> Iterator[Bench]:
+        cancellation: list[bool] = []
+        marker = f"ladder-test-{secrets.token_hex(8)}"
+        wanted = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+        folder = tmp_path_factory.mktemp("nodes")
+        with closing(Cluster(nodes, wanted, lambda: bool(cancellation))) as cluster:
+            launcher = NodesLauncher(
+                lambda: cluster.opened(folder, marker, trial_job, trial_environment, cold=False),
+                ranks=cluster.machine().world_size // len(nodes),
+                cancelled=lambda: bool(cancellation),
+            )
+            bench = Bench(launcher, cancellation, marker)
+            with closing(launcher):
+                yield bench
+        assert bench.processes() == []
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def nodes_bench(bench_over: Callable[[Sequence[Node]], AbstractContextManager[Bench]]) -> Iterator[Bench]:
+    """Two agents, as on two nodes. Here they are this host's processes."""
+    with bench_over([Node(name=f"node{number}", command=list) for number in (1, 2)]) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="session")
+def ssh() -> Iterator[RunningCluster]:
+    """Two hosts; see `two_hosts_with_ssh`."""
+    with two_hosts_with_ssh() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[RunningCluster]:
+    """Two nodes of Ray; see `two_nodes_of_ray`."""
+    with two_nodes_of_ray() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -212,10 +212,8 @@ class Divided(Stage):
             ledger.take("copies", self._assignment.held / self._assignment.group)
         if self._on_gpu:
             ledger.take("master", self._effects.master_bytes * share)
-            # initialize_optimizer_states: a zero gradient of the size of the largest sub-group of all ranks together.
-            ledger.touch(
-                self._effects.master_bytes * min(self._assignment.trained, self._group() * self._assignment.ranks)
-            )
+            # initialize_optimizer_states: a zero gradient of the size of the rank's part of the largest sub-group.
+            ledger.touch(self._effects.master_bytes * self._group())
         ledger.take("bucket", 2.0 * self._assignment.bucket, "buffers")
         if self._on_gpu:
             ledger.take("gradients", 2.0 * share)

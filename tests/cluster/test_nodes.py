@@ -10,14 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
+from helpers import TINY_CONFIG, wait_until
 from helpers.clusters import Cluster, Slurm
 from helpers.scripts import SCRIPTS, folder_with_inputs
 
 from ladder.emit import load_best_config
+from ladder.launch.nodes.cluster import Cluster as Nodes
+from ladder.launch.nodes.cluster import Wanted
+from ladder.launch.nodes.connection import close_all
+from ladder.launch.nodes.hostfile import hostfile_nodes
+from ladder.launch.nodes.slurm import nodes_among
 from ladder.runs.stored_run import read_run
 
 pytestmark = pytest.mark.cluster
@@ -25,6 +31,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_TWO = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
 LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--backend", "deepspeed", "--quiet"]
+_ALLOCATION = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
 Check = Callable[[], None]
 
 
@@ -89,6 +96,32 @@ def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm
     done = slurm.run(*ON_TWO, *TUNE, "--nodes", "3", folder=tmp_path, timeout=240)
     assert done.returncode == 4
     assert "--nodes 3 asks for more than the 2 of Slurm job" in done.stderr
+
+
+def test_a_step_has_all_cores_of_its_node_though_no_variable_says_how_many(slurm: Slurm, tmp_path: Path) -> None:
+    """srun of Slurm 22.05 and later gives a step one core, unless SRUN_CPUS_PER_TASK or an option says more."""
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--wrap=sleep 60", folder=tmp_path)
+    slurm.wait_for(job, "RUNNING")
+    (node,) = nodes_among(["node1"], 1, {**_ALLOCATION, "SLURM_JOB_ID": job})
+    show = ["sh", "-c", 'scontrol --oneliner show step "$SLURM_JOB_ID.$SLURM_STEP_ID"']
+    done = slurm.run(*node.command(show), folder=tmp_path)
+    slurm.run("scancel", job, folder=tmp_path)
+    assert " CPUs=2 " in done.stdout, done.stdout + done.stderr
+
+
+def test_hosts_meet_at_an_address_that_is_not_localhost(
+    ssh: Cluster, tmp_path: Path, trial_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each of the hosts 127.0.0.1 is the host itself, as where its own name stands for localhost."""
+    monkeypatch.setenv("PATH", ssh.environment["PATH"])
+    (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
+    nodes, _ = hostfile_nodes(tmp_path / "hosts", None)
+    wanted = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+    with closing(Nodes(nodes, wanted, lambda: False)) as both:
+        job = {"model_config": TINY_CONFIG, "task": "causal-lm", "operators": []}
+        agents, address = both.opened(tmp_path, "ladder-test-address", job, trial_environment, cold=False)
+        close_all(agents)
+    assert address == "198.51.100.1"
 
 
 def test_a_written_job_for_two_nodes_tunes_on_both(slurm: Slurm, tmp_path: Path) -> None:

@@ -61,6 +61,24 @@ def test_a_job_without_time_left_queues_itself_and_goes_on(slurm: Slurm, tmp_pat
     require_continued(tmp_path, history)
 
 
+@pytest.mark.night
+@pytest.mark.timeout(900)
+def test_a_job_whose_time_is_nearly_up_is_told_by_slurm_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+    """The real `--signal=B:TERM@120`, in a tune whose trials are real: it takes longer than the job's three minutes."""
+    real = ("--gpus", "0", "--backend", "deepspeed", "--strategy", "exhaustive", "--seq-len", "512")
+    job = written(slurm, tmp_path, "tiny-llama", *real, "--gpu-memory", "1GiB", "--time", "00:03:00")
+    slurm.wait_for(job, "PENDING", "RUNNING")
+    slurm.wait_for(job, "RUNNING")
+    told = slurm.wait_for(job, "PENDING", "COMPLETED", "FAILED", "TIMEOUT", seconds=240)
+    assert (told["JobState"], told["Restarts"]) == ("PENDING", "1"), output(tmp_path)
+    history = (tmp_path / "run" / "journal.log").read_bytes()
+    slurm.wait_for(job, "RUNNING")
+    wait_until(lambda: "Continuing: " in output(tmp_path), 60)
+    slurm.run("scancel", job, folder=tmp_path)
+    assert slurm.wait_for(job)["JobState"] == "CANCELLED"
+    assert (tmp_path / "run" / "journal.log").read_bytes().startswith(history)
+
+
 def test_a_job_that_somebody_queues_again_goes_on(slurm: Slurm, tmp_path: Path) -> None:
     job = written(slurm, tmp_path, *LONG)
     history = in_the_middle(slurm, tmp_path, job)

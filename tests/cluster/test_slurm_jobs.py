@@ -27,6 +27,10 @@ TUNE = [
     *("--backend", "deepspeed", "--run-dir", "run"),
 ]
 ON_TWO = ["--nodes", "2"]
+LONG = ["--strategy", "exhaustive", "--seq-len", "512", "--gpu-memory", "1GiB"]
+"""A tune of several minutes."""
+_LIMIT_SECONDS = 120
+"""Slurm counts limits in minutes, and looks twice a minute whether a job's time is up."""
 Check = Callable[[], None]
 
 
@@ -42,11 +46,11 @@ def job_of(slurm: Slurm) -> str:
 
 
 @contextmanager
-def begun(slurm: Slurm, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def begun(slurm: Slurm, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A tune in the background, which is over at the end of the block."""
     with (folder / "out.txt").open("wb") as out:
         tune = subprocess.Popen(
-            [*TUNE, *ON_TWO, *options],
+            [*TUNE, *ON_TWO, *LONG],
             cwd=folder,
             env=slurm.environment,
             stdin=subprocess.DEVNULL,
@@ -60,9 +64,19 @@ def begun(slurm: Slurm, folder: Path, *options: str) -> Iterator[subprocess.Pope
         tune.wait()
 
 
-def wait_for_a_step(folder: Path, trial: str) -> None:
-    events = folder / "run" / "trials" / trial / "rank1.jsonl"
-    wait_until(lambda: events.exists() and '"step"' in events.read_text(), 200)
+def trials(folder: Path) -> list[Path]:
+    """In their order."""
+    return sorted((folder / "run" / "trials").glob("*"))
+
+
+def wait_for_a_step(folder: Path, after: int = 0) -> None:
+    """Of a trial that follows the first `after` ones."""
+
+    def came() -> bool:
+        events = [trial / "rank1.jsonl" for trial in trials(folder)[after:]]
+        return any(file.exists() and '"step"' in file.read_text() for file in events)
+
+    wait_until(came, 200)
 
 
 def said(folder: Path) -> str:
@@ -94,7 +108,7 @@ def test_a_tune_that_is_ended_in_a_trial_ends_its_job(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
 ) -> None:
     with begun(slurm, tmp_path) as tune:
-        wait_for_a_step(tmp_path, "0001")
+        wait_for_a_step(tmp_path)
         tune.send_signal(number)
         tune.wait(timeout=30)
         require_no_job(slurm)
@@ -103,7 +117,7 @@ def test_a_tune_that_is_ended_in_a_trial_ends_its_job(
 
 def test_a_job_whose_login_node_is_gone_ends_itself(slurm: Slurm, tmp_path: Path, leaves_nothing: Check) -> None:
     with begun(slurm, tmp_path) as tune:
-        wait_for_a_step(tmp_path, "0001")
+        wait_for_a_step(tmp_path)
         process = psutil.Process(tune.pid)
         for each in [*process.children(recursive=True), process]:
             each.kill()
@@ -148,7 +162,7 @@ def _cancel(slurm: Slurm, job: str, folder: Path) -> None:
 
 
 def _reach_the_limit(slurm: Slurm, job: str, folder: Path) -> None:
-    slurm.run("scontrol", "update", f"jobid={job}", "EndTime=now+2", folder=folder)
+    slurm.run("scontrol", "update", f"jobid={job}", "TimeLimit=1", folder=folder)
 
 
 def _lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
@@ -167,12 +181,13 @@ def test_a_job_that_slurm_ends_costs_one_trial_and_is_told(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, end: Callable[[Slurm, str, Path], None], why: str
 ) -> None:
     with begun(slurm, tmp_path) as tune:
-        wait_for_a_step(tmp_path, "0001")
+        wait_for_a_step(tmp_path)
         first = job_of(slurm)
         end(slurm, first, tmp_path)
-        wait_until(lambda: f"Slurm ended job {first} during the trial: {why}" in said(tmp_path), 60)
+        wait_until(lambda: f"Slurm ended job {first} during the trial: {why}" in said(tmp_path), _LIMIT_SECONDS)
+        lost = len(trials(tmp_path))
         slurm.run("scontrol", "update", "nodename=node2", "state=resume", folder=tmp_path)
-        wait_for_a_step(tmp_path, "0002")
+        wait_for_a_step(tmp_path, after=lost)
         assert job_of(slurm) != first
         tune.send_signal(signal.SIGINT)
         assert tune.wait(timeout=60) == 130

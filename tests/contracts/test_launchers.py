@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 import pytest
 from helpers import WORLD_SIZE, Bench, tiny_trial
+from helpers.clusters import Cluster, Slurm
 
 from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy
 from ladder.events.trial_run import TrialRun
+from ladder.launch.nodes.connection import Node
+from ladder.launch.nodes.hostfile import hostfile_nodes
+from ladder.launch.nodes.ray_cluster import ray_nodes
+from ladder.launch.nodes.slurm import slurm_nodes
 from ladder.launch.watch import now
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
 from ladder.units import MIB
 
 Kind = TypeVar("Kind")
+OverNodes = Callable[[Sequence[Node]], AbstractContextManager[Bench]]
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +56,53 @@ def bench_of_jobs(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> I
         yield bench
 
 
+@pytest.fixture(scope="module")
+def bench_of_steps(slurm: Slurm, bench_over: OverNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Steps in a job of two nodes, as `salloc` and `sbatch` give one."""
+    folder = tmp_path_factory.mktemp("allocation")
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--wrap=sleep 1000", folder=folder)
+    slurm.wait_for(job, "RUNNING")
+    with as_on(slurm, "SLURM_CONF"):
+        allocation = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
+        with bench_over(slurm_nodes(2, allocation)) as bench:
+            yield bench
+    slurm.run("scancel", job, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def bench_over_ssh(ssh: Cluster, bench_over: OverNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """The hosts of a hostfile."""
+    hosts = tmp_path_factory.mktemp("ssh") / "hosts"
+    hosts.write_text("worker-1 slots=1\nworker-2 slots=1\n")
+    with as_on(ssh), bench_over(hostfile_nodes(hosts, None)[0]) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def bench_of_ray(ray: Cluster, bench_over: OverNodes) -> Iterator[Bench]:
+    """Actors on two nodes of Ray."""
+    with as_on(ray, "RAY_ADDRESS"), bench_over(ray_nodes(2, 0)) as bench:
+        yield bench
+
+
+@contextmanager
+def as_on(cluster: Cluster, *names: str) -> Iterator[None]:
+    """With the variables by which programs find the cluster."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", *names):
+            patch.setenv(name, cluster.environment[name])
+        yield
+
+
 # The fixtures of a bench with each launcher. A launcher to come is one more word.
 QUICK_TO_START = [
     "warm_bench",
     "bench_on_paper",
     "nodes_bench",
-    pytest.param("bench_of_a_job", marks=pytest.mark.cluster),
+    *(
+        pytest.param(name, marks=pytest.mark.cluster)
+        for name in ("bench_of_steps", "bench_over_ssh", "bench_of_ray", "bench_of_a_job")
+    ),
 ]
 LAUNCHERS = [*QUICK_TO_START, "cold_bench", pytest.param("bench_of_jobs", marks=pytest.mark.cluster)]
 

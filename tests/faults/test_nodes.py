@@ -146,6 +146,22 @@ def test_clocks_that_are_an_hour_apart_change_no_time(
     assert run.requested < run.started < ours[0].began < run.ended
 
 
+def test_a_node_that_knows_no_path_to_our_python_s_programs_finds_them(
+    tmp_path: Path, trial_environment: dict[str, str], trial_job: dict[str, Any]
+) -> None:
+    """As over ssh, which runs no activated environment: torch looks for ninja whenever it loads an operator."""
+    bare = ["env", "PATH=/usr/bin:/bin"]
+    bench, cluster = made_bench(tmp_path, trial_environment, trial_job, lambda program: [*bare, *program])
+    try:
+        run = bench.run(tiny_trial(tmp_path / "0001", 1))
+        path = bench.servers()[-1].environ()["PATH"]  # agents of other tests are older
+    finally:
+        bench.launcher.close()
+        cluster.close()
+    assert [record.outcome.kind for record in records_of(run)] == ["fits"]
+    assert path == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+
+
 def test_a_run_folder_that_one_node_does_not_see_is_found_before_the_first_trial(
     tmp_path: Path, trial_environment: dict[str, str], trial_job: dict[str, Any]
 ) -> None:

@@ -147,6 +147,14 @@ def test_stage_3_gathers_up_to_its_cap_and_needs_all_parameters_twice():
     assert not gathering_of(Assignment(LLAMA, make_candidate("zero2"), 4)).fetches
 
 
+def test_stage_3_starts_with_its_share_of_weights_master_weights_and_gradients_however_many_ranks_there_are():
+    """Its zero gradient is smaller: two ranks of real DeepSpeed give it half of the elements of a sub-group."""
+    few, many = (truth(make_candidate("zero3"), ranks=ranks).at_start for ranks in (4, 512))
+    weights_master_and_gradients = 2 + 4 + 2
+    shares = LLAMA.weights.total * (1 / 4 - 1 / 512)
+    assert few - many == pytest.approx(weights_master_and_gradients * shares, rel=0.01)
+
+
 def test_each_technique_has_the_effects_of_its_own_and_together_they_have_all():
     plain = Engine(RUNGS_BY_NAME["zero3"])
     assert effects_of(plain) == NEUTRAL

@@ -214,6 +214,8 @@ def main() -> int:
     requests, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # prints must not mix with the events
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # ssh starts us without the environment's programs, of which torch calls ninja even for operators that are built.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     agent = Agent(events)
 
     def leave(*_: object) -> None:
