@@ -249,9 +249,7 @@ def test_a_gpu_that_a_stranger_uses_is_refused_with_its_pid_at_once(gpus: FakeGp
     with stranger(gpus) as process:
         began = time.monotonic()
         said = gpus.run(choose())
-        assert said.startswith(
-            f"EnvironmentFaultError 4: GPU GPU-fake-0 (Fake GPU) is used by pid {process.pid} (python"
-        )
+        assert said.startswith(f"BusyGpusError 4: GPU GPU-fake-0 (Fake GPU) is used by pid {process.pid} (python")
         assert "holds 1.00 GiB of 80.00 GiB" in said
         assert time.monotonic() - began < 10
 
