@@ -79,13 +79,10 @@ def block_bytes(model: ModelShape, terms: Terms) -> float:
 
 
 def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-    """The coefficients of the usual kernels, changed by the candidate's techniques and by what is frozen."""
-    terms = terms_of_trained(workload, candidate, world_size)
-    return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
+    """The coefficients of the usual kernels, changed by the candidate's techniques and by what is frozen.
 
-
-def terms_of_trained(workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-    """The same if all weights were trained."""
+    Frozen weights change what is kept, and not what is moved.
+    """
     model = workload.model
     tokens = tokens_of_a_rank(workload, candidate, world_size)
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -103,7 +100,8 @@ def terms_of_trained(workload: Workload, candidate: Candidate, world_size: int) 
     )
     for technique in candidate.engine.techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
-    return terms
+    terms = replace(terms, traffic=terms.moved * block_bytes(model, terms))
+    return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
 
 
 def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.backends.activations import block_bytes, terms_of_trained
-from ladder.candidates import Candidate
+from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed, flops_per_token, forward_flops
 from ladder.workload.matrices import num_experts
 from ladder.workload.trained import BYTES_OF_A_WEIGHT
@@ -20,14 +19,12 @@ _LAUNCHES_OF_EXPERTS = 2.2
 sequence, where the other took 2.3 ms; chosen a little lower, since Qwen3's norms are part of that."""
 
 
-def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, kernels: float) -> float:
-    """Seconds of a token's computing on one rank: matrix products, and kernels that wait for the GPU's memory.
-
-    Products take `kernels` times as long as the usual ones.
-    """
+def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, terms: Terms) -> float:
+    """Seconds of a token's computing on one rank: matrix products, and kernels that wait for the GPU's memory."""
     computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
-    moved = _traffic(workload, candidate) + _adapter_traffic(workload) * workload.model.num_layers
-    return computing / (machine.flops * machine.achievable) * kernels + moved / (_ELEMENT_WISE * machine.device_bytes)
+    moved = _traffic(workload, candidate, terms) + _adapter_traffic(workload) * workload.model.num_layers
+    products = computing / (machine.flops * machine.achievable) * terms.compute
+    return products + moved / (_ELEMENT_WISE * machine.device_bytes)
 
 
 def ramp_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, per_token: float) -> float:
@@ -50,14 +47,10 @@ def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: Machi
     return (2 + candidate.checkpointed) * moved / (_ELEMENT_WISE * machine.device_bytes)
 
 
-def _traffic(workload: Workload, candidate: Candidate) -> float:
-    """Bytes per token that element-wise kernels read and write: in proportion to what they keep for backward.
-
-    Frozen weights change what is kept, and not what is moved. Forward is a third, which checkpointing repeats.
-    """
-    terms = terms_of_trained(workload, candidate, 1)
-    of_blocks = terms.moved * workload.model.num_layers * block_bytes(workload.model, terms)
-    return of_blocks * (1 + candidate.checkpointed / 3) + terms.moved_by_loss * workload.model.vocab_size
+def _traffic(workload: Workload, candidate: Candidate, terms: Terms) -> float:
+    """Bytes per token that element-wise kernels read and write. Forward is a third, which checkpointing repeats."""
+    of_blocks = terms.traffic * workload.model.num_layers * (1 + candidate.checkpointed / 3)
+    return of_blocks + terms.moved_by_loss * workload.model.vocab_size
 
 
 def _adapter_traffic(workload: Workload) -> float:

@@ -92,6 +92,8 @@ class Terms:
     """Seconds of matrix products, relative to the usual kernels."""
     moved: float = 4.0
     """Bytes that a block's element-wise kernels read and write for each byte that it keeps for backward."""
+    traffic: float = 0.0
+    """The same per token, forward and backward together; it follows from the others."""
     moved_by_loss: float = 48.0
     """Bytes that the loss reads and writes for each logit. Derived: the fp32 copy, the log-softmax and its gradient."""
     copied: float = 0.0

@@ -70,7 +70,7 @@ class TimeLeft:
         after = expected_seconds([belief.outlook(decision.candidates[0])]) if decision.probe else 0.0
         ranked = _ranked(belief, decision.candidates)
         for number in range(len(ranked), 0, -1):
-            candidates = tuple(each for each in decision.candidates if each in ranked[:number])
+            candidates = _in_order(decision.candidates, ranked[:number])
             tried = [belief.outlook(candidate, shallow=decision.probe) for candidate in candidates]
             trial = proof_seconds(tried[0])[1] if decision.precise else expected_seconds(tried)
             if pace * (trial + after) + self.reserve(belief, records, candidates) <= self.seconds:
@@ -93,7 +93,11 @@ def most_promising(belief: Belief, candidates: Sequence[Candidate], number: int)
 
     A trial may begin with a slow one that decides about the others; where not all are tried, it is left out first.
     """
-    chosen = _ranked(belief, candidates)[:number]
+    return _in_order(candidates, _ranked(belief, candidates)[:number])
+
+
+def _in_order(candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Those of `candidates` that were `chosen`."""
     return tuple(candidate for candidate in candidates if candidate in chosen)
 
 

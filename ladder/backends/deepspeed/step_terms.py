@@ -63,7 +63,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
         gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
-    per_token = token_seconds(workload, candidate, machine, known.compute)
+    per_token = token_seconds(workload, candidate, machine, known)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, per_token),

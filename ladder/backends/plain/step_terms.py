@@ -43,7 +43,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     if rung.offload_param == "cpu":
         gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes
         update = weights.trained / machine.cpu_adam_parameters + 4.0 * share / machine.pcie_bytes
-    per_token = token_seconds(workload, candidate, machine, known.compute)
+    per_token = token_seconds(workload, candidate, machine, known)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, per_token),
