@@ -13,7 +13,7 @@ from ladder.events.outcome import Measurement, Outcome, Purpose, Record
 from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec, relative_spread
 from ladder.events.trial_run import DeviceUse, TrialRun
 from ladder.text import shown
-from ladder.units import format_bytes
+from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
 
 _APART = 0.1
@@ -130,7 +130,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
 def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
     warnings = []
     if measurement.alloc_retries:
-        warnings.append(f"the allocator emptied its cache {measurement.alloc_retries} times while timing")
+        warnings.append(f"the allocator emptied its cache {counted(measurement.alloc_retries, 'time')} while timing")
     if measurement.skipped_steps:
         warnings.append(f"{measurement.skipped_steps} optimizer steps were skipped because gradients overflowed")
     if measurement.peak_device > 0.97 * limit:
