@@ -13,6 +13,7 @@ from helpers.answers import answer
 from helpers.families import COUNTED
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, ZERO1_AND_ZERO2
+from helpers.values import bundled_workload
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.cli.main import _with_script
@@ -38,10 +39,25 @@ from ladder.tuning.own_script import (
     workload_of_script,
 )
 from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.preparation import environment_of_trials, script_environment
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
 from ladder.workload.workload import Workload
+
+
+def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    own = environment_of_trials(TWO_RANKS, script_workload(make_script()))
+    assert (own.get("HF_HUB_OFFLINE"), own["HF_TOKEN"], own["HF_HUB_DISABLE_TELEMETRY"]) == (None, "hf_mine", "1")
+    assert own == script_environment(TWO_RANKS), "as in the look"
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    assert environment_of_trials(TWO_RANKS, script_workload(make_script()))["TRANSFORMERS_OFFLINE"] == "1"
+    synthetic = environment_of_trials(TWO_RANKS, bundled_workload())
+    assert (synthetic["HF_HUB_OFFLINE"], synthetic["HF_TOKEN"]) == ("1", ""), "without a script, nothing is read there"
+
 
 # Its command
 
