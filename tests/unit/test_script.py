@@ -17,6 +17,7 @@ from helpers.values import bundled_workload
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.cli.main import _with_script
+from ladder.cli.tune_result import _in_a_training
 from ladder.emit import best_config
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
@@ -40,6 +41,8 @@ from ladder.tuning.own_script import (
 )
 from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.preparation import environment_of_trials, script_environment
+from ladder.tuning.verification import _verification
+from ladder.units import GIB
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
@@ -413,6 +416,7 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
         "optimizer": "adamw_torch_fused",
         "mean_tokens": 128.0,
         "samples_per_second": 100.0,
+        "promised_device_gib": 4.04,
         "padding": 0.25,
         "loader_share": 0.01,
     }
@@ -421,6 +425,33 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
 def test_what_was_not_measured_of_a_script_is_null() -> None:
     section = best_config(answer("zero2", workload={"script": make_script()}))["ladder"]["script"]
     assert (section["padding"], section["loader_share"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "promised", "said"),
+    [
+        ({}, 35.35, ", at most 35.35 GiB in a whole training"),
+        ({"memory_limit": 141 * GIB // 4}, 35.25, ", at most 35.25 GiB in a whole training"),  # the limit
+        ({"device": "cpu", "gpu_name": None}, None, ""),
+    ],
+)
+def test_a_whole_training_may_hold_a_hundredth_more_than_its_proof_but_no_more_than_the_limit(
+    changes: dict[str, Any], promised: float | None, said: str
+) -> None:
+    found = answer("zero2", workload={"script": make_script()}, **changes)
+    section = best_config(found)["ladder"]
+    assert section["memory_per_gpu"]["peak_device_gib"] == 35.0
+    assert section["script"]["promised_device_gib"] == promised
+    assert _in_a_training(found) == said
+    here = machine_with(gpus=4)
+    record = make_record(found.candidate, measurement=found.measurement)
+    seen = _verification(Path("best_config.json"), section, found.candidate, here, 0.05, record, 1.0)
+    assert seen.promised_device_bytes == int((promised or 35.0) * GIB)
+
+
+def test_a_bare_model_is_promised_no_memory_beyond_its_proof() -> None:
+    assert answer("zero2").promised_device is None
+    assert _in_a_training(answer("zero2")) == ""
 
 
 def test_an_answer_for_a_model_has_no_script() -> None:
