@@ -26,6 +26,7 @@ from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.declaring import checked
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
+from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation
 from ladder.workload.trained import LoadIn
@@ -156,6 +157,14 @@ def test_liger_goes_with_rungs_without_deepspeed_and_techniques_of_deepspeed_do_
     assert {"ddp", "ddp+liger", "fsdp2", "fsdp2+liger"} <= names
     assert not any("ulysses" in name for name in names)
     assert {engine.rung.backend for engine in of_backend(space, "deepspeed").engines} == {"deepspeed"}
+
+
+def test_sequences_are_shared_on_deepspeeds_rungs_alone_where_memory_is_short() -> None:
+    long = bundled_workload("llama-3.2-1b", seq_len=16384, global_batch_size=2)
+    space, _ = space_on(long, replace(machine_with(2), memory_limit=28 * GIB), ALL_RUNGS, (1,), techniques=[ULYSSES])
+    sharing = {engine.rung.name for engine in space.engines if engine.shares_sequences}
+    assert "zero3" in sharing
+    assert sharing.isdisjoint(rung.name for rung in PLAIN_RUNGS)
 
 
 def test_the_answer_is_deepspeeds_fastest_and_another_counts_only_if_it_is_faster_by_more_than_the_tolerance() -> None:
