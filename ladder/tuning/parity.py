@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import MAIN
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import MeasuredEvent, StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.workload.shapes import with_layers, with_vocabulary
 from ladder.workload.workload import ModelShape
 
-PLAIN = Engine(RUNGS_BY_NAME["zero1"])
+PLAIN = Engine(next(rung for rung in MAIN.rungs if rung.stage == 1))
 """The engine that others are compared with. Measured on CPU ranks in bf16: all stages agree to four digits, after stage
 0's extra step is corrected (`trial.model.forget_steps`), which is worth 1 to 3 % of the loss."""
 _LAYERS = 2

@@ -8,7 +8,9 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knob_choices, knobs_of, less_noise, plain, with_knobs

@@ -12,7 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.search.memory import (
     MemoryCalibration,
     MemoryObservation,
