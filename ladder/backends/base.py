@@ -18,6 +18,8 @@ from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Workload
 
 Device = Literal["cuda", "cpu"]
+Choices = Mapping[str, tuple[bool | int, ...]]
+"""By knob: the values to choose from in ascending order, including our default."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,10 @@ class Backend(ABC):
 
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         """The knobs of `engine` and their values."""
+        return {}
+
+    def knob_choices(self, workload: Workload, engine: Engine) -> Choices:
+        """The knobs of `engine` that are worth turning."""
         return {}
 
     # What it costs

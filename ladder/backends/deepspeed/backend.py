@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Device, Moment, StepTerms, Training
+from ladder.backends.base import Backend, Choices, Device, Moment, StepTerms, Training
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
+from ladder.backends.deepspeed.knobs import knob_choices
 from ladder.backends.deepspeed.moments import moments_of, offloaded
 from ladder.backends.deepspeed.rungs import NAME, RUNGS
 from ladder.backends.deepspeed.step_terms import step_terms
@@ -61,6 +62,9 @@ class DeepSpeed(Backend):
 
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         return {PIN_MEMORY: True, **engine_knobs(workload, engine), **dict(engine.knobs)}
+
+    def knob_choices(self, workload: Workload, engine: Engine) -> Choices:
+        return knob_choices(workload, engine.rung)
 
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         return moments_of(workload, candidate, world_size, device)
