@@ -33,7 +33,8 @@ from typing import Any
 
 from recorded import SWEEPS, Sweep, recorded_sweeps
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.speed import predict_speed
@@ -120,7 +121,8 @@ def of_sweep(name: str, sweep: Sweep, key: str, row: Mapping[str, Any]) -> Seen:
 def of_points(facts: Mapping[str, Any], knobs: Mapping[str, Mapping[str, int]]) -> Iterator[Seen]:
     whole = resolve_model("llama-2-7b")
     devices = {
-        (rung.stage, rung.offload_optimizer, rung.offload_param): rung for rung in reversed(RUNGS_BY_NAME.values())
+        (rung.stage, rung.offload_optimizer, rung.offload_param): rung
+        for rung in reversed(list(RUNGS_BY_NAME.values()))
     }
     for values in facts["points"]:
         point = dict(zip(facts["columns"], values, strict=True))

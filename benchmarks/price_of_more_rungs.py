@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from search_cases import Case, search, simulated_cases
 
-from ladder.candidates import RUNGS
+from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.search.policy import auto
 from ladder.search.space import ranking
 from ladder.techniques.registry import TECHNIQUES

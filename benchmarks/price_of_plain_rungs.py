@@ -28,7 +28,7 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.belief import believe
 from ladder.search.policy import auto
-from ladder.search.space import of_backend
+from ladder.search.space import of_main_backend
 from ladder.simulation.physics import Physics
 
 
@@ -56,7 +56,7 @@ def run_machine(cases: Sequence[Case]) -> list[Found]:
 def run_case(case: Case) -> Found | None:
     """None where nothing fits, or no plain rung works."""
     space, speeds = case.space(), case.speeds()
-    own = of_backend(space, "deepspeed")
+    own = of_main_backend(space)
     of_own = {key: speed for key, speed in speeds.items() if key in own.by_key and is_own(space.by_key[key])}
     if not of_own or own.engines == space.engines:
         return None

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate
 from ladder.events.outcome import Record
 from ladder.report.table import rows
 from ladder.runs.stored_run import StoredRun, read_run

@@ -29,7 +29,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import CHECKPOINTING, HALF, Candidate, Engine
 from ladder.events.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener

@@ -10,7 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from ladder.candidates import PLAIN_RUNGS, RUNGS, Candidate, Rung
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.plain.rungs import PLAIN_RUNGS
+from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Record
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine

@@ -22,7 +22,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import PhaseEvent, StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import trial_seconds

@@ -23,6 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.registry import backend_of
 from ladder.candidates import CHECKPOINTING, Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy
@@ -31,7 +32,7 @@ from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
 from ladder.machine.described import Machine
-from ladder.machine.machine import detect_machine, operators_of
+from ladder.machine.machine import detect_machine
 from ladder.techniques.keys import engine_named
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
@@ -161,7 +162,10 @@ def server(machine: Machine, model: ModelShape, engine: Engine, technique: str, 
         "LADDER_BENCHMARK_TECHNIQUE": technique,
         "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
     }
-    operators = [*operators_of(engine.rung, "adamw"), *(["shm_comm"] if machine.device == "cpu" else [])]
+    operators = [
+        *backend_of(engine.rung).operators(engine.rung, "adamw"),
+        *(["shm_comm"] if machine.device == "cpu" else []),
+    ]
     build_operators(operators, environment)
     task = default_task(model.model_type, model.config)
     return LocalLauncher(

@@ -20,7 +20,8 @@ import reference_words as words
 
 import ladder
 from ladder import errors
-from ladder.candidates import RUNGS, Rung, Technique
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.candidates import Rung, Technique
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.cli.main import app
 from ladder.cli.reference import reference

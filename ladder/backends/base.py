@@ -11,13 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ladder.candidates import Candidate, Engine, Rung
+from ladder.candidates import Candidate, Engine, Export, Rung, Technique
 from ladder.machine.machine_speed import MachineSpeed
-from ladder.workload.workload import Workload
+from ladder.workload.lora import Lora
+from ladder.workload.trained import LoadIn
+from ladder.workload.workload import Dtype, OptimizerName, Workload
 
 Device = Literal["cuda", "cpu"]
 START = "start"
 """The name of the moment at which an engine is made. It has to fit too, but a candidate's measured peak is later."""
+Choices = Mapping[str, tuple[bool | int, ...]]
+"""By knob: the values to choose from in ascending order, including our default."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +72,55 @@ class StepTerms:
     """Unknowns that techniques add, as in `Terms`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the emitted files contain of a training that depends on its backend."""
+
+    rung: Rung
+    techniques: tuple[Technique, ...]
+    dtype: Dtype
+    accumulation: int
+    world_size: int
+    num_nodes: int = 1
+    device: Device
+    lora: Lora | None = None
+    load_in: LoadIn | None = None
+
+
 class Backend(ABC):
     """One backend. `rank_module` names the module with its part for the ranks."""
 
     name: str
     rank_module: str
+    rungs: tuple[Rung, ...]
+    """In the order in which they are tried and listed."""
+    option = ""
+    """What `--backend` calls it; empty if its rungs are tried with `--backend all` only."""
+    help = ""
+    """What that does: the end of a sentence for the option's help."""
+    kind: str
+    """Which of the simulator's kinds of assignments its ranks have (`ladder.simulation.kinds`)."""
+    one_rank_needs_no_stage = False
+    """With one rank, which has nothing to divide, its other stages add work to stage 0 and take none away."""
+
+    # Whether a rung can be tried
+
+    def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
+        """Why `rung` is not tried with so many GPUs or CPU ranks; empty if it is.
+
+        `own_script`: what is trained is a script of the user's.
+        """
+        return ""
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """Why `rung` cannot train `workload`, for a list of rungs that are left out; empty if it can."""
         return ""
+
+    def operators(self, rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
+        """The operators of DeepSpeed that must be built for `rung`, by our names for them."""
+        return ()
+
+    # How it trains
 
     @abstractmethod
     def configuration(
@@ -95,9 +139,15 @@ class Backend(ABC):
         """Environment variables that training needs, besides those of its techniques."""
         return {}
 
-    @abstractmethod
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         """The knobs of `engine` and their values."""
+        return {}
+
+    def knob_choices(self, workload: Workload, engine: Engine) -> Choices:
+        """The knobs of `engine` that are worth turning."""
+        return {}
+
+    # What it costs
 
     @abstractmethod
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
@@ -110,3 +160,35 @@ class Backend(ABC):
     @abstractmethod
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         """The seconds of a step's parts."""
+
+    # Its words in the emitted files
+
+    def for_file(
+        self, config: dict[str, Any], workload: Workload, rung: Rung, device: str, learning_rate: float | None
+    ) -> dict[str, Any]:
+        """A `configuration` as its file has it: with an optimizer too if there is a `learning_rate`."""
+        return config
+
+    def divides_weights(self, rung: Rung) -> bool:
+        """Whether each rank keeps a part of them only."""
+        return rung.stage == 3
+
+    @abstractmethod
+    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+        """TrainingArguments that choose it; `config` is the path of its configuration, or that itself."""
+
+    @abstractmethod
+    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+        """Keys of accelerate's file that choose it."""
+
+    def launch_options(self, training: Training, config: str) -> str:
+        """Options of `accelerate launch` beside its file."""
+        return f"--gradient_accumulation_steps {training.accumulation}"
+
+    def about_weights(self, training: Training) -> tuple[str, str]:
+        """For the explanation in a launch script: a line on how to load weights, and what else follows from them."""
+        return "", ""
+
+    def export(self, program: str, training: Training, config: str) -> Export | str:
+        """What an export for `program` contains besides the Trainer's arguments, or why it is impossible."""
+        return Export({})

@@ -13,17 +13,12 @@ from ladder.candidates.candidate import (
 )
 from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
-from ladder.candidates.rungs import ALL_RUNGS, LEAN_KNOBS, PLAIN_RUNGS, RUNGS, RUNGS_BY_NAME, Device, Knob, Rung
+from ladder.candidates.rungs import Device, Knob, Rung, Through
 from ladder.candidates.technique import SLOTS, Consent, Export, Library, Technique, Terms, TrainerOnly
 
 __all__ = [
-    "ALL_RUNGS",
     "CHECKPOINTING",
     "HALF",
-    "LEAN_KNOBS",
-    "PLAIN_RUNGS",
-    "RUNGS",
-    "RUNGS_BY_NAME",
     "SLOTS",
     "Candidate",
     "Consent",
@@ -37,6 +32,7 @@ __all__ = [
     "Rung",
     "Technique",
     "Terms",
+    "Through",
     "TrainerOnly",
     "candidates_of",
     "checkpointing_name",

@@ -86,9 +86,7 @@ def engines_having(technique: Technique, engines: Sequence[Engine], problem: Pro
     return [
         engine.having(technique.on(problem))
         for engine in engines
-        if not engine.has_slot_of(technique)
-        and engine.rung.backend in technique.backends
-        and technique.suits(problem, engine.rung)
+        if not engine.has_slot_of(technique) and technique.gets_into(engine.rung, problem)
     ]
 
 
@@ -129,11 +127,10 @@ class Candidate:
         """What all candidates of one trial must share: the engine, and whether it accumulates gradients.
 
         An engine that accumulates keeps gradients between micro-steps, so a candidate without accumulation would seem
-        to need more memory than it does. DeepSpeed's stage 3 always allocates them. If the first micro-step of an
-        optimizer step differs, what a step of several tells says nothing of a step with one.
+        to need more memory than it does, unless its rung always keeps them. If the first micro-step of an optimizer
+        step differs, what a step of several tells says nothing of a step with one.
         """
-        rung = self.engine.rung
-        always = rung.stage == 3 and rung.backend == "deepspeed" and not self.engine.first_differs
+        always = self.engine.rung.keeps_gradients and not self.engine.first_differs
         return self.engine, self.accumulation > 1 or always
 
     def sequences(self, world_size: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
-from ladder.candidates.rungs import Rung
+from ladder.candidates.rungs import Rung, Through
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class Technique:
     why_not = ""
     """What it needs in order to have an effect, for the end of an error message."""
 
-    backends = frozenset({"deepspeed"})
-    """The backends whose engines can have it."""
+    through: Through = "configuration"
+    """What it gets into an engine through: only rungs that are open to that can have it."""
     changes_states = False
     """It changes how parameters, gradients or optimizer states are stored."""
     changes_blocks = False
@@ -207,8 +207,12 @@ class Technique:
         return ""
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
-        """Whether engines of `rung` can have it."""
+        """Whether engines of `rung` can have it, of those that are open to it."""
         return True
+
+    def gets_into(self, rung: Rung, problem: Problem) -> bool:
+        """Whether engines of `rung` can have it."""
+        return self.through in rung.open_to and self.suits(problem, rung)
 
     def engines(self, problem: Problem, engines: Sequence[Engine], peak: Callable[[Candidate], int]) -> list[Engine]:
         """If it is not tried everywhere: those of `engines` that are worth trying with it, with the technique added.

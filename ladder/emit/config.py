@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from ladder.backends.deepspeed.config import optimizer_section
 from ladder.backends.registry import backend_of
 from ladder.candidates import checkpointing_name, variant_name
 from ladder.emit.answer import Answer
@@ -41,7 +40,9 @@ def best_config(answer: Answer) -> dict[str, Any]:
     candidate = answer.candidate
     # Absolute, because a relative path would depend on the folder in which training starts.
     nvme_path = None if answer.nvme_path is None else Path(os.path.abspath(answer.nvme_path))
-    config = backend_of(candidate.engine.rung).configuration(
+    rung = candidate.engine.rung
+    backend = backend_of(rung)
+    config = backend.configuration(
         answer.workload,
         candidate.engine,
         micro_batch=candidate.micro_batch,
@@ -49,12 +50,7 @@ def best_config(answer: Answer) -> dict[str, Any]:
         world_size=answer.world_size,
         nvme_path=nvme_path,
     )
-    if answer.device == "cpu" and candidate.engine.rung.stage == 3:
-        # On the CPU, transformers builds the model in shards before DeepSpeed knows the other ranks, and DeepSpeed then
-        # compares this number with a single rank. The other two batch settings contain the same information.
-        config.pop("train_batch_size", None)
-    if answer.learning_rate is not None:
-        config["optimizer"] = optimizer_section(answer.workload, candidate.engine.rung, answer.learning_rate)
+    config = backend.for_file(config, answer.workload, rung, answer.device, answer.learning_rate)
     document: dict[str, Any] = {**config, SECTION: _plain(_section(answer))}
     document[SECTION]["digest"] = _digest(document)
     return document

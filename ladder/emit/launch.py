@@ -34,8 +34,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
     config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
-    arguments = trainer_arguments(answer, paths.config)
-    del arguments["deepspeed"]
+    arguments = trainer_arguments(answer, paths.config, of_backend=False)
     binding, option, script = started(answer)
     option = on_this_node(answer.num_nodes) + option
     lines = [

@@ -12,6 +12,7 @@ from ladder.emit.config import best_config, launch_environment, to_json
 from ladder.emit.files import OutputPaths, write_atomically
 from ladder.emit.launch import own_script, words_of_adapters
 from ladder.emit.nodes import finding, on_this_node, torchrun_options
+from ladder.emit.settings import settings_of
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
 
@@ -45,9 +46,7 @@ def _launch_script(answer: Answer, paths: OutputPaths) -> str:
     if answer.workload.script is not None:
         return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
-    arguments = trainer_arguments(answer, paths.config)
-    for name in ("fsdp", "fsdp_config"):  # which the file for accelerate has
-        arguments.pop(name, None)
+    arguments = trainer_arguments(answer, paths.config, of_backend=False)  # which the file for accelerate has
     binding, option, script = started(answer)
     lines = [
         "#!/usr/bin/env bash",
@@ -86,14 +85,14 @@ def _start(answer: Answer, paths: OutputPaths) -> str:
         return f"env {words} torchrun {torchrun_options(answer.world_size, answer.num_nodes)}"
     file = f'"$here"/{shlex.quote(paths.accelerate.name)}'
     node = on_this_node(answer.num_nodes)
-    return f"accelerate launch{node} --config_file {file} --gradient_accumulation_steps {accumulation}"
+    settings = settings_of(answer)
+    options = settings.backend.launch_options(settings, str(paths.config))
+    return f"accelerate launch{node} --config_file {file} {options}"
 
 
 def _explanation(answer: Answer, paths: OutputPaths) -> str:
-    candidate, workload = answer.candidate, answer.workload
-    held = "fp32 (from_pretrained(…, dtype=torch.float32))"
-    if workload.lora is not None:
-        held = "16 bits beside adapters" if workload.load_in is None else f"{workload.load_in[0]} bits beside adapters"
+    candidate, workload, settings = answer.candidate, answer.workload, settings_of(answer)
+    weights, more = settings.backend.about_weights(settings)
     calls = "".join(
         f"\nWithout the Trainer, the script must call {call} before its model goes to accelerate."
         for technique in candidate.engine.techniques
@@ -106,15 +105,7 @@ DeepSpeed:
 {candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} \
 of {format_bytes(answer.memory_limit)} per GPU.{warned}
 
-The weights were in {held}; the script must load its model so.
-A Trainer script:                 bash {paths.launch.name} --trainer train.py --its-own arguments
+{weights}A Trainer script:                 bash {paths.launch.name} --trainer train.py --its-own arguments
 A script that uses accelerate:    bash {paths.launch.name} train.py --its-own arguments
 with micro-batches of {candidate.micro_batch} in a DataLoader of its own, {workload.optimizer}, and each micro-step in \
-`with accelerator.accumulate(model):`.{words_of_adapters(workload)}{_packed(answer)}{calls}"""
-
-
-def _packed(answer: Answer) -> str:
-    """What FSDP2 needs of 4-bit weights: it divides only floating-point parameters."""
-    if answer.workload.load_in is None or answer.candidate.engine.rung.stage == 0:
-        return ""
-    return "\nIts BitsAndBytesConfig needs bnb_4bit_quant_storage=torch.bfloat16: otherwise FSDP2 divides no weight."
+`with accelerator.accumulate(model):`.{words_of_adapters(workload)}{more}{calls}"""

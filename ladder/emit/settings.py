@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ladder.candidates import Rung, Technique
+from ladder.backends.base import Backend, Training
+from ladder.backends.registry import backend_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.emit.answer import Answer
 from ladder.emit.config import SECTION, candidate_key_in, launch_environment, model_folder, original_text
@@ -14,15 +15,14 @@ from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import GIB
 from ladder.workload.lora import Lora
-from ladder.workload.trained import LoadIn
-from ladder.workload.workload import Dtype, OptimizerName, Source
+from ladder.workload.workload import OptimizerName, Source
 
 YOUR_MODEL = "your model"
 """A placeholder for the user to replace. It has a space, so it cannot be a Hub id."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Training):
     """The answer without its measurements, except for the host memory that a job must request."""
 
     model: str
@@ -30,20 +30,13 @@ class Settings:
     shape: str
     """The model that was tuned, as the user named it."""
     seq_len: int
-    dtype: Dtype
     optimizer: OptimizerName
     gradient_clipping: float
     micro_batch: int
-    accumulation: int
     checkpoint_every: int
     """One of this many layers is checkpointed; 0 for none."""
     checkpointing: str
     """The name in a candidate's key."""
-    techniques: tuple[Technique, ...]
-    world_size: int
-    num_nodes: int = 1
-    device: Literal["cuda", "cpu"]
-    rung: Rung
     environment: Mapping[str, str]
     transformers: str
     """The version that was measured with; empty if unknown."""
@@ -51,8 +44,6 @@ class Settings:
     """Host memory in bytes that all ranks together used."""
     learning_rate: float | None = None
     """Of the optimizer in the configuration; None if the script brings its own."""
-    lora: Lora | None = None
-    load_in: LoadIn | None = None
     freeze: tuple[str, ...] = ()
     completions: int | None = None
     """What the script's trainer generates at once on all ranks; None for a training that generates nothing."""
@@ -68,13 +59,8 @@ class Settings:
         return self.rung.stage
 
     @property
-    def trains_with_deepspeed(self) -> bool:
-        return self.rung.backend == "deepspeed"
-
-    @property
-    def divides_weights(self) -> bool:
-        """Whether FSDP2 divides them."""
-        return not self.trains_with_deepspeed and self.stage > 0
+    def backend(self) -> Backend:
+        return backend_of(self.rung)
 
     @property
     def gradient_checkpointing(self) -> bool:

@@ -13,7 +13,6 @@ from packaging.version import InvalidVersion, Version
 
 from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
-from ladder.emit.sharding import sharding
 
 CHECKPOINTING = "gradient_checkpointing"
 """The Trainer's name for it up to transformers 5.22; programs built on the Trainer still use it."""
@@ -24,18 +23,23 @@ _NEWER_CHECKPOINTING, _NEWER_SINCE = "activation_checkpointing", Version("5.23")
 
 
 def trainer_arguments(
-    answer: Answer | Settings, config_path: Path, *, checkpointing: str | None = None
+    answer: Answer | Settings,
+    config: Path | Mapping[str, Any],
+    *,
+    checkpointing: str | None = None,
+    of_backend: bool = True,
 ) -> dict[str, Any]:
     """TrainingArguments with which a Trainer script trains as measured, for HfArgumentParser.parse_json_file.
 
-    The Trainer does not start if micro-batch, accumulation, clipping or dtype differ from `config_path`'s. Learning
-    rate, schedule, data and output folder are not set. `checkpointing` is the name of the switch for gradient
-    checkpointing; None for the name in the transformers version that was measured with.
+    The Trainer does not start if micro-batch, accumulation, clipping or dtype differ from those of `config`, the
+    backend's configuration or its path. Learning rate, schedule, data and output folder are not set; nor is what
+    chooses the backend if not `of_backend`. `checkpointing` is the name of the switch for gradient checkpointing; None
+    for the name in the transformers version that was measured with.
     """
     settings = settings_of(answer)
     switch = checkpointing or _checkpointing_name(settings.transformers)
     arguments: dict[str, Any] = {
-        **_of_backend(settings, config_path),
+        **(settings.backend.trainer_arguments(settings, as_named(config)) if of_backend else {}),
         "per_device_train_batch_size": settings.micro_batch,
         # The proof's evaluation pass had this size; the Trainer's default of 8 is not proven to fit.
         "per_device_eval_batch_size": settings.micro_batch,
@@ -62,16 +66,13 @@ def trainer_arguments(
 
 
 def arguments_in_place(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:
-    """As `trainer_arguments`, with DeepSpeed's `config` itself instead of its path; None where nothing uses it."""
-    content = dict(config) if settings.trains_with_deepspeed else None
-    return trainer_arguments(settings, Path("deepspeed.json")) | {"deepspeed": content}
+    """As `trainer_arguments`, with `config` itself instead of its path, and None for DeepSpeed where it is not used."""
+    return {"deepspeed": None, **trainer_arguments(settings, dict(config))}
 
 
-def _of_backend(settings: Settings, config_path: Path) -> dict[str, Any]:
-    """DeepSpeed's configuration, or FSDP2's settings; DDP is what the Trainer does with several ranks."""
-    if settings.trains_with_deepspeed:
-        return {"deepspeed": os.path.abspath(config_path)}
-    return {"fsdp": True, "fsdp_config": sharding(settings, "cpu_offload")} if settings.stage else {}
+def as_named(config: Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """An absolute path for a path: another would depend on the folder in which training starts."""
+    return os.path.abspath(config) if isinstance(config, Path) else config
 
 
 def trainer_command_line(arguments: dict[str, Any]) -> str:

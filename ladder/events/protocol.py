@@ -146,9 +146,6 @@ class Share(_Frozen):
     """Of the meeting point; 0 on the node of rank 0, which chooses it."""
 
 
-DEEPSPEED_MODULE = "ladder.trial.backends.deepspeed"
-
-
 class TrialSpec(_Frozen):
     """One trial: one engine, its candidates in ascending predicted memory."""
 
@@ -169,8 +166,8 @@ class TrialSpec(_Frozen):
     """How frozen linear layers are held if they are quantised."""
     freeze: tuple[str, ...] = ()
     """Names of modules whose weights are not trained."""
-    backend_module: str = DEEPSPEED_MODULE
-    """The module that ranks import to train the engine."""
+    backend_module: str = ""
+    """The module that ranks import to train the engine; empty for a look at a script, which trains nothing."""
     deepspeed: dict[str, Any]
     """The engine's configuration; micro-batch and accumulation are those of the first candidate."""
     techniques: tuple[str, ...] = ()
@@ -218,7 +215,7 @@ class TrialSpec(_Frozen):
 
     @property
     def uses_deepspeed(self) -> bool:
-        return self.backend_module == DEEPSPEED_MODULE
+        return "zero_optimization" in self.deepspeed
 
     @property
     def zero_stage(self) -> int:

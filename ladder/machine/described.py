@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ladder.candidates import ALL_RUNGS, Rung
-
 # Without it, trials fail because of fragmentation (measured: 10.1 GiB reserved for 7.7 GiB allocated).
 GROWING = "expandable_segments:True"
 # Eight threads prepare the host memory that offload pins, in huge pages. Measured: pinning 17 GB takes 1.6 s instead of
@@ -81,22 +79,4 @@ def bare_machine(num_gpus: int, memory_limit: int, *, num_nodes: int = 1, host_m
         host_memory=host_memory or NO_LIMIT,
         num_cores=_CORES_OF_A_GPU * num_gpus,
         num_nodes=num_nodes,
-        unsupported=on_gpus(num_gpus),
     )
-
-
-def on_gpus(world_size: int) -> dict[str, str]:
-    """By rung name: why so few GPUs cannot train it."""
-    return {rung.name: why for rung in ALL_RUNGS if (why := too_few_gpus(rung, "cuda", world_size))}
-
-
-def too_few_gpus(rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str | None:
-    """Why `rung` is not tried on so few GPUs, or on CPU ranks; None if it is.
-
-    On several CPU ranks only with `own_script`, which `ladder run` starts: other launchers use accelerate as it is.
-    """
-    if device == "cuda":
-        return "on one GPU, DeepSpeed's offload does the same" if world_size < rung.least_gpus else None
-    if rung.least_gpus and (world_size == 1 or not own_script):
-        return "accelerate has FSDP2 on GPUs only"
-    return None

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.described import Gpu, Machine, too_few_gpus
+from ladder.machine.described import Gpu, Machine
 from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import compiler, usable_cores
 from ladder.machine.host import host_memory as all_host_memory
 from ladder.units import format_bytes
-from ladder.workload.workload import OptimizerName
 
 CPU_RANKS = 2
 """Ranks on a machine without GPUs. Chosen: the fewest with which ZeRO partitions something."""
@@ -78,15 +77,10 @@ def detect_machine(
     )
 
 
-def unsupported_reason(
-    rung: Rung, machine: Machine, optimizer: OptimizerName, *, own_script: bool = False
-) -> str | None:
-    """Why `rung` cannot work on this machine, as far as is known before anything is built; None if it may.
-
-    `own_script`: what is trained is a script of the user's.
+def unsupported_reason(rung: Rung, machine: Machine, operators: Sequence[str]) -> str | None:
+    """Why `rung`, which needs these operators of DeepSpeed, cannot work on this machine, as far as is known before
+    anything is built; None if it may.
     """
-    if why := too_few_gpus(rung, machine.device, machine.world_size, own_script=own_script):
-        return why
     if machine.device == "cpu" and "cpu" in rung.devices:
         return "CPU ranks have everything in host memory already"
     if "nvme" in rung.devices:
@@ -94,16 +88,6 @@ def unsupported_reason(
             return "no --nvme-path was given"
         if ctypes.util.find_library("aio") is None:
             return "libaio is missing (Debian and Ubuntu: apt-get install libaio-dev)"
-    if operators_of(rung, optimizer) and shutil.which(compiler()) is None:
+    if operators and shutil.which(compiler()) is None:
         return "no C++ compiler to build DeepSpeed's operators (Debian and Ubuntu: apt-get install g++)"
     return None
-
-
-def operators_of(rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
-    """The DeepSpeed operators that must be built for `rung`, by our names for them."""
-    names = []
-    if "nvme" in rung.devices:
-        names.append("async_io")
-    if rung.offload_optimizer != "none" and optimizer != "sgd" and rung.backend == "deepspeed":
-        names.append("cpu_adam")
-    return tuple(names)

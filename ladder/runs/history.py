@@ -18,7 +18,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 from pydantic import TypeAdapter
 
-from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import CHECKPOINTING, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Record
 from ladder.runs.journal import DamagedJournalError, Journal, keep_copy, open_storage

@@ -9,7 +9,8 @@ from typing import Any
 import optuna
 from pydantic import TypeAdapter
 
-from ladder.candidates import RUNGS_BY_NAME, Rung
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Record
 from ladder.runs.history import seconds_of

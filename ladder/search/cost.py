@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ladder.backends.registry import REFERENCE
 from ladder.candidates import Candidate, Rung
 from ladder.search.belief import Outlook
 from ladder.search.speed import SpeedPrediction
@@ -36,7 +37,6 @@ _SCRIPT_UNTIMED, _SETTLING = (3, 2.0), 45.0
 `trial.script.real_steps`."""
 _COMPARED_LAYERS, _COMPARED_STEPS = 2, 4
 """Of a trial that compares losses. Derived: `tuning.parity`."""
-_COMPARED_AGAINST = "zero1"
 CANDIDATES_OF_A_TRIAL = 3
 """Derived: the most that `auto` puts into a trial (`_MOST`)."""
 MOST_TRIALS = 5
@@ -114,7 +114,7 @@ def _script_proof_seconds(outlook: Outlook, *, generates: bool) -> tuple[float, 
 def comparison_seconds(outlook: Outlook) -> float:
     """Seconds of one trial of a few layers; 0 if the candidate is itself the one that others are compared with."""
     candidate, model, weights = outlook.candidate, outlook.workload.model, outlook.workload.weights
-    if candidate.engine.name == _COMPARED_AGAINST and candidate.checkpoint_every == 0:
+    if candidate.engine.name == REFERENCE.name and candidate.checkpoint_every == 0:
         return 0.0
     share = min(1.0, _COMPARED_LAYERS / model.num_layers)
     step = outlook.speed.step_seconds(min(2, candidate.accumulation)) * share

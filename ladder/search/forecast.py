@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.search.auto import auto
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
@@ -68,9 +69,11 @@ def _rung_plan(engine: Engine, space: Space, belief: Belief, gpus_per_node: int 
 def smallest_world(space: Space, candidate: Candidate, gpus_per_node: int | None = None) -> int | None:
     """The fewest GPUs on which `candidate` fits with a probability of 99 %; None if 1,024 are too few."""
     host_of_node = space.host_memory / num_nodes(space.world_size, gpus_per_node)
+    rung = candidate.engine.rung
+    backend = backend_of(rung)
 
     def fits(world_size: int) -> bool:
-        if world_size < candidate.engine.rung.least_gpus:
+        if backend.place_obstacle(rung, "cuda", world_size):
             return False
         memory = predict_memory(space.workload, candidate, world_size=world_size, device="cuda")
         return memory.upper <= space.memory_limit and memory.host <= host_of_node * num_nodes(world_size, gpus_per_node)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ladder.backends.deepspeed.config import PIN_MEMORY
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
@@ -17,42 +16,15 @@ from ladder.search.space import Space, measured, ranking
 from ladder.search.speed import STEP_NOISE
 from ladder.workload.workload import Workload
 
-Choices = Mapping[str, tuple[bool | int, ...]]
-"""By knob: the values to choose from in ascending order, including our default."""
-
-_FACTORS = {
-    "reduce_bucket_size": (0.1, 0.25, 0.5, 2, 4),
-    "allgather_bucket_size": (0.1, 0.25, 0.5, 2, 4),
-    "stage3_prefetch_bucket_size": (0, 0.25, 0.5, 2, 4),
-    "stage3_param_persistence_threshold": (0, 0.1, 10, 100),
-    "stage3_max_live_parameters": (0.1, 0.3, 3),
-    "sub_group_size": (0.25, 0.5, 2.5, 5),
-}
-_LARGEST = 1_000_000_000
-"""Elements. Chosen: DeepSpeed's largest default (`stage3_max_live_parameters`)."""
-_SWITCHES = ("overlap_comm", "round_robin_gradients")
 _NOISES = 2.0
 """A gain counts if it exceeds the noise this many times. Chosen: one standard deviation is often chance."""
 
 
-def knob_choices(workload: Workload, engine: Engine) -> Choices:
-    """The knobs of `engine` with their choices, in elements and switches; empty at stage 0."""
-    usual = backend_of(engine.rung).knobs(workload, Engine(engine.rung))
-    choices: dict[str, tuple[bool | int, ...]] = {}
-    for name, factors in _FACTORS.items():
-        if usual.get(name):  # a knob that the rung switches off stays off
-            values = {min(_LARGEST, int(usual[name] * factor)) // 2 * 2 for factor in factors}  # even: DeepSpeed aligns
-            choices[name] = tuple(sorted(values | {usual[name]}))
-    choices |= {name: (False, True) for name in _SWITCHES if name in usual}
-    if engine.rung.devices:
-        choices[PIN_MEMORY] = (False, True)
-    return choices
-
-
 def knobs_of(workload: Workload, engine: Engine) -> dict[str, bool | int]:
     """The values of all knobs of `engine` that have choices."""
-    values = backend_of(engine.rung).knobs(workload, engine)
-    return {name: values[name] for name in knob_choices(workload, engine)}
+    backend = backend_of(engine.rung)
+    values = backend.knobs(workload, engine)
+    return {name: values[name] for name in backend.knob_choices(workload, engine)}
 
 
 def with_knobs(workload: Workload, candidate: Candidate, values: Mapping[str, bool | int]) -> Candidate:

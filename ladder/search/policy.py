@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ladder.backends.registry import is_main
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
 from ladder.search.auto import auto
@@ -148,14 +149,14 @@ def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
 def answer(records: Sequence[Record]) -> Record | None:
     """The proof record of DeepSpeed's fastest proven candidate; of another backend's where DeepSpeed has none."""
     everything = list(proven(records).values())
-    return _fastest([each for each in everything if _is_deepspeed(each)] or everything)
+    return _fastest([each for each in everything if _is_main(each)] or everything)
 
 
 def faster_without_deepspeed(records: Sequence[Record], tolerance: float) -> Record | None:
     """The proof record of a candidate without DeepSpeed that is faster than DeepSpeed's by more than `tolerance`."""
     everything = list(proven(records).values())
-    own = _fastest([each for each in everything if _is_deepspeed(each)])
-    other = _fastest([each for each in everything if not _is_deepspeed(each)])
+    own = _fastest([each for each in everything if _is_main(each)])
+    other = _fastest([each for each in everything if not _is_main(each)])
     if own is None or other is None:
         return other
     return other if _speed(other) > _speed(own) * (1 + tolerance) else None
@@ -169,5 +170,5 @@ def _speed(record: Record) -> float:
     return record.tokens_per_second or 0.0
 
 
-def _is_deepspeed(record: Record) -> bool:
-    return engine_in(record.candidate_key).rung.backend == "deepspeed"
+def _is_main(record: Record) -> bool:
+    return is_main(engine_in(record.candidate_key).rung)

@@ -17,7 +17,7 @@ from ladder.search.cost import candidate_seconds, comparison_seconds, proof_seco
 from ladder.search.decisions import Measure, Stop, Strategy
 from ladder.search.memory import MemoryCalibration
 from ladder.search.policy import Prove, proof
-from ladder.search.space import REFUSED, Space, fastest, of_backend, proven
+from ladder.search.space import REFUSED, Space, fastest, of_main_backend, proven
 from ladder.units import counted
 
 _MOST_TRIALS = 40
@@ -53,7 +53,7 @@ def price(space: Space, strategy: Strategy, *, comparisons: int = 0) -> Price | 
     """
     truth = believe(space, ())
     rehearsal = Rehearsal(truth)
-    own = of_backend(space, "deepspeed")
+    own = of_main_backend(space)
     for part in [own, space] if own.engines and own.engines != space.engines else [space]:
         rehearsal.search(_in_play(part, truth) if strategy is auto else part, strategy)
         rehearsal.prove(part, comparisons)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from ladder.candidates import RUNGS, Candidate, Engine, Technique, divisors, engines_having
+from ladder.backends.registry import MAIN, RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine, Technique, divisors, engines_having
 from ladder.events.outcome import Record
 from ladder.search.belief import Belief, believe, device_of
 from ladder.search.forecast import MOST_GPUS, SURE, num_nodes
@@ -94,7 +95,7 @@ class Remedies:
 def remedies(space: Space, records: Sequence[Record] = (), unsupported: Collection[str] = ()) -> Remedies:
     """What would make the workload of `space` fit, calibrated by `records`; `unsupported` are names of rungs."""
     needs = _Needs(space, believe(space, records))
-    on_disk = [Engine(rung) for rung in RUNGS if "nvme" in rung.devices and rung.name in unsupported]
+    on_disk = [Engine(rung) for rung in RUNGS_BY_NAME.values() if "nvme" in rung.devices and rung.name in unsupported]
     on_cpu = space.device == "cpu"
     lora, lora_speed = qlora, qlora_speed = None, None
     if needs.hosts_ranks and not on_cpu and space.workload.script is None:
@@ -128,7 +129,7 @@ def _adapters(space: Space, load_in: LoadIn | None) -> tuple[int | None, int | N
         return None, None
     lora = workload.lora or Lora(rank=_LORA_RANK, alpha=_LORA_RANK)
     # Whoever offloads weights can train them all; and whoever asked for one rung may take another for adapters.
-    plain = tuple(Engine(rung) for rung in RUNGS if rung.offload_param == "none" and "nvme" not in rung.devices)
+    plain = tuple(Engine(rung) for rung in MAIN.rungs if rung.offload_param == "none" and "nvme" not in rung.devices)
     adapted = replace(space, workload=replace(workload, lora=lora, load_in=load_in, freeze=()), engines=plain)
     belief = believe(adapted, ())
     sure = [
@@ -213,7 +214,7 @@ class _Needs:
     def hosts_ranks(self) -> bool:
         """Whether the host has enough memory for the ranks' processes alone."""
         space = self._space
-        plain, *_ = self._of(Engine(RUNGS[0]), space.workload, space.world_size, self.micro_batch)
+        plain, *_ = self._of(Engine(MAIN.rungs[0]), space.workload, space.world_size, self.micro_batch)
         return plain.host <= space.host_memory
 
     @cached_property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.backends.base import Device
+from ladder.backends.registry import is_main
 from ladder.candidates import Candidate, Engine, Problem, candidates_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.events.outcome import MEMORY_OUTCOMES, Outcome, Record
@@ -106,9 +107,9 @@ class Space(Problem):
         return expected_peak(self.workload, candidate, world_size=self.world_size, device=device)
 
 
-def of_backend(space: Space, backend: str) -> Space:
-    """`space` with the engines of one backend."""
-    return replace(space, engines=tuple(each for each in space.engines if each.rung.backend == backend))
+def of_main_backend(space: Space) -> Space:
+    """`space` with the engines of the main backend, DeepSpeed."""
+    return replace(space, engines=tuple(each for each in space.engines if is_main(each.rung)))
 
 
 class _Candidates(dict[str, Candidate]):

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from ladder.backends.registry import backend_of
+from ladder.backends.registry import backend_of, family_of
 from ladder.candidates import Candidate, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
@@ -108,7 +108,7 @@ class _Steps:
     def __init__(
         self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, shallow: bool = False
     ) -> None:
-        rung, family = candidate.engine.rung, candidate.engine.rung.family
+        rung, family = candidate.engine.rung, family_of(candidate.engine.rung)
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
         terms, shared = backend_of(rung).step_terms(workload, candidate, world_size, machine), {}
         for term, sigma in _SHARED.items():
@@ -212,7 +212,10 @@ def _own(candidate: Candidate, term: str, sigma: float) -> Factor:
 
     Measured: for the update of the same parameters on the host, with and without lean knobs, it was 0.49 and 0.46.
     """
-    return ((f"{term}:{candidate.engine.rung.family}", 0.8 * sigma), (f"{term}:{candidate.engine.states}", 0.6 * sigma))
+    return (
+        (f"{term}:{family_of(candidate.engine.rung)}", 0.8 * sigma),
+        (f"{term}:{candidate.engine.states}", 0.6 * sigma),
+    )
 
 
 def _by_kind(checkpointed: float, term: str, sigma: float) -> Factor:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import Candidate, Effects
+from ladder.candidates import Candidate, Effects, Engine, Rung, Technique
 from ladder.simulation.operations import Network
 from ladder.simulation.technique_effects import effects_of
 from ladder.workload.workload import Workload
 
+if TYPE_CHECKING:
+    from ladder.simulation.allocation import Ledger
+    from ladder.simulation.gathering import Gathering
+    from ladder.simulation.step_clock import Rig, StepClock
+    from ladder.simulation.zero_stages import Stage
+
 
 @dataclass(frozen=True)
-class Assignment:
-    """One candidate of a workload on `ranks` ranks, with the settings of its `zero_optimization` if it has any."""
+class Assignment(ABC):
+    """One candidate of a workload on `ranks` ranks."""
 
     workload: Workload
     candidate: Candidate
@@ -25,15 +32,60 @@ class Assignment:
     def stage(self) -> int:
         return self.candidate.engine.rung.stage
 
+    @classmethod
+    @abstractmethod
+    def engine_in(
+        cls, config: Mapping[str, Any], rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        """The engine of one of `rungs` that a trial's `config` describes, with knobs that differ from our defaults."""
+
+    @abstractmethod
+    def stage_on(self, ledger: Ledger) -> Stage:
+        """What it allocates beside activations."""
+
     @property
-    def is_plain(self) -> bool:
-        """Whether it is trained without DeepSpeed: by DDP at stage 0, by FSDP2 at the others."""
-        return self.candidate.engine.rung.backend != "deepspeed"
+    @abstractmethod
+    def gathering(self) -> Gathering:
+        """Which parameters are gathered when, in one micro-step."""
+
+    @abstractmethod
+    def clock(self, rig: Rig) -> StepClock:
+        """The times of its steps."""
+
+    @property
+    @abstractmethod
+    def pinned(self) -> list[float]:
+        """Bytes of each buffer in page-locked memory, before they are rounded up."""
 
     @property
     def autocasts(self) -> bool:
-        """Whether fp32 weights are cast for each product, as with DDP; FSDP2 gathers them in 16 bits."""
-        return self.is_plain and self.stage == 0
+        """Whether fp32 weights are cast for each product."""
+        return False
+
+    @property
+    def loaded(self) -> float:
+        """Bytes of a rank's part of a model that is read on the host."""
+        return 0.0
+
+    @property
+    def masters_in_pages(self) -> bool:
+        """Whether master weights that are offloaded are in pageable memory."""
+        return False
+
+    @property
+    def built_on_host(self) -> float:
+        """Bytes of a model that every rank builds there before it moves to the GPU."""
+        return 0.0
+
+    @property
+    def built_in_shards(self) -> float:
+        """Bytes of a model that is divided while it is built."""
+        return 0.0
+
+    @property
+    def moved_to_host(self) -> float:
+        """Bytes of a rank's part of the parameters that are offloaded after they were built on the GPU."""
+        return 0.0
 
     @property
     def optimizer_device(self) -> str:
@@ -45,7 +97,8 @@ class Assignment:
 
     @cached_property
     def knobs(self) -> Mapping[str, bool | int]:
-        return {} if self.is_plain else engine_knobs(self.workload, self.candidate.engine)
+        """The settings of `zero_optimization`, if there is one."""
+        return {}
 
     @cached_property
     def effects(self) -> Effects:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ladder.simulation.assignment import Assignment
 
@@ -55,6 +56,36 @@ def gathering_of(assignment: Assignment) -> Gathering:
     if assignment.stage < 3 or (assignment.ranks == 1 and assignment.parameter_device == "none"):
         return Gathering((0,) * segments, ())
     return _Coordinator(assignment, _visits(assignment), segments).play()
+
+
+def known_gathering(assignment: Assignment) -> Gathering:
+    """`gathering_of`, cached for all micro-batches."""
+    return gathering_of(assignment) if assignment.stage < 3 else _played(_Key(assignment))
+
+
+class _Key:
+    """A cache key: an assignment, compared by what the gathering depends on."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        workload, engine = assignment.workload, assignment.candidate.engine
+        model, partly = workload.model, (workload.lora, workload.load_in, workload.freeze)
+        shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
+        self._facts = (
+            *(shape, partly, engine.rung, engine.knobs),
+            *(assignment.candidate.checkpoint_every, assignment.ranks),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+
+@lru_cache(maxsize=256)
+def _played(key: _Key) -> Gathering:
+    return gathering_of(key.assignment)
 
 
 def _visits(assignment: Assignment) -> list[Visit]:

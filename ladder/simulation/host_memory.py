@@ -35,20 +35,13 @@ class HostUse:
 
 def host_use(assignment: Assignment) -> HostUse:
     """The host memory and disk space of one rank of `assignment`."""
-    pinned = [_power_of_two(size) for size in (_pinned_plain if assignment.is_plain else _pinned)(assignment)]
-    held = max(sum(_pageable(assignment)) + sum(pinned), _loaded(assignment))
+    pinned = [_power_of_two(size) for size in assignment.pinned]
+    held = max(sum(_pageable(assignment)) + sum(pinned), assignment.loaded)
     return HostUse(resident=_PROCESS + held, pinned=sum(pinned), disk=_on_disk(assignment))
 
 
-def _loaded(assignment: Assignment) -> float:
-    """A rank's part of what rank 0 alone reads before FSDP2 divides it (accelerate, cpu_ram_efficient_loading)."""
-    if not assignment.is_plain or assignment.stage == 0 or assignment.workload.load_in is not None:
-        return 0.0
-    each = 4.0 if assignment.workload.lora is None else 2.0
-    return each * assignment.workload.model.num_parameters / assignment.ranks
-
-
-def _pinned(assignment: Assignment) -> Iterator[float]:
+def pinned_by_deepspeed(assignment: Assignment) -> Iterator[float]:
+    """DeepSpeed's buffers."""
     share, model = assignment.share, assignment.workload.model
     if assignment.candidate.offload_activations:
         for layer, block in enumerate(assignment.network.blocks):
@@ -78,7 +71,7 @@ def _pinned(assignment: Assignment) -> Iterator[float]:
         ] * _PARAMETER_BUFFERS
 
 
-def _pinned_plain(assignment: Assignment) -> Iterator[float]:
+def pinned_by_fsdp2(assignment: Assignment) -> Iterator[float]:
     """FSDP2's CPUOffloadPolicy: each parameter's fp32 shard, and its gradient, which `to` copies to pinned memory."""
     if assignment.parameter_device == "cpu":
         for elements in _parameters(assignment):
@@ -88,7 +81,7 @@ def _pinned_plain(assignment: Assignment) -> Iterator[float]:
 def _pageable(assignment: Assignment) -> Iterator[float]:
     if assignment.optimizer_device == "cpu":
         yield assignment.moments * assignment.effects.moment_bytes * assignment.share
-        if assignment.stage == 3 and not assignment.is_plain:
+        if assignment.masters_in_pages:
             yield assignment.effects.master_bytes * assignment.share
 
 

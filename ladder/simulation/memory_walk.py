@@ -14,7 +14,6 @@ from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering
 from ladder.simulation.kernel_time import chunk_rows
 from ladder.simulation.operation import Operation
-from ladder.simulation.stages import stage_of
 from ladder.simulation.zero_stages import Stage
 from ladder.units import MIB
 
@@ -33,7 +32,7 @@ class MemoryWalk:
 
 def walk_memory(assignment: Assignment, gathering: Gathering, ledger: Ledger) -> MemoryWalk:
     """Walk from the first parameter to the end of an optimizer step."""
-    stage = stage_of(assignment, ledger)
+    stage = assignment.stage_on(ledger)
     stage.start()
     at_start = ledger.peak
     ledger.take("workspace", _WORKSPACE, "buffers")

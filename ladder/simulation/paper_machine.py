@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ladder.errors import UsageError
-from ladder.machine.described import Gpu, Machine, on_gpus
+from ladder.machine.described import Gpu, Machine
 from ladder.units import parse_bytes
 
 
@@ -78,7 +78,6 @@ class SimulatedMachine(BaseModel):
             raise UsageError(f"--gpu-memory is more than {has}; leave one of them out.")
         return Machine(
             device="cuda",
-            unsupported=on_gpus(world_size),
             world_size=world_size,
             gpus=tuple(Gpu(f"GPU-simulated-{rank}", self.gpu_name, self.gpu_memory) for rank in range(world_size)),
             memory_limit=memory,

@@ -3,7 +3,7 @@
 It shares no formula with the search's models, so that it can test them. Memory is the peak of a walk through all
 allocations of a step (`memory_walk`), host memory a list of DeepSpeed's buffers (`host_memory`), and time a simulation
 of host, GPU, links and bus in parallel (`step_clock`), all based on the operations of transformers' modules
-(`operations`). DDP and FSDP2 have stages (`plain_stages`), gathering and a clock of their own. Recorded sweeps show how
+(`operations`). DDP and FSDP2 have stages, gathering and a clock of their own (`kinds`). Recorded sweeps show how
 accurate it is: benchmarks/physics.py measures its error (benchmarks/results/search/physics.txt).
 
 Each machine deviates by its own factors, some kernels by their shapes, and the allocator fragments and slows down near
@@ -14,24 +14,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
-from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import PLAIN_RUNGS, RUNGS, Candidate, Engine, Rung
+from ladder.backends.registry import BACKENDS, family_of
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import TrialSpec
 from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
-from ladder.simulation.gathering import Gathering, gathering_of
 from ladder.simulation.host_memory import HostUse, host_use
 from ladder.simulation.kernel_time import Chip
+from ladder.simulation.kinds import KINDS, assignment_of
 from ladder.simulation.memory_walk import MemoryWalk, walk_memory
 from ladder.simulation.paper_machine import SimulatedMachine
-from ladder.simulation.plain_clock import PlainClock
 from ladder.simulation.step_clock import Rig, StepClock
-from ladder.simulation.unit_gathering import units_gathered
 from ladder.techniques.keys import technique_labelled
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -79,8 +75,6 @@ _CORE_BYTES, _NODE_BYTES = 5e9, 350e9
 _PIN_BYTES, _PAGE_BYTES = 10e9, 8e9
 """Bytes per second of pinning host memory, and of touching it for the first time, by one rank (measured:
 benchmarks/results/1xh200-pinning). The ranks of a node together are at most four times as fast (chosen)."""
-_NO_KNOBS = {"stage", "zero_hpz_partition_size"}
-"""What a configuration says beside knobs: the rung, and a technique."""
 _CONTEXT, _NCCL = 0.8 * GIB, 0.7 * GIB
 
 Device = Literal["cuda", "cpu"]
@@ -141,20 +135,9 @@ class Physics:
 
     def engine_of(self, spec: TrialSpec) -> Engine:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
-        config = spec.deepspeed
+        backend = next(each for each in BACKENDS.values() if each.rank_module == spec.backend_module)
         techniques = tuple(technique_labelled(label) for label in spec.techniques)
-        if "zero_optimization" not in config:
-            return Engine(plain_rung(config.get("fsdp")), (), techniques)
-        zero = config["zero_optimization"]
-        devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
-        knobs = {name: value for name, value in zero.items() if name not in _NO_KNOBS and not isinstance(value, dict)}
-        rungs = [r for r in RUNGS if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
-        for rung in rungs:
-            if engine_knobs(self._workload, Engine(rung)) == knobs:
-                return Engine(rung, (), techniques)
-        usual = engine_knobs(self._workload, Engine(rungs[0]))
-        turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
-        return Engine(rungs[0], turned, techniques)
+        return KINDS[backend.kind].engine_in(spec.deepspeed, backend.rungs, self._workload, techniques)
 
     def limit_factor(self, truth: Truth, limit: int) -> float:
         """How much slower a candidate is if its memory is close to `limit`."""
@@ -163,15 +146,12 @@ class Physics:
 
     def start_seconds(self, candidate: Candidate) -> tuple[float, float]:
         """Seconds to build the model and to initialise the engine, from the memory to fill, pin and write."""
-        assignment = Assignment(self._workload, candidate, self._world_size)
+        assignment = assignment_of(self._workload, candidate, self._world_size)
         use, together = host_use(assignment), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
         model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
-        if assignment.is_plain and assignment.stage:
-            model += together * assignment.stored / _PAGE_BYTES  # built by every rank on the host, then moved
-        elif assignment.stage == 3:
-            model += assignment.held / self._world_size / 10e9
-        if assignment.parameter_device != "none" and not assignment.is_plain:
-            model += assignment.held_share / self._rig.bus + 2.0 * assignment.held_share / _PAGE_BYTES
+        model += together * assignment.built_on_host / _PAGE_BYTES
+        model += assignment.built_in_shards / self._world_size / 10e9
+        model += assignment.moved_to_host / self._rig.bus + 2.0 * assignment.moved_to_host / _PAGE_BYTES
         engine = 2.0 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
         engine += use.disk / self._rig.drive
@@ -212,7 +192,7 @@ class Physics:
         return low + (high - low) * (0.5 + share)
 
     def _truth(self, candidate: Candidate) -> Truth:
-        assignment = Assignment(self._workload, candidate, self._world_size)
+        assignment = assignment_of(self._workload, candidate, self._world_size)
         use = host_use(assignment)
         walk = self._walk(assignment, use)
         fullest_rank = 1 + self._machine.rank_spread if self._world_size > 1 else 1.0
@@ -223,7 +203,7 @@ class Physics:
         if self._device == "cuda":
             outside = int((_CONTEXT + (_NCCL if self._world_size > 1 else 0)) * self._stray("outside"))
         accumulate, update = self._seconds(assignment)
-        host = use.resident * self._world_size * self._stray("host", candidate.engine.rung.family)
+        host = use.resident * self._world_size * self._stray("host", family_of(candidate.engine.rung))
         return Truth(
             accumulate_seconds=accumulate,
             boundary_seconds=update,
@@ -246,22 +226,22 @@ class Physics:
         ledger = Ledger(factors)
         if self._device == "cpu":
             ledger.take("offloaded", use.offloaded)
-        return walk_memory(assignment, _gathering(assignment), ledger)
+        return walk_memory(assignment, assignment.gathering, ledger)
 
     def _seconds(self, assignment: Assignment) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
-        clock_of = PlainClock if assignment.is_plain else StepClock
-        candidate, clock = assignment.candidate, clock_of(assignment, _gathering(assignment), self._rig)
+        candidate, clock = assignment.candidate, assignment.clock(self._rig)
         accumulate, boundary = _micro_steps(clock, candidate)
         update = clock.update() + boundary - accumulate
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
         rung, key = candidate.engine.rung, candidate.engine.key
+        family = family_of(rung)
         turned = candidate.engine.knobs or rung.knobs
-        whole = self._stray("engine_time", rung.family) * (self._stray("knob_time", key) if turned else 1)
+        whole = self._stray("engine_time", family) * (self._stray("knob_time", key) if turned else 1)
         whole *= self._stray("engine_variant_time", f"{rung.name} {candidate.checkpointing}")
         micro = accumulate * self._stray("shape_time", f"{candidate.checkpointing} {candidate.micro_batch}")
         # An engine deviates differently at each depth, so a few layers do not show everything.
-        depth = f"{rung.family} {self._workload.model.num_layers}"
+        depth = f"{family} {self._workload.model.num_layers}"
         micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
         return micro * whole, (micro + update) * whole
 
@@ -274,45 +254,3 @@ def _micro_steps(clock: StepClock, candidate: Candidate) -> tuple[float, float]:
     first, later = (clock.micro_step(boundary=False, first=first) for first in (True, False))
     average = (first + (before - 1) * later) / before if before else first
     return average, clock.micro_step(boundary=True, first=not before)
-
-
-def plain_rung(fsdp: Mapping[str, Any] | None) -> Rung:
-    """The rung without DeepSpeed that has these arguments of accelerate's plugin; None for DDP."""
-    settings = (0, "none")
-    if fsdp is not None:
-        settings = (3 if fsdp["reshard_after_forward"] else 2, "cpu" if fsdp["cpu_offload"] else "none")
-    return next(rung for rung in PLAIN_RUNGS if (rung.stage, rung.offload_param) == settings)
-
-
-def _gathering(assignment: Assignment) -> Gathering:
-    """`gathering_of`, cached for all micro-batches."""
-    if assignment.is_plain:
-        return units_gathered(assignment)
-    if assignment.stage < 3:
-        return gathering_of(assignment)
-    return _played(_Key(assignment))
-
-
-class _Key:
-    """A cache key: an assignment, compared by what the gathering depends on."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        workload, engine = assignment.workload, assignment.candidate.engine
-        model, partly = workload.model, (workload.lora, workload.load_in, workload.freeze)
-        shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
-        self._facts = (
-            *(shape, partly, engine.rung, engine.knobs),
-            *(assignment.candidate.checkpoint_every, assignment.ranks),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._facts == other._facts
-
-    def __hash__(self) -> int:
-        return hash(self._facts)
-
-
-@lru_cache(maxsize=256)
-def _played(key: _Key) -> Gathering:
-    return gathering_of(key.assignment)

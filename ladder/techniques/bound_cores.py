@@ -22,7 +22,7 @@ class BoundCores(Technique):
         "taskset, and other launchers do not"
     )
     rank_module = "ladder.trial.techniques.bound_cores"
-    backends = frozenset({"deepspeed", "plain"})
+    through = "model"
     why_not = "cores are divided between several ranks of a host where something is offloaded, and each rank needs one"
     binds_cores = True
 

@@ -23,7 +23,7 @@ _CAUTION = (
 class Compiled(Technique):
     slot = "compiler"
     rank_module = "ladder.trial.techniques.compiled"
-    backends = frozenset({"plain"})
+    through = "accelerate"
     breaks_as_one = True
     why_not = "only rungs without DeepSpeed are compiled, which --backend all or torch tries"
 
@@ -45,7 +45,7 @@ class Compiled(Technique):
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """FSDP2 gathers block by block, in hooks that a model compiled as a whole would not call."""
-        return rung.backend in self.backends and (self.by_block or rung.stage == 0)
+        return self.by_block or rung.stage == 0
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         return replace(terms, doubts=(*terms.doubts, (self.name, _DOUBT)))

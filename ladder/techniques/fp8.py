@@ -38,7 +38,7 @@ class Fp8(Technique):
     )
     libraries = (Library("torchao", "torchao", since="0.6.1"),)
     rank_module = "ladder.trial.techniques.fp8"
-    backends = frozenset({"plain"})
+    through = "accelerate"
     why_not = (
         "FP8 needs GPUs of compute capability 8.9 or more (Ada, Hopper, Blackwell), and a rung without DeepSpeed that "
         "offloads nothing"
@@ -56,7 +56,7 @@ class Fp8(Technique):
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """Not with DeepSpeed, whose configuration has `bf16`: the Trainer refuses it where its own argument is off."""
         is_older = problem.gpu_name is not None and _OLDER.search(problem.gpu_name) is not None
-        return problem.device == "cuda" and not is_older and rung.backend in self.backends and not rung.devices
+        return problem.device == "cuda" and not is_older and not rung.devices
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         """Inputs are saved in 16 bits as ever, and cast once more in backward; of weights no copy is saved."""

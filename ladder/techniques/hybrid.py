@@ -24,7 +24,7 @@ class Hybrid(WithinNodes):
         unset="with several nodes",
     )
     effects = Effects(divided_in_node=True)
-    backends = frozenset({"plain"})
+    through = "accelerate"
     why_not = "only FSDP2 on several nodes with the same number of GPUs, two or more, can divide weights within each"
 
     def suits(self, problem: Problem, rung: Rung) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ladder.candidates import CHECKPOINTING, RUNGS_BY_NAME, Candidate, Engine, Knob, Rung, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import CHECKPOINTING, Candidate, Engine, Knob, Rung, Technique
 from ladder.techniques.registry import TECHNIQUES
 
 _KEY = re.compile(r"(?P<name>[^\[ ]+)(\[(?P<knobs>[^\]]+)\])? ckpt=(?P<ckpt>[a-z0-9/]+) mb=(?P<size>[1-9]\d*)")

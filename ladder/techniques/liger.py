@@ -35,7 +35,7 @@ class Liger(Technique):
     # the loss is fused with the head. Counted in its Triton sources: a norm reads and writes 10 bytes per value instead
     # of 108, rotary positions 12 instead of 60, a gated MLP 16 instead of 33; forward runs 13 kernels instead of 33.
     effects = Effects(norm_keeps=1 / 3, keeps_gate=False, chunked_loss=True, traffic=0.25, kernels=0.45)
-    backends = frozenset({"deepspeed", "plain"})
+    through = "model"
     changes_blocks = True
     breaks_as_one = True
 

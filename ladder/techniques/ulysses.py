@@ -88,7 +88,7 @@ class Ulysses(Technique):
         roomy = {engine.rung for engine, taken in alone.items() if taken <= SURE * limit}
         sharing = []
         for engine, taken in alone.items():
-            if engine.rung in roomy or not self.suits(problem, engine.rung) or "nvme" in engine.rung.devices:
+            if engine.rung in roomy or not self.gets_into(engine.rung, problem) or "nvme" in engine.rung.devices:
                 continue
             shared = engine.having(self)
             part = needs(shared)

@@ -32,4 +32,4 @@ class WithinNodes(Technique):
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """With several nodes that all have the same number of GPUs, two or more: a group of one divides nothing."""
         ranks, nodes = problem.world_size, problem.num_nodes
-        return rung.backend in self.backends and nodes > 1 and ranks % nodes == 0 and ranks // nodes > 1
+        return nodes > 1 and ranks % nodes == 0 and ranks // nodes > 1

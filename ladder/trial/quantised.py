@@ -8,6 +8,7 @@ import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
+from ladder.trial.backends import backend_of
 from ladder.trial.preload import unhide
 
 
@@ -43,8 +44,7 @@ def quantisation(spec: TrialSpec, dtype: torch.dtype) -> BitsAndBytesConfig:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        # Stage 3 gathers all parameters in one type, and FSDP2 divides only floating-point ones.
-        bnb_4bit_quant_storage=dtype if spec.zero_stage == 3 or "fsdp" in spec.deepspeed else torch.uint8,
+        bnb_4bit_quant_storage=dtype if backend_of(spec).divides_weights(spec) else torch.uint8,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ladder.search.decisions import Strategy
 from ladder.search.policy import answer
-from ladder.search.space import Space, of_backend
+from ladder.search.space import Space, of_main_backend
 from ladder.tuning.tuner import Tuner, TuneResult
 
 MakeTuner = Callable[[Space, float, int], Tuner]
@@ -20,7 +20,7 @@ def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_tri
     The first search is the same as without the other rungs. The second begins with what it measured, so that only
     what may be faster than DeepSpeed's best gets a trial.
     """
-    own = of_backend(space, "deepspeed")
+    own = of_main_backend(space)
     if not own.engines or own.engines == space.engines:
         return tuner(space, 0.0, knob_trials).tune(strategy)
     first = tuner(own, 0.0, knob_trials).tune(strategy)

@@ -13,11 +13,12 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
+from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
 from ladder.search.belief import LIKELY, believe
 from ladder.search.decisions import Measure, Stop
-from ladder.search.knobs import knob_choices, knobs_of, plain, turned, winner, with_knobs
+from ladder.search.knobs import knobs_of, plain, turned, winner, with_knobs
 from ladder.search.space import Space, measured
 
 _STARTUP = 4
@@ -36,7 +37,7 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
     best = winner(space, records)
     if best is None:
         return Stop("nothing fits, so there is no engine whose knobs to try")
-    choices = knob_choices(space.workload, best.engine)
+    choices = backend_of(best.engine.rung).knob_choices(space.workload, best.engine)
     with_knobs_so_far = (space.by_key[key] for key in turned(space, records))
     tried = [candidate for candidate in with_knobs_so_far if plain(candidate) == plain(best)]
     if len(tried) >= num_trials or not choices:

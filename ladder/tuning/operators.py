@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ladder.backends.registry import backend_of
 from ladder.candidates import Rung
 from ladder.doctor.builds import fix_of_build
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.operator_builds import OperatorBuilds
-from ladder.machine.machine import operators_of
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.workload import OptimizerName
 
@@ -44,14 +44,14 @@ class Operators:
     def foresee(self, rungs: Sequence[Rung]) -> None:
         """Build what later trials of `rungs` may need beside what runs now."""
         for rung in rungs:
-            self._begin(operators_of(rung, self._optimizer), beside_trials=True)
+            self._begin(self._of(rung), beside_trials=True)
 
     def need(self, rung: Rung) -> None:
         """Wait until the operators for a trial of `rung` are built, and have them loaded.
 
         OperatorMissingError if one cannot be built; EnvironmentFaultError if that is one which every trial needs.
         """
-        names = (*self._always, *operators_of(rung, self._optimizer))
+        names = (*self._always, *self._of(rung))
         self._begin(names)
         built = self._builds.wait(names, self._cancelled)
         if self._cancelled():  # a cancelled build says nothing about the operator
@@ -66,6 +66,9 @@ class Operators:
                 )
             raise OperatorMissingError(name, reason)
         self._load(names)
+
+    def _of(self, rung: Rung) -> tuple[str, ...]:
+        return backend_of(rung).operators(rung, self._optimizer)
 
     def close(self) -> None:
         """Stop the builds that nothing waits for any more."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.base import Backend
+from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME, backend_of
 from ladder.errors import UsageError
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 from ladder.tuning.declaring import declared
 from ladder.tuning.job_options import TrialJobOptions, job_fields
-from ladder.tuning.options import TuneOptions, WorkloadOptions, choices_in
+from ladder.tuning.options import ALL_BACKENDS, TuneOptions, WorkloadOptions, choices_in
 from ladder.tuning.technique_choices import require_known
 
 
@@ -86,7 +87,8 @@ def require_effective_options(options: TuneOptions) -> None:
     _require_usual_optimizer(options)
     beyond = choices_in(options).options
     beyond += [f"--rung {name}" for name in options.rungs if not RUNGS_BY_NAME[name].documented]
-    beyond += ["--backend torch"] if options.backend == "torch" else []
+    if not any(rung.documented for backend in backends_in(options) for rung in backend.rungs):
+        beyond.append(f"--backend {options.backend}")
     _require_backend(options)
     if options.strategy in ALONG_THE_LADDER and beyond:
         raise UsageError(
@@ -112,10 +114,10 @@ def _require_jobs(options: TuneOptions) -> None:
 def _require_backend(options: TuneOptions) -> None:
     """UsageError for rungs that --backend leaves out."""
     for name in options.rungs:
-        if RUNGS_BY_NAME[name].backend not in backends_in(options):
+        if backend_of(RUNGS_BY_NAME[name]) not in backends_in(options):
             raise UsageError(f"--rung {name} is not among the rungs of --backend {options.backend}; use --backend all.")
 
 
-def backends_in(options: TuneOptions) -> frozenset[str]:
-    """The backends whose rungs are tried, by the names of `ladder.backends`."""
-    return frozenset({"deepspeed": {"deepspeed"}, "torch": {"plain"}, "all": {"deepspeed", "plain"}}[options.backend])
+def backends_in(options: TuneOptions) -> list[Backend]:
+    """The backends whose rungs are tried."""
+    return [backend for backend in BACKENDS.values() if options.backend in (ALL_BACKENDS, backend.option)]

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
 from ladder.errors import UsageError
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
 from ladder.tuning.declaring import Option, Switches
 from ladder.tuning.job_options import TrialJobOptions
-from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, text_of, whole
+from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
 from ladder.tuning.technique_choices import TechniqueChoices
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
@@ -26,7 +26,6 @@ from ladder.workload.workload import Dtype, OptimizerName, Task
 LauncherName = Literal["local", "ray", "slurm-jobs", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
-BackendName = Literal["deepspeed", "torch", "all"]
 TrackerName = Literal["trackio", "wandb", "mlflow"]
 OutputFormat = Literal["text", "json"]
 
@@ -34,6 +33,7 @@ WORKLOAD, MACHINE, SEARCH = "Workload", "Machine", "Search"
 BEYOND, PROOF, OUTPUT = "Beyond the documented ladder", "Proof", "Output"
 MOST_GPUS = 1024
 _KNOB_TRIALS = 12
+ALL_BACKENDS = "all"
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,14 @@ def machine_names() -> list[str]:
 
 def _allowable_names() -> list[str]:
     return [technique.name for technique in allowable()]
+
+
+def _backend_option() -> Option:
+    """What `--backend` takes, and its help, from the backends that have a word for it."""
+    known = [backend for backend in BACKENDS.values() if backend.option]
+    said = [f"{backend.option}: {backend.help}; " for backend in known if backend.help]
+    kind = one_of([*(backend.option for backend in known), ALL_BACKENDS])
+    return Option(f"{''.join(said)}{ALL_BACKENDS}: find out whether that is faster.", BEYOND, kind)
 
 
 _RUNG = replace(kind_of(str), read=_rung, metavar="RUNG")
@@ -272,10 +280,7 @@ class _TuneOptions(WorkloadOptions):
     ] = ()
     cold: Annotated[bool, Option("Start every trial from nothing; slower.", SEARCH)] = False
 
-    backend: Annotated[
-        BackendName,
-        Option("torch: train without DeepSpeed, by DDP or FSDP2; all: find out whether that is faster.", BEYOND),
-    ] = "all"
+    backend: Annotated[str, _backend_option()] = ALL_BACKENDS
     documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
     switches: Switched = field(default_factory=dict)
     """The switches of techniques; ladder decides about those that are missing."""

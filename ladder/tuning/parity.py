@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import REFERENCE
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import MeasuredEvent, StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.workload.shapes import with_layers, with_vocabulary
 from ladder.workload.workload import ModelShape
 
-PLAIN = Engine(RUNGS_BY_NAME["zero1"])
-"""The engine that others are compared with. Measured on CPU ranks in bf16: all stages agree to four digits, after stage
-0's extra step is corrected (`trial.model.forget_steps`), which is worth 1 to 3 % of the loss."""
 _LAYERS = 2
 """Layers of the shallow model. Chosen: with two, an error between layers shows, and training is cheap."""
 _VOCABULARY = 32_768
@@ -33,7 +31,7 @@ _STEPS_OF_ADAPTERS = _STEPS.model_copy(update={"minimum": 8, "maximum": 8})
 """Chosen: the losses of adapters on two matrices fell by less than `_FALLS` in four steps."""
 _TOLERANCE = 0.02
 """How much losses may differ, as a fraction of the first. Chosen: losses of correct engines agree to four digits
-(measured, see `PLAIN`), and a wrong step makes a larger difference."""
+(measured, see `REFERENCE`), and a wrong step makes a larger difference."""
 
 _FALLS = 0.01
 """How much the plain engine's losses must fall at least, as a fraction of the first: otherwise an engine that takes no
@@ -57,7 +55,7 @@ def as_parity_candidate(candidate: Candidate) -> Candidate:
 
 def as_plain(candidate: Candidate) -> Candidate:
     """What `candidate` is compared with: the plain engine, with the techniques that change the numerics."""
-    plain = replace(PLAIN, techniques=candidate.engine.numerics)
+    plain = replace(REFERENCE, techniques=candidate.engine.numerics)
     return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0, offload_activations=False)
 
 
@@ -90,7 +88,7 @@ def losses_of(run: TrialRun) -> list[float]:
     return next((event.losses for event in events if isinstance(event, MeasuredEvent)), [])
 
 
-def compare(own: Sequence[float], plain: Sequence[float], engine: Engine, against: Engine = PLAIN) -> Parity:
+def compare(own: Sequence[float], plain: Sequence[float], engine: Engine, against: Engine = REFERENCE) -> Parity:
     """Whether the losses of `engine` fall like those of `against`, the plain engine."""
     if not own or not plain:
         which = engine.key if not own else against.key

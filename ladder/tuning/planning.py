@@ -7,7 +7,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ladder.candidates import ALL_RUNGS, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Technique
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import NO_LIMIT, Machine, bare_machine
@@ -107,9 +108,10 @@ def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_si
 
 def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
     """What a tune on `machine` would search, with an --nvme-path if it has a drive."""
+    supported, _ = split_supported(RUNGS_BY_NAME.values(), machine, workload)
     return make_space(
         problem_of(workload, machine),
-        [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if has_nvme or "nvme" not in rung.devices],
+        [rung for rung in supported if has_nvme or "nvme" not in rung.devices],
         micro_batches_of(workload, machine.world_size, None),
         techniques=techniques,
         checkpointing=ways_of_checkpointing(version("transformers")),

@@ -7,15 +7,17 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ladder.backends.registry import backend_of
 from ladder.candidates import Rung
 from ladder.doctor.software import about_torch
 from ladder.errors import UsageError
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
 from ladder.machine.host import environment_of_a_cpu_rank
-from ladder.machine.machine import operators_of, unsupported_reason
+from ladder.machine.machine import unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.operators import OperatorMissingError
+from ladder.tuning.problem import place_obstacle
 from ladder.workload.workload import Workload
 
 _OF_THE_HUB = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN")
@@ -28,7 +30,7 @@ def with_obstacles(machine: Machine, rungs: Sequence[Rung], workload: Workload) 
 
 
 def operators_of_every_trial(workload: Workload) -> tuple[str, ...]:
-    """Those that a script loads itself; a model's trials need none (`trial.backends.deepspeed`)."""
+    """Those that a script loads itself; a model's trials need none (`trial.backends`)."""
     return workload.script.facts.operators if workload.script is not None else ()
 
 
@@ -36,7 +38,11 @@ def without_operator(
     machine: Machine, rungs: Sequence[Rung], workload: Workload, missing: OperatorMissingError
 ) -> Machine:
     """The machine once it is known that an operator cannot be built there."""
-    lost = {rung.name: str(missing) for rung in rungs if missing.name in operators_of(rung, workload.optimizer)}
+    lost = {
+        rung.name: str(missing)
+        for rung in rungs
+        if missing.name in backend_of(rung).operators(rung, workload.optimizer)
+    }
     return replace(machine, unsupported={**lost, **machine.unsupported})
 
 
@@ -58,7 +64,9 @@ def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> di
 
 
 def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
-    reason = unsupported_reason(rung, machine, workload.optimizer, own_script=workload.script is not None)
+    reason = place_obstacle(rung, machine, workload) or unsupported_reason(
+        rung, machine, backend_of(rung).operators(rung, workload.optimizer)
+    )
     if reason is None and machine.nvme_path is not None and machine.nvme_write_speed is not None:
         reason = nvme_shortage(rung, workload, machine.nvme_path, machine.nvme_write_speed)
     return reason

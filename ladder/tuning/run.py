@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder import __version__
-from ladder.candidates import ALL_RUNGS, Rung, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Rung, Technique
 from ladder.emit import Answer, best_config, emit_all
 from ladder.emit.plain import emit_plain
 from ladder.events.outcome import Record
@@ -317,9 +318,9 @@ def _answer(prepared: _Prepared, result: TuneResult, proof: Record, venue: Venue
 def _rungs(options: TuneOptions) -> list[Rung]:
     """The rungs to try."""
     if options.rungs:
-        return [rung for rung in ALL_RUNGS if rung.name in options.rungs]
-    wanted = backends_in(options)
-    return [r for r in ALL_RUNGS if r.backend in wanted and (r.documented or not options.documented)]
+        return [rung for rung in RUNGS_BY_NAME.values() if rung.name in options.rungs]
+    rungs = [rung for backend in backends_in(options) for rung in backend.rungs]
+    return [rung for rung in rungs if rung.documented or not options.documented]
 
 
 @contextmanager

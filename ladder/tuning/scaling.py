@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from ladder.candidates import ALL_RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.events.outcome import Record
 from ladder.launch.counting import counting
@@ -234,7 +234,8 @@ def _tune_options(options: ScaleOptions, workload: Workload, count: int) -> Tune
 def space_of(options: ScaleOptions, workload: Workload, machine: Machine) -> Space:
     """What a tune of `workload` on `machine` would search, without NVMe."""
     choices = TechniqueChoices(switches=options.switches, allow=options.allow)
-    rungs = [rung for rung in split_supported(ALL_RUNGS, machine, workload)[0] if "nvme" not in rung.devices]
+    supported, _ = split_supported(RUNGS_BY_NAME.values(), machine, workload)
+    rungs = [rung for rung in supported if "nvme" not in rung.devices]
     return make_space(
         problem_of(workload, machine),
         rungs,

@@ -59,7 +59,7 @@ class Plan:
         stage = zero.get("stage", 0)
         return {
             **{name: value for name, value in self.config.items() if name not in _NO_LAYOUT},
-            "backend": self.candidate.engine.rung.backend,
+            "backend": backend_of(self.candidate.engine.rung).name,
             "stage": {1: "1 or 2", 2: "1 or 2"}.get(stage, stage),
             "optimizer on": zero.get("offload_optimizer", {}).get("device", "the GPU"),
             "order": bool(zero.get("round_robin_gradients", False)),

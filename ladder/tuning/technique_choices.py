@@ -64,7 +64,7 @@ def techniques_tried(choices: TechniqueChoices, workload: Workload, device: str,
 def require_effective_techniques(techniques: Sequence[Technique], problem: Problem, rungs: Sequence[Rung]) -> None:
     """UsageError for an allowed technique that cannot be used with any of these rungs here."""
     for technique in techniques:
-        if technique.consent.switch or any(technique.suits(problem, rung) for rung in rungs):
+        if technique.consent.switch or any(technique.gets_into(rung, problem) for rung in rungs):
             continue
         option = technique.consent.option(technique.name)
         raise UsageError(f"{option} has no effect here: {technique.why_not}; leave it out.")

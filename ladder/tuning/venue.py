@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ladder.candidates import RUNGS, Rung, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Rung, Technique
 from ladder.emit import Answer
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
@@ -216,7 +217,7 @@ class OnPaper:
         """As on a real machine, NVMe rungs need an --nvme-path."""
         options = self._options
         machine = self._simulated.machine(options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
-        without = {rung.name: "no --nvme-path was given" for rung in RUNGS if "nvme" in rung.devices}
+        without = {rung.name: "no --nvme-path was given" for rung in RUNGS_BY_NAME.values() if "nvme" in rung.devices}
         return replace(
             machine,
             nvme_path=options.nvme_path,

@@ -12,7 +12,8 @@ from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
 from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
 from helpers.tunes import tune_over
 
-from ladder.candidates import RUNGS, Rung
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.candidates import Rung
 from ladder.events.protocol import FailedEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener

@@ -17,7 +17,7 @@ import pytest
 from faults.mounts import fill, make_read_only, mounted
 from helpers import bundled_workload
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
 from ladder.machine.described import Machine
 from ladder.machine.nvme import check_nvme_path, needed_bytes, nvme_shortage

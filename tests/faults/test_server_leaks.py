@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Engine
 from ladder.events.protocol import CandidateSpec, FailedEvent, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
@@ -34,6 +35,7 @@ def failing_spec(name: str, folder: Path) -> TrialSpec:
         seq_len=32,
         optimizer="adamw",
         dtype="bf16",
+        backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed_config(workload, engine, micro_batch=1, accumulation=1, world_size=1, nvme_path=None),
         candidates=(CandidateSpec(key="zero2 ckpt=on mb=1", checkpoint_every=1, micro_batch=1, accumulation=1),),
         memory_limit=MIB,

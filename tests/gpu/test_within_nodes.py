@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from helpers import tiny_trial
 
-from ladder.candidates import RUNGS_BY_NAME, Engine, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Engine, Technique
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher

@@ -12,8 +12,9 @@ import pytest
 from helpers import FOUR_LAYERS_CONFIG, TINY, Bench, tiny_trial
 from safetensors.torch import load_file
 
+from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import backend_of
-from ladder.candidates import PLAIN_RUNGS, Candidate
+from ladder.candidates import Candidate
 from ladder.events.protocol import FailedEvent, MeasuredEvent, StepPolicy, TrialSpec
 from ladder.launch.local import LocalLauncher
 from ladder.machine.gpus import visible_gpus

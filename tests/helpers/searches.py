@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from helpers.values import bundled_workload, make_measurement, make_record
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Outcome, Record
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.auto import auto

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import RUNGS, Candidate, Engine, Knob
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.candidates import Candidate, Engine, Knob
 from ladder.workload.workload import ModelShape, Workload
 
 SMALL: dict[str, Any] = {

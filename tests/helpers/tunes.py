@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.values import WORLD_SIZE, space_on
-from ladder.candidates import RUNGS_BY_NAME, Rung
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Rung
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.registry import backend_of
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Rung, Technique
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
 from ladder.machine.described import Gpu, Machine

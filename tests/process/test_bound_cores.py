@@ -14,7 +14,8 @@ import pytest
 from helpers import Bench, tiny_trial
 from helpers.answers import answer
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import emit_plain, plain_output
 from ladder.events.protocol import MeasuredEvent

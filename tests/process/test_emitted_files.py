@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from ladder.candidates import CHECKPOINTING, HALF, RUNGS_BY_NAME, Candidate, Engine, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import CHECKPOINTING, HALF, Candidate, Engine, Technique
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
 from ladder.events.outcome import Measurement
 from ladder.techniques.adam_8bit import ADAM_8BIT

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
-from ladder.simulation.assignment import Assignment
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.simulation.gathering import gathering_of
+from ladder.simulation.kinds import assignment_of
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Workload
 
@@ -62,7 +63,7 @@ def test_as_much_is_gathered_as_deepspeed_gathers(ahead: int, reuse: int, cap: i
     shape = shape_from_config({"model_type": "llama", **SMALL}, name="small", source="file")
     workload = Workload(model=shape, task="causal-lm", seq_len=64, global_batch_size=2)
     engine = Engine(RUNGS_BY_NAME["zero3"], tuple(sorted(zero.items())))
-    gathering = gathering_of(Assignment(workload, Candidate(engine, checkpoint_every, 1, 1), 2))
+    gathering = gathering_of(assignment_of(workload, Candidate(engine, checkpoint_every, 1, 1), 2))
     # What is on its way is there twice for a moment, which DeepSpeed's own count leaves out; its last parameter may be
     # one more than was asked for.
     assert live <= max(gathering.live) <= live + ahead + shape.largest_parameter

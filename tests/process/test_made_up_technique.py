@@ -19,7 +19,7 @@ def test_a_rank_imports_the_half_of_a_technique_that_only_the_specification_name
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = str(Path(__file__).parents[1])
-    before = trial_environment.get("PYTHONPATH", "")
+    before = trial_environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setitem(trial_environment, "PYTHONPATH", os.pathsep.join(filter(None, [here, before])))
     spec = tiny_trial(tmp_path / "0001", 1).model_copy(
         update={"techniques": (MADE_UP.name,), "rank_modules": (MADE_UP.rank_module,)}

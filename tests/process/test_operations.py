@@ -6,7 +6,7 @@ import pytest
 from helpers import make_candidate
 from helpers.saved_bytes import FAMILIES, SEQ_LEN, block_of
 
-from ladder.simulation.assignment import Assignment
+from ladder.simulation.kinds import assignment_of
 from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
@@ -25,7 +25,7 @@ def saved_by_a_block(
     """Bytes of the last block: by its operations, and counted."""
     shape, measured = block_of(family, lora, tokens, autocast=rung == "ddp")
     workload = Workload(model=shape, task="causal-lm", seq_len=tokens, global_batch_size=2, lora=lora)
-    assignment = Assignment(workload, make_candidate(rung, checkpointing=False), 1)
+    assignment = assignment_of(workload, make_candidate(rung, checkpointing=False), 1)
     operations = assignment.network.blocks[-1].operations
     fixed = sum(each.fixed + 2.0 * each.casts for each in operations)
     return tokens * sum(each.saves for each in operations) + fixed, measured

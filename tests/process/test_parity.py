@@ -12,7 +12,8 @@ import pytest
 import torch
 from helpers import TINY, Bench, tiny_trial
 
-from ladder.candidates import HALF, RUNGS_BY_NAME, Engine, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import HALF, Engine, Technique
 from ladder.events.protocol import DoneEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.launch.operator_builds import build_operators
 from ladder.techniques.adam_8bit import ADAM_8BIT, MOST_ELEMENTS

@@ -19,7 +19,8 @@ from accelerate.commands.config.config_args import load_config_from_file
 from helpers.answers import answer
 from transformers import HfArgumentParser, TrainingArguments
 
-from ladder.candidates import HALF, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import HALF, Candidate, Engine
 from ladder.emit import Answer
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import emit_plain, plain_output

@@ -8,7 +8,7 @@ import pytest
 from helpers import TINY, Bench, tiny_trial
 from safetensors.torch import load_file
 
-from ladder.candidates import PLAIN_RUNGS
+from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.events.protocol import FailedEvent, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.tuning.parity import losses_of, parity_trial

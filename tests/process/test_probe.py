@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers import TINY_CONFIG, Bench, make_candidate
 from helpers.tunes import tune_over
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.events.outcome import Record
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.search.decisions import Measure, Stop

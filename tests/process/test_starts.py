@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import Bench, tiny_trial
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command
 from ladder.launch.operator_builds import build_operators

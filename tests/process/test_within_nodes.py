@@ -11,7 +11,8 @@ import torch
 from helpers import TINY, Bench, space_on, tiny_trial
 from helpers.tunes import TWO_RANKS
 
-from ladder.candidates import RUNGS_BY_NAME, Engine, Technique
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Engine, Technique
 from ladder.events.protocol import DoneEvent, FailedEvent, PhaseEvent, TrialSpec
 from ladder.runs.history import History
 from ladder.search.policy import exhaustive

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helpers.answers import answer
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.emit.config import load_best_config
 from ladder.emit.exporters.registry import exported

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.candidates import PLAIN_RUNGS
+from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.cli.main import main
 
 NAMES = {rung.name for rung in PLAIN_RUNGS}

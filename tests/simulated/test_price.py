@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers import bundled_workload, space_on
 
-from ladder.candidates import RUNGS
+from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.runs.history import History
 from ladder.search.policy import STRATEGIES
 from ladder.search.rehearsal import price

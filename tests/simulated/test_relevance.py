@@ -11,7 +11,8 @@ import pytest
 from helpers import make_candidate, make_measurement, make_record
 
 import ladder
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Engine
 from ladder.errors import NothingFitsError
 from ladder.events.outcome import Outcome
 from ladder.search.belief import believe

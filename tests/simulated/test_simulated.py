@@ -10,7 +10,8 @@ import pytest
 from helpers import bundled_workload, space_on
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate, Engine
 from ladder.errors import UsageError
 from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
@@ -50,6 +51,7 @@ def make_trial(
         seq_len=workload.seq_len,
         optimizer="adamw",
         dtype="bf16",
+        backend_module=backend_of(engine.rung).rank_module,
         deepspeed=config,
         candidates=tuple(
             CandidateSpec(

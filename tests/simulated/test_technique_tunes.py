@@ -11,7 +11,7 @@ from helpers.values import PAPER
 from typer.testing import CliRunner
 
 import ladder
-from ladder.candidates import RUNGS
+from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.cli.main import app
 from ladder.emit import best_config, load_best_config
 from ladder.emit.exporters.registry import exported

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers import bundled_workload, space_on
 
-from ladder.candidates import RUNGS
+from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.events.protocol import TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Listener

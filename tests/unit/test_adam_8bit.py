@@ -15,7 +15,9 @@ from helpers.values import PAPER
 
 import ladder
 from ladder.backends.deepspeed.config import deepspeed_config, default_knobs
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.emit import best_config
 from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths

@@ -15,7 +15,9 @@ from helpers.values import PAPER
 
 import ladder
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import HALF, RUNGS, RUNGS_BY_NAME, Candidate, Engine, candidates_of
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import HALF, Candidate, Engine, candidates_of
 from ladder.emit import best_config
 from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths

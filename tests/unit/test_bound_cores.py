@@ -10,7 +10,7 @@ import pytest
 from helpers import bundled_workload, machine_with
 from helpers.answers import answer
 
-from ladder.candidates import ALL_RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.machine.cores import by_place
@@ -49,11 +49,11 @@ def test_two_threads_of_a_core_go_to_one_rank_and_each_rank_stays_on_its_socket(
 
 
 def test_ranks_are_bound_where_something_is_offloaded_or_nothing_runs_on_a_gpu() -> None:
-    suited = {rung.name for rung in ALL_RUNGS if BIND_CORES.suits(problem_of(LLAMA, TWO), rung)}
-    assert suited == {rung.name for rung in ALL_RUNGS if rung.devices}
+    suited = {rung.name for rung in RUNGS_BY_NAME.values() if BIND_CORES.suits(problem_of(LLAMA, TWO), rung)}
+    assert suited == {rung.name for rung in RUNGS_BY_NAME.values() if rung.devices}
     on_cpu = problem_of(LLAMA, replace(TWO, device="cpu", gpus=()))
-    assert all(BIND_CORES.suits(on_cpu, rung) for rung in ALL_RUNGS)
-    assert not BIND_CORES.suits(replace(on_cpu, num_cores=1), ALL_RUNGS[0])
+    assert all(BIND_CORES.suits(on_cpu, rung) for rung in RUNGS_BY_NAME.values())
+    assert not BIND_CORES.suits(replace(on_cpu, num_cores=1), RUNGS_BY_NAME["zero0"])
 
 
 def test_the_launch_script_binds_the_ranks_that_it_starts_through_itself(tmp_path: Path) -> None:

@@ -14,17 +14,10 @@ import pytest
 from helpers import bundled_workload, make_candidate
 
 from ladder.backends.deepspeed.config import deepspeed_config, engine_knobs
-from ladder.candidates import (
-    LEAN_KNOBS,
-    PLAIN_RUNGS,
-    RUNGS,
-    RUNGS_BY_NAME,
-    Candidate,
-    Engine,
-    Rung,
-    candidates_of,
-    divisors,
-)
+from ladder.backends.deepspeed.rungs import LEAN_KNOBS, RUNGS
+from ladder.backends.plain.rungs import PLAIN_RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine, Rung, candidates_of, divisors
 from ladder.errors import UsageError
 from ladder.tuning.options import check_rungs
 from ladder.workload.workload import Workload

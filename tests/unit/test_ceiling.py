@@ -8,7 +8,8 @@ import pytest
 from helpers import bundled_workload
 from helpers.searches import fitting, make_space, space_of
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.belief import Outlook, believe

@@ -8,7 +8,7 @@ import pytest
 from helpers import bundled_workload, machine_with, space_on
 from helpers.answers import answer
 
-from ladder.candidates import ALL_RUNGS, RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.emit.accelerate import accelerate_config
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
@@ -24,7 +24,7 @@ TWO = machine_with(2)
 
 
 def test_blocks_are_compiled_on_every_rung_without_deepspeed_and_whole_models_where_nothing_is_sharded() -> None:
-    space, _ = space_on(LLAMA, TWO, ALL_RUNGS, (1,), techniques=[LIGER, COMPILE, COMPILE_WHOLE])
+    space, _ = space_on(LLAMA, TWO, tuple(RUNGS_BY_NAME.values()), (1,), techniques=[LIGER, COMPILE, COMPILE_WHOLE])
     names = {engine.name for engine in space.engines}
     assert {"ddp+compile", "ddp+liger+compile", "ddp+compile-whole", "fsdp2+compile", "fsdp2+cpu+compile"} <= names
     assert not {"fsdp2+compile-whole", "ddp+compile+compile-whole", "zero1+compile"} & names

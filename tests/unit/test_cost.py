@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.searches import make_space
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.search.belief import believe
 from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from helpers import bundled_workload
 
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Engine
 from ladder.machine.nvme import needed_bytes, step_patience
 from ladder.tuning.trial_request import trial_deadlines
 

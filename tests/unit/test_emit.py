@@ -16,7 +16,8 @@ from helpers.answers import AWKWARD, MEASUREMENT, answer
 
 import ladder.emit.config as config_module
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.emit import (
     OutputPaths,
     accelerate_config,

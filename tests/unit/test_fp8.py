@@ -9,8 +9,8 @@ from helpers import bundled_workload, machine_with, space_on
 from helpers.answers import answer
 
 from ladder.backends.activations import terms_of
-from ladder.backends.registry import backend_of
-from ladder.candidates import ALL_RUNGS, Candidate
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate
 from ladder.emit.accelerate import accelerate_config
 from ladder.emit.config import launch_environment
 from ladder.emit.trainer import trainer_arguments
@@ -33,7 +33,7 @@ def machine_of(name: str) -> Machine:
 
 
 def test_it_is_tried_on_rungs_without_deepspeed_that_offload_nothing_also_compiled() -> None:
-    space, _ = space_on(LLAMA, TWO, ALL_RUNGS, (1,), techniques=[COMPILE, FP8])
+    space, _ = space_on(LLAMA, TWO, tuple(RUNGS_BY_NAME.values()), (1,), techniques=[COMPILE, FP8])
     found = {engine.name for engine in space.engines if FP8 in engine.techniques}
     rungs = ("ddp", "fsdp2", "fsdp2+no-reshard")
     assert found == {f"{rung}{also}+fp8" for rung in rungs for also in ("", "+compile")}

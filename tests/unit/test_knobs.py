@@ -8,10 +8,12 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.search.decisions import Measure, Stop
-from ladder.search.knobs import knob_choices, knobs_of, less_noise, plain, with_knobs
+from ladder.search.knobs import knobs_of, less_noise, plain, with_knobs
 from ladder.search.ledger import ledger
 from ladder.search.space import Space
 from ladder.techniques.keys import candidate_of
@@ -44,7 +46,7 @@ def measured(candidate: Candidate, speed: float, trial: str = "0001", spread: fl
 @EVERY_RUNG
 def test_every_knob_has_our_own_value_among_its_choices_and_another(rung):
     own = knobs_of(WORKLOAD, Engine(rung))
-    choices = knob_choices(WORKLOAD, Engine(rung))
+    choices = backend_of(rung).knob_choices(WORKLOAD, Engine(rung))
     assert set(own) == set(choices)
     assert all(own[name] in options and len(set(options)) > 1 for name, options in choices.items())
     assert bool(choices) == (rung.stage > 0)
@@ -53,7 +55,7 @@ def test_every_knob_has_our_own_value_among_its_choices_and_another(rung):
 @EVERY_RUNG
 def test_every_choice_reaches_deepspeed(rung):
     plainly = Candidate(Engine(rung), True, 1, 16)
-    for name, options in knob_choices(WORKLOAD, plainly.engine).items():
+    for name, options in backend_of(rung).knob_choices(WORKLOAD, plainly.engine).items():
         for value in options:
             candidate = with_knobs(WORKLOAD, plainly, {**knobs_of(WORKLOAD, plainly.engine), name: value})
             zero = deepspeed_config(

@@ -14,7 +14,8 @@ import pytest
 from helpers.scripts import make_script, script_workload
 from helpers.searches import BILLION, fitting, space_of
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import (
     KnownMachine,

@@ -1,16 +1,22 @@
-"""Rules of the repository that no other tool holds: imports in tests/, what mutations break, what CI installs."""
+"""Rules of the repository that no other tool holds: imports in tests/, who knows what is registered, what mutations
+break, what CI installs."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from mutate import MOST_ALIVE, misplaced, read_table
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
+from ladder.emit.exporters.registry import EXPORTERS
+from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -49,3 +55,55 @@ def test_ci_installs_versions_that_the_project_asks_for_and_the_lock_file_names_
     assert sorted(name for name in names.values() if name not in locked) == [], "run `make lock`"
     assert [str(each) for each in asked if each.name in names and locked[names[each.name]] not in each.specifier] == []
     assert not re.search(r"://|--(extra-)?index-url|--find-links| @ ", lock)
+
+
+@cache
+def product() -> dict[str, ast.Module]:
+    files = sorted((ROOT / "ladder").rglob("*.py"))
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts): ast.parse(file.read_text()) for file in files}
+
+
+@cache
+def imports() -> list[tuple[str, str]]:
+    """By module: what it imports, to the last name."""
+    return [
+        (name, ".".join(filter(None, [getattr(node, "module", ""), alias.name])))
+        for name, tree in product().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+
+
+def is_in(name: str, *rooms: str) -> bool:
+    """Whether the module `name` is one of `rooms`, or in one that is a package."""
+    return any(f"{name}.".startswith(f"{room}.") for room in rooms)
+
+
+ROOMS = {type(backend).__module__.rpartition(".")[0] for backend in BACKENDS.values()}
+ROOMS |= {
+    type(each).__module__ for each in (*TECHNIQUES.values(), *WAYS_OF_CHECKPOINTING.values(), *EXPORTERS.values())
+}
+"""Of what is registered: a module each, or a backend's package."""
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_only_its_registry_knows_the_room_of_a_backend_a_technique_or_an_exporter(room: str) -> None:
+    parent = room.rpartition(".")[0]
+    # The simulator has a table of its own: it shares no formula with the backends, and so cannot ask them.
+    others = ["ladder.simulation.kinds"] if parent == "ladder.backends" else []
+    known_to = [room, room.replace("ladder.", "ladder.trial.", 1), f"{parent}.registry", *others]
+    assert [(name, other) for name, other in imports() if is_in(other, room) and not is_in(name, *known_to)] == []
+
+
+def test_no_file_names_a_rung_or_asks_for_the_name_of_its_backend() -> None:
+    rungs = set(RUNGS_BY_NAME)
+    found = [
+        (name, node.lineno)
+        for name, tree in product().items()
+        if not is_in(name, "ladder.backends")
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and node.value in rungs)
+        or (isinstance(node, ast.Attribute) and node.attr == "backend" and ast.unparse(node.value).endswith("rung"))
+    ]
+    assert found == []

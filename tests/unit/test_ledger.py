@@ -15,7 +15,7 @@ from helpers.searches import fitting, make_space, out_of_memory, play
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli import console
 from ladder.cli.explain import explain, newest_run
 from ladder.errors import EnvironmentFaultError, UsageError

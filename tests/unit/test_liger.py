@@ -13,7 +13,8 @@ from helpers import bundled_workload, make_candidate
 from helpers.answers import answer
 from typer.testing import CliRunner
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.cli.main import app
 from ladder.emit import best_config
 from ladder.emit.exporters.registry import exported

@@ -12,14 +12,17 @@ from typing import Any
 import psutil
 import pytest
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Rung
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
 from ladder.machine.described import Gpu, Machine
 from ladder.machine.gpus import allocator_settings, may_register
-from ladder.machine.machine import CPU_RANKS, detect_machine, operators_of, unsupported_reason
+from ladder.machine.machine import CPU_RANKS, detect_machine, unsupported_reason
 from ladder.units import GIB
+from ladder.workload.workload import OptimizerName
 
 GPUS = [Gpu(f"GPU-{letter * 4}", "NVIDIA H200", 140 * GIB) for letter in "abcd"]
 
@@ -269,18 +272,18 @@ def well_equipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
+def reason_of(rung: Rung, machine: Machine, optimizer: OptimizerName = "adamw") -> str | None:
+    return unsupported_reason(rung, machine, backend_of(rung).operators(rung, optimizer))
+
+
 @pytest.mark.usefixtures("well_equipped")
 def test_everything_works_on_a_gpu_machine_with_a_compiler_libaio_and_a_drive() -> None:
-    assert [unsupported_reason(rung, a_machine(nvme_path=Path("/nvme")), "adamw") for rung in RUNGS] == [None] * len(
-        RUNGS
-    )
+    assert not any(reason_of(rung, a_machine(nvme_path=Path("/nvme"))) for rung in RUNGS)
 
 
 @pytest.mark.usefixtures("well_equipped")
 def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
-    reasons = {
-        rung.name: unsupported_reason(rung, a_machine("cpu", nvme_path=Path("/nvme")), "adamw") for rung in RUNGS
-    }
+    reasons = {rung.name: reason_of(rung, a_machine("cpu", nvme_path=Path("/nvme"))) for rung in RUNGS}
     assert {name for name, reason in reasons.items() if reason} == {name for name in reasons if "-cpu" in name}
     assert "in host memory already" in (reasons["zero2+opt-cpu"] or "")
 
@@ -288,14 +291,14 @@ def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
 @pytest.mark.usefixtures("well_equipped")
 def test_without_a_path_the_nvme_rungs_are_unsupported() -> None:
     for rung in RUNGS:
-        reason = unsupported_reason(rung, a_machine(), "adamw")
+        reason = reason_of(rung, a_machine())
         assert ("--nvme-path" in (reason or "")) == (reason is not None) == ("nvme" in rung.name)
 
 
 @pytest.mark.usefixtures("well_equipped")
 def test_without_libaio_the_nvme_rungs_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    reason = unsupported_reason(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme")), "adamw")
+    reason = reason_of(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme")))
     assert reason is not None
     assert "libaio-dev" in reason
 
@@ -303,10 +306,10 @@ def test_without_libaio_the_nvme_rungs_say_how_to_get_it(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("well_equipped")
 def test_without_a_compiler_only_rungs_that_need_an_operator_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    reasons = {rung.name: unsupported_reason(rung, a_machine(), "adamw") for rung in RUNGS}
+    reasons = {rung.name: reason_of(rung, a_machine()) for rung in RUNGS}
     assert reasons["zero3"] is None
     assert "g++" in (reasons["zero2+opt-cpu"] or "")
-    assert unsupported_reason(RUNGS_BY_NAME["zero2+opt-cpu"], a_machine(), "sgd") is None, "torch's own steps there"
+    assert reason_of(RUNGS_BY_NAME["zero2+opt-cpu"], a_machine(), "sgd") is None, "torch's own steps there"
 
 
 def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() -> None:
@@ -316,5 +319,6 @@ def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() 
         ("zero2+opt-cpu", ("cpu_adam",), ()),
         ("zero3+opt-nvme", ("async_io", "cpu_adam"), ("async_io",)),
     ):
-        assert operators_of(RUNGS_BY_NAME[name], "adamw") == adam
-        assert operators_of(RUNGS_BY_NAME[name], "sgd") == sgd
+        rung = RUNGS_BY_NAME[name]
+        assert backend_of(rung).operators(rung, "adamw") == adam
+        assert backend_of(rung).operators(rung, "sgd") == sgd

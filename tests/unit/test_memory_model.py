@@ -13,7 +13,9 @@ import pandas as pd
 import pytest
 
 from ladder.backends.base import START
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.search.memory import (
     MemoryCalibration,
     MemoryObservation,

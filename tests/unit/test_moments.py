@@ -9,7 +9,8 @@ import pytest
 from ladder.backends.base import Moment
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.deepspeed.moments import moments_of, offloaded
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.workload.workload import Workload
 
 Build = Callable[..., Workload]

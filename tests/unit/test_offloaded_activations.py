@@ -12,7 +12,8 @@ import yaml
 from helpers import bundled_workload, make_record
 from helpers.answers import answer
 
-from ladder.candidates import RUNGS, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.candidates import Candidate, Engine
 from ladder.emit import best_config
 from ladder.emit.exporters.registry import exported
 from ladder.emit.files import OutputPaths

@@ -9,7 +9,7 @@ import pytest
 from helpers import bundled_workload
 from helpers.searches import fitting, make_space
 
-from ladder.candidates import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.machine.described import Machine
 from ladder.search.auto import hopeful_engines

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from helpers import bundled_workload, make_candidate
 
-from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
 from ladder.simulation.kernel_time import Kernels
+from ladder.simulation.kinds import assignment_of
 from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
@@ -130,13 +130,13 @@ def test_checkpointed_layers_in_8_bits_hold_what_they_read() -> None:
 def test_the_optimizer_has_only_what_is_trained() -> None:
     less = 16 * (LLAMA.weights.trained - having(lora=ADAPTERS).weights.trained)
     assert truth(LLAMA, size=1).at_start - truth(having(lora=ADAPTERS), size=1).at_start >= less
-    uses = [host_use(Assignment(own, make_candidate("zero2+opt-cpu"), 1)) for own in (LLAMA, having(lora=ADAPTERS))]
+    uses = [host_use(assignment_of(own, make_candidate("zero2+opt-cpu"), 1)) for own in (LLAMA, having(lora=ADAPTERS))]
     assert uses[1].offloaded < uses[0].offloaded / 20
 
 
 def test_stage_3_gathers_packed_weights_and_has_hooks_at_adapters() -> None:
     def gathered(own: Workload) -> int:
-        assignment = Assignment(own, make_candidate("zero3"), 4)
+        assignment = assignment_of(own, make_candidate("zero3"), 4)
         return sum(fetch.elements for fetch in gathering_of(assignment).fetches)
 
     own = bundled_workload("llama-2-7b", seq_len=1024, lora=ADAPTERS)
@@ -147,8 +147,8 @@ def test_stage_3_gathers_packed_weights_and_has_hooks_at_adapters() -> None:
 
 def test_frozen_parameters_on_the_host_have_no_second_copy_there() -> None:
     own = having(lora=ADAPTERS)
-    use = host_use(Assignment(own, make_candidate("zero3+param-cpu"), 2))
-    whole = host_use(Assignment(LLAMA, make_candidate("zero3+param-cpu"), 2))
+    use = host_use(assignment_of(own, make_candidate("zero3+param-cpu"), 2))
+    whole = host_use(assignment_of(LLAMA, make_candidate("zero3+param-cpu"), 2))
     assert use.offloaded < 0.7 * whole.offloaded
     assert use.offloaded > own.weights.bytes_held / 2
 
@@ -186,7 +186,7 @@ def test_fused_kernels_replace_those_of_the_model_and_none_of_its_adapters() -> 
         fused = replace(plain, engine=plain.engine.having(LIGER))
         before, after = (
             Kernels(known, chip).block_forward(known.network.blocks[0])
-            for known in (Assignment(own, each, 1) for each in (plain, fused))
+            for known in (assignment_of(own, each, 1) for each in (plain, fused))
         )
         saved.append(before.kernels - after.kernels)
     assert saved[0] == pytest.approx(saved[1])

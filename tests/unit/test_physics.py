@@ -12,11 +12,13 @@ import pytest
 from helpers import bundled_workload, make_candidate
 
 import ladder.simulation
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.simulation.allocation import Ledger
-from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
+from ladder.simulation.kinds import assignment_of
 from ladder.simulation.memory_walk import walk_memory
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
@@ -124,7 +126,9 @@ def test_half_checkpointing_deviates_as_the_layers_that_it_leaves_alone_do():
     peaks = {}
     for factor in (1.0, 1.2):
         for every in (0, 1, 2):
-            assignment = Assignment(LLAMA, replace(make_candidate("zero2", micro_batch=8), checkpoint_every=every), 4)
+            assignment = assignment_of(
+                LLAMA, replace(make_candidate("zero2", micro_batch=8), checkpoint_every=every), 4
+            )
             ledger = Ledger({"activations": factor})
             peaks[every, factor] = walk_memory(assignment, gathering_of(assignment), ledger).peak
     more = {every: peaks[every, 1.2] - peaks[every, 1.0] for every in (0, 1, 2)}
@@ -133,7 +137,7 @@ def test_half_checkpointing_deviates_as_the_layers_that_it_leaves_alone_do():
 
 
 def test_stage_3_gathers_up_to_its_cap_and_needs_all_parameters_twice():
-    lean, usual = (Assignment(LLAMA, make_candidate(name), 4) for name in ("zero3+param-cpu+opt-cpu+lean", "zero3"))
+    lean, usual = (assignment_of(LLAMA, make_candidate(name), 4) for name in ("zero3+param-cpu+opt-cpu+lean", "zero3"))
     for assignment in (lean, usual):
         gathering = gathering_of(assignment)
         cap = assignment.knobs["stage3_max_live_parameters"]
@@ -143,8 +147,8 @@ def test_stage_3_gathers_up_to_its_cap_and_needs_all_parameters_twice():
         assert sum(fetch.elements for fetch in gathering.fetches) > 1.7 * LLAMA.model.num_parameters
         assert all(fetch.issued <= fetch.needed for fetch in gathering.fetches)
     assert max(gathering_of(lean).live) < max(gathering_of(usual).live) / 3
-    assert not gathering_of(Assignment(LLAMA, make_candidate("zero3"), 1)).fetches  # one rank has all of it
-    assert not gathering_of(Assignment(LLAMA, make_candidate("zero2"), 4)).fetches
+    assert not gathering_of(assignment_of(LLAMA, make_candidate("zero3"), 1)).fetches  # one rank has all of it
+    assert not gathering_of(assignment_of(LLAMA, make_candidate("zero2"), 4)).fetches
 
 
 def test_stage_3_starts_with_its_share_of_weights_master_weights_and_gradients_however_many_ranks_there_are():
@@ -180,7 +184,7 @@ def test_the_host_holds_what_was_recorded():
     ]
     for workload, ranks, figures in recorded:
         for rung, gib in figures.items():
-            use = host_use(Assignment(workload, make_candidate(rung), ranks))
+            use = host_use(assignment_of(workload, make_candidate(rung), ranks))
             assert use.resident * ranks / GIB == pytest.approx(gib, rel=0.05), rung
 
 
@@ -211,7 +215,7 @@ def test_a_ledger_remembers_the_fullest_moment():
 
 @pytest.mark.parametrize("model", ["opt-125m", "t0-3b", "roberta-base", "qwen2.5-7b", "tiny-llama"])
 def test_all_parameters_are_among_the_operations(model: str):
-    assignment = Assignment(bundled_workload(model), make_candidate("zero3"), 2)
+    assignment = assignment_of(bundled_workload(model), make_candidate("zero3"), 2)
     network, shape = assignment.network, assignment.workload.model
     counted = shape.num_layers * sum(each.elements for each in network.block) + network.table
     counted += 0 if shape.tied else network.head

@@ -9,12 +9,13 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.backends.plain.config import plain_config
-from ladder.backends.registry import backend_of
-from ladder.candidates import PLAIN_RUNGS, RUNGS_BY_NAME, Candidate, Engine
-from ladder.simulation.assignment import Assignment
+from ladder.backends.plain.rungs import PLAIN_RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate, Engine
 from ladder.simulation.host_memory import host_use
+from ladder.simulation.kinds import Wrapped, assignment_of
 from ladder.simulation.paper_machine import read_machine
-from ladder.simulation.physics import Physics, Truth, plain_rung
+from ladder.simulation.physics import Physics, Truth
 from ladder.simulation.unit_gathering import units_gathered
 from ladder.techniques.liger import LIGER
 from ladder.units import GIB
@@ -81,14 +82,14 @@ def test_gradients_accumulate_in_fp32_with_ddp_and_whole_in_16_bits_with_fsdp2()
 
 
 def test_autocast_forgets_its_copies_at_the_end_of_forward_where_blocks_are_recomputed() -> None:
-    kept, again = (Assignment(LLAMA, candidate("ddp", every=every), 1) for every in (0, 1))
+    kept, again = (assignment_of(LLAMA, candidate("ddp", every=every), 1) for every in (0, 1))
     assert sum(each.casts for each in kept.network.blocks[0].operations) == pytest.approx(P / 33, rel=0.05)
     assert again.stream_bytes == 4.0
-    assert Assignment(LLAMA, candidate("fsdp2"), 8).stream_bytes == 2.0
+    assert assignment_of(LLAMA, candidate("fsdp2"), 8).stream_bytes == 2.0
 
 
 def test_fsdp2_gathers_each_unit_twice_and_once_if_it_stays() -> None:
-    twice, once = (units_gathered(Assignment(LLAMA, candidate(rung), 4)) for rung in ("fsdp2", "fsdp2+no-reshard"))
+    twice, once = (units_gathered(assignment_of(LLAMA, candidate(rung), 4)) for rung in ("fsdp2", "fsdp2+no-reshard"))
     head = LLAMA.model.vocab_size * LLAMA.model.hidden_size
     assert sum(fetch.elements for fetch in once.fetches) == pytest.approx(P, rel=0.01)
     assert sum(fetch.elements for fetch in twice.fetches) == pytest.approx(2 * P - head, rel=0.01)
@@ -96,15 +97,15 @@ def test_fsdp2_gathers_each_unit_twice_and_once_if_it_stays() -> None:
     block = LLAMA.model.num_block_parameters
     assert twice.live[10] == pytest.approx(2 * block, rel=0.01)  # one at work, and the next one or its buffer
     assert once.live[10] == pytest.approx(head + 10 * block + block, rel=0.05)
-    assert not units_gathered(Assignment(LLAMA, candidate("ddp"), 4)).fetches
+    assert not units_gathered(assignment_of(LLAMA, candidate("ddp"), 4)).fetches
 
 
 def test_offloaded_shards_and_gradients_are_pinned_and_moments_are_not() -> None:
-    use = host_use(Assignment(LLAMA, candidate("fsdp2+cpu"), 4))
+    use = host_use(assignment_of(LLAMA, candidate("fsdp2+cpu"), 4))
     assert 8.0 * P < use.pinned * 4 < 1.4 * 8.0 * P  # torch pins powers of two
     assert (use.offloaded - use.pinned) * 4 == pytest.approx(8.0 * P, rel=0.01)
-    assert host_use(Assignment(LLAMA, candidate("ddp"), 4)).offloaded == 0
-    assert host_use(Assignment(LLAMA, candidate("fsdp2"), 4)).offloaded * 4 == pytest.approx(4.0 * P, rel=0.01)
+    assert host_use(assignment_of(LLAMA, candidate("ddp"), 4)).offloaded == 0
+    assert host_use(assignment_of(LLAMA, candidate("fsdp2"), 4)).offloaded * 4 == pytest.approx(4.0 * P, rel=0.01)
 
 
 def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:
@@ -117,7 +118,7 @@ def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:
 @pytest.mark.parametrize("rung", PLAIN_RUNGS, ids=lambda rung: rung.name)
 def test_a_rung_is_known_again_by_its_configuration(rung) -> None:
     config = plain_config(LLAMA, Engine(rung), micro_batch=1, accumulation=1)
-    assert plain_rung(config.get("fsdp")) == rung
+    assert Wrapped.engine_in(config, PLAIN_RUNGS, LLAMA, ()) == Engine(rung)
     assert math.isfinite(truth(candidate(rung.name), ranks=8).boundary_seconds)
 
 

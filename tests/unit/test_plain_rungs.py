@@ -12,20 +12,24 @@ from helpers import bundled_workload, machine_with, make_candidate, make_record,
 from helpers.scripts import make_script, script_workload
 
 from ladder.backends.base import Moment
-from ladder.backends.registry import backend_of
-from ladder.candidates import ALL_RUNGS, PLAIN_RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.plain.rungs import PLAIN_RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate, Engine, Rung
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import plain_output
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
-from ladder.machine.machine import operators_of, unsupported_reason
+from ladder.machine.described import Machine
 from ladder.search.policy import answer, faster_without_deepspeed
-from ladder.search.space import of_backend
+from ladder.search.space import of_main_backend
+from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.liger import LIGER
 from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.declaring import checked
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
+from ladder.tuning.preparation import obstacles
+from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation
 from ladder.workload.trained import LoadIn
@@ -72,14 +76,18 @@ def test_adapters_beside_16_bit_weights_need_little_more_than_these() -> None:
     assert 2.0 * P < peak("ddp", 1, workload=adapters) < 3.0 * P
 
 
+def reason_of(rung: Rung, machine: Machine, workload: Workload = LLAMA) -> str | None:
+    return obstacles([rung], machine, workload).get(rung.name)
+
+
 def test_fsdp2_works_on_gpus_offloads_on_several_and_needs_no_operator_of_deepspeed() -> None:
     sharded = [rung for rung in PLAIN_RUNGS if rung.stage]
     for rung in sharded:
-        assert unsupported_reason(rung, machine_with(2), "adamw") is None
-        on_one = str(unsupported_reason(rung, machine_with(1), "adamw"))
-        assert on_one == ("on one GPU, DeepSpeed's offload does the same" if rung.devices else "None")
-        assert "on GPUs only" in str(unsupported_reason(rung, machine_with(2, "cpu"), "adamw"))
-        assert operators_of(rung, "adamw") == ()
+        assert reason_of(rung, machine_with(2)) is None
+        on_one = "on one GPU, DeepSpeed's offload does the same" if rung.devices else None
+        assert reason_of(rung, machine_with(1)) == on_one
+        assert "on GPUs only" in str(reason_of(rung, machine_with(2, "cpu")))
+        assert backend_of(rung).operators(rung, "adamw") == ()
     assert all(backend_of(rung).obstacle(replace(LLAMA, dtype="fp16"), rung) for rung in sharded)
 
 
@@ -117,11 +125,10 @@ def test_fsdp2_needs_a_loop_to_prepare_model_and_optimizer_at_once_and_shards_on
     assert "in one call of accelerator.prepare()" in backend_of(fsdp2).obstacle(apart, fsdp2)
     assert backend_of(ddp).obstacle(apart, ddp) == ""
     on_cpu = machine_with(2, "cpu")
-    assert unsupported_reason(fsdp2, on_cpu, "adamw", own_script=True) is None
-    assert "on GPUs only" in str(unsupported_reason(fsdp2, on_cpu, "adamw"))
-    assert "host memory already" in str(
-        unsupported_reason(RUNGS_BY_NAME["fsdp2+cpu"], on_cpu, "adamw", own_script=True)
-    )
+    own = script_workload(make_script(kind="trainer"))
+    assert reason_of(fsdp2, on_cpu, own) is None
+    assert "on GPUs only" in str(reason_of(fsdp2, on_cpu))
+    assert "host memory already" in str(reason_of(RUNGS_BY_NAME["fsdp2+cpu"], on_cpu, own))
 
 
 def test_fsdp2_needs_host_memory_for_the_weights_that_each_rank_reads_and_with_offload_for_all_states() -> None:
@@ -151,11 +158,22 @@ def test_what_is_gathered_and_scattered_beside_adapters_is_what_they_and_packed_
 
 
 def test_liger_goes_with_rungs_without_deepspeed_and_techniques_of_deepspeed_do_not() -> None:
-    space, _ = space_on(LLAMA, machine_with(2), ALL_RUNGS, (1,), techniques=[LIGER, ULYSSES])
-    names = {engine.name for engine in of_backend(space, "plain").engines}
-    assert {"ddp", "ddp+liger", "fsdp2", "fsdp2+liger"} <= names
-    assert not any("ulysses" in name for name in names)
-    assert {engine.rung.backend for engine in of_backend(space, "deepspeed").engines} == {"deepspeed"}
+    space, _ = space_on(LLAMA, machine_with(2), tuple(RUNGS_BY_NAME.values()), (1,), techniques=[LIGER, BF16_STATES])
+    own = of_main_backend(space).engines
+    names, others = ({engine.name for engine in found} for found in (own, set(space.engines) - set(own)))
+    assert {"ddp", "ddp+liger", "fsdp2", "fsdp2+liger"} <= others
+    assert "zero2+bf16-states" in names
+    assert not any("bf16-states" in name for name in others)
+    assert names.isdisjoint(rung.name for rung in PLAIN_RUNGS)
+
+
+def test_sequences_are_shared_on_deepspeeds_rungs_alone_where_memory_is_short() -> None:
+    long, machine = bundled_workload("llama-3.2-1b", seq_len=16384, global_batch_size=2), machine_with(2)
+    rungs = tuple(RUNGS_BY_NAME.values())
+    space, _ = space_on(long, replace(machine, memory_limit=28 * GIB), rungs, (1,), techniques=[ULYSSES])
+    sharing = {engine.rung.name for engine in space.engines if engine.shares_sequences}
+    assert "zero3" in sharing
+    assert sharing.isdisjoint(rung.name for rung in PLAIN_RUNGS)
 
 
 def test_the_answer_is_deepspeeds_fastest_and_another_counts_only_if_it_is_faster_by_more_than_the_tolerance() -> None:

@@ -19,7 +19,9 @@ from helpers import (
     tiny_trial,
 )
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Outcome, OutcomeKind, Record
 from ladder.events.protocol import MeasuredEvent
 from ladder.events.trial_run import TrialRun

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers.searches import make_space, space_of
 
-from ladder.candidates import PLAIN_RUNGS, Engine
+from ladder.backends.plain.rungs import PLAIN_RUNGS
+from ladder.candidates import Engine
 from ladder.events.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.decisions import Measure, Stop

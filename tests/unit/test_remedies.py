@@ -8,7 +8,8 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_record
 from helpers.searches import two_small_gpus
 
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Engine
 from ladder.events.outcome import Outcome
 from ladder.search.forecast import plan
 from ladder.search.remedies import Remedies, remedies

@@ -9,7 +9,8 @@ import pytest
 
 from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory

@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 from helpers import bundled_workload
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import flops_per_token, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
 from ladder.workload.workload import Workload

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers import bundled_workload
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import MachineSpeed, machine_speed
 from ladder.search.speed import SpeedPrediction, predict_speed
 from ladder.workload.lora import Lora

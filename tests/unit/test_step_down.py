@@ -12,7 +12,8 @@ from helpers.answers import answer
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS
 
-from ladder.candidates import RUNGS_BY_NAME, Candidate
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Candidate
 from ladder.emit.settings import settings_of
 from ladder.tuning import step_down
 from ladder.tuning.step_down import Plan, smaller

@@ -13,7 +13,8 @@ from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record, s
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, tune_over
 
-from ladder.candidates import RUNGS, RUNGS_BY_NAME
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import Outcome, Record

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from helpers import bundled_workload, tiny_trial
 
-from ladder.candidates import RUNGS_BY_NAME, Engine
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Engine
 from ladder.events.protocol import Event, PhaseEvent, StepEvent
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines

@@ -12,8 +12,8 @@ from helpers.scripts import make_script, script_workload
 from helpers.searches import make_space
 
 from ladder.backends.base import Moment, StepTerms
-from ladder.backends.registry import backend_of
-from ladder.candidates import RUNGS_BY_NAME, Candidate, Engine, Problem, Technique, engines_having
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.candidates import Candidate, Engine, Problem, Technique, engines_having
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.search.belief import believe
 from ladder.search.scaling import Scaling

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Device, Moment, StepTerms
-from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs
+from ladder.backends.base import Backend, Choices, Device, Moment, StepTerms, Training
+from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
+from ladder.backends.deepspeed.knobs import knob_choices
 from ladder.backends.deepspeed.moments import moments_of, offloaded
+from ladder.backends.deepspeed.rungs import NAME, RUNGS
 from ladder.backends.deepspeed.step_terms import step_terms
-from ladder.candidates import Candidate, Engine, Rung
+from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
-from ladder.workload.workload import Workload
+from ladder.workload.workload import OptimizerName, Workload
 
 
 class DeepSpeed(Backend):
-    name = "deepspeed"
+    name = NAME
     rank_module = "ladder.trial.backends.deepspeed"
+    rungs = RUNGS
+    option = NAME
+    kind = "zero"
+    one_rank_needs_no_stage = True
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """Quantised parameters cannot be offloaded: a partition is swapped as 16-bit numbers (partition_parameters.py),
@@ -29,6 +36,10 @@ class DeepSpeed(Backend):
         if workload.load_in is not None and rung.offload_param != "none":
             return "DeepSpeed offloads weights of 16 bits only; take a rung without param-cpu or param-nvme, as zero3"
         return ""
+
+    def operators(self, rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
+        on_disk = ("async_io",) if "nvme" in rung.devices else ()
+        return (*on_disk, "cpu_adam") if rung.offload_optimizer != "none" and optimizer != "sgd" else on_disk
 
     def configuration(
         self,
@@ -52,6 +63,9 @@ class DeepSpeed(Backend):
     def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
         return {PIN_MEMORY: True, **engine_knobs(workload, engine), **dict(engine.knobs)}
 
+    def knob_choices(self, workload: Workload, engine: Engine) -> Choices:
+        return knob_choices(workload, engine.rung)
+
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         return moments_of(workload, candidate, world_size, device)
 
@@ -60,6 +74,39 @@ class DeepSpeed(Backend):
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return step_terms(workload, candidate, world_size, machine)
+
+    def for_file(
+        self, config: dict[str, Any], workload: Workload, rung: Rung, device: str, learning_rate: float | None
+    ) -> dict[str, Any]:
+        if device == "cpu" and rung.stage == 3:
+            # On the CPU, transformers builds the model in shards before DeepSpeed knows the other ranks, and DeepSpeed
+            # then compares this number with a single rank. The other two batch settings contain the same information.
+            config.pop("train_batch_size", None)
+        if learning_rate is None:
+            return config
+        return config | {"optimizer": optimizer_section(workload, rung, learning_rate)}
+
+    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+        return {"deepspeed": config}
+
+    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+        """accelerate refuses a file that also sets mixed precision, accumulation, clipping, stage or offload."""
+        return {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {
+                "deepspeed_config_file": config,
+                # Stage 3 builds the model in shards, because the whole model may not fit on a rank.
+                "zero3_init_flag": training.rung.stage == 3,
+                # Without this, accelerate has DeepSpeed start the other nodes by pdsh.
+                **({"deepspeed_multinode_launcher": "standard"} if training.num_nodes > 1 else {}),
+            },
+        }
+
+    def launch_options(self, training: Training, config: str) -> str:
+        return f"--deepspeed_config_file {shlex.quote(config)}"
+
+    def export(self, program: str, training: Training, config: str) -> Export | str:
+        return Export({"deepspeed": config} if program == "axolotl" else {})
 
 
 DEEPSPEED = DeepSpeed()

@@ -6,19 +6,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Device, Moment, StepTerms
+from ladder.backends.base import Backend, Device, Moment, StepTerms, Training
 from ladder.backends.plain.config import fsdp_environment, plain_config
 from ladder.backends.plain.moments import moments_of, on_host
+from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
 from ladder.backends.plain.step_terms import plain_terms
-from ladder.candidates import Candidate, Engine, Rung
+from ladder.backends.plain.words import about_weights, accelerate_config, export, trainer_arguments
+from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
 
 
 class Plain(Backend):
-    name = "plain"
+    name = NAME
     rank_module = "ladder.trial.backends.plain"
+    rungs = PLAIN_RUNGS
+    option = "torch"
+    help = "train without DeepSpeed, by DDP or FSDP2"
+    kind = "wrapped"
+
+    def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
+        """On several CPU ranks, where accelerate ignores FSDP, `ladder run` starts scripts; other launchers use
+        accelerate as it is. With one GPU, offload has the same bytes over the same bus as DeepSpeed's (simulated).
+        """
+        if device == "cuda":
+            return "on one GPU, DeepSpeed's offload does the same" if world_size == 1 and rung.devices else ""
+        return "accelerate has FSDP2 on GPUs only" if rung.stage > 0 and (world_size == 1 or not own_script) else ""
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """What accelerate, FSDP2 or this version cannot train.
@@ -49,9 +63,6 @@ class Plain(Backend):
     def environment(self, engine: Engine) -> dict[str, str]:
         return fsdp_environment(engine.rung)
 
-    def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
-        return {}
-
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         return moments_of(workload, candidate, world_size)
 
@@ -60,6 +71,21 @@ class Plain(Backend):
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return plain_terms(workload, candidate, world_size, machine)
+
+    def divides_weights(self, rung: Rung) -> bool:
+        return rung.stage > 0
+
+    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+        return trainer_arguments(training)
+
+    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+        return accelerate_config(training)
+
+    def about_weights(self, training: Training) -> tuple[str, str]:
+        return about_weights(training)
+
+    def export(self, program: str, training: Training, config: str) -> Export | str:
+        return export(program, training)
 
 
 def _of_script(facts: ScriptFacts, rung: Rung) -> str:

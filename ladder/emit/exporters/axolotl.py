@@ -13,22 +13,12 @@ from ladder.emit.exporters.base import (
 )
 from ladder.emit.nodes import PORT
 from ladder.emit.settings import Settings
-from ladder.emit.sharding import sharding
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments
-from ladder.errors import UsageError
 
 
 class Axolotl(Exporter):
     name = "axolotl"
     trains_causal_lms_only = True
-
-    def require_possible(self, settings: Settings, task: str) -> None:
-        super().require_possible(settings, task)
-        if not settings.trains_with_deepspeed and settings.lora is None:
-            raise UsageError(
-                "--for axolotl: it loads 16-bit weights, and without DeepSpeed trains them without the fp32 masters "
-                "that were measured; use --for trl, llama-factory or trainer."
-            )
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
@@ -44,7 +34,7 @@ class Axolotl(Exporter):
             "fp16": settings.dtype == "fp16",
             "max_grad_norm": settings.gradient_clipping,
             "optimizer": arguments["optim"],
-            **_of_backend(settings, arguments),
+            **self.of_backend(settings, config),
         }
         if settings.gradient_checkpointing:
             fragment[CHECKPOINTING_KWARGS] = arguments[CHECKPOINTING_KWARGS]
@@ -55,16 +45,6 @@ class Axolotl(Exporter):
             place += f" --nnodes={settings.num_nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST-NODE:{PORT}"
         run = f"axolotl train your.yaml --launcher torchrun -- {place}"
         return opening_comment(settings, run) + to_yaml(fragment)
-
-
-def _of_backend(settings: Settings, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's configuration, or FSDP2's settings, which have a version of their own beside them."""
-    if settings.trains_with_deepspeed:
-        return {"deepspeed": arguments["deepspeed"]}
-    if not settings.divides_weights:
-        return {}
-    words = {name: value for name, value in sharding(settings, "offload_params").items() if name != "version"}
-    return {"fsdp_version": 2, "fsdp_config": words}
 
 
 def _adapters(settings: Settings) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Exporter(ABC):
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         """The fragment, made from the content of the best_config.json at `config`."""
 
-    def require_possible(self, settings: Settings, task: str) -> None:
+    def require_possible(self, settings: Settings, task: str, config: Path) -> None:
         """UsageError if the program does not train such models, or has no settings for the answer."""
         if self.trains_causal_lms_only and task != "causal-lm":
             raise UsageError(f"--for {self.name}: it trains only causal-lm models, and this answer is for {task}.")
@@ -37,7 +37,7 @@ class Exporter(ABC):
                 f"--for {self.name}: it cannot freeze {', '.join(settings.freeze)} as it was measured; "
                 "use --for trainer with a script that does."
             )
-        for said in self._said(settings):
+        for said in (*self._said(settings), settings.backend.export(self.name, settings, str(config))):
             if isinstance(said, str):
                 raise UsageError(f"--for {self.name}: {said}.")
 
@@ -52,6 +52,12 @@ class Exporter(ABC):
                     fragment[name] = value
             notes += [f"# {said.note}"] if said.note else []
         return notes
+
+    def of_backend(self, settings: Settings, config: Path) -> Mapping[str, Any]:
+        """Keys of the fragment for the answer's backend."""
+        said = settings.backend.export(self.name, settings, str(config))
+        assert isinstance(said, Export)  # as above
+        return said.changes
 
     def _said(self, settings: Settings) -> list[Export | str]:
         way = settings.way_of_checkpointing

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.registry import MAIN
 from ladder.emit.config import SECTION
 from ladder.emit.exporters.base import (
     Exporter,
@@ -18,9 +19,9 @@ from ladder.errors import UsageError
 class DeepSpeedOnly(Exporter):
     name = "deepspeed"
 
-    def require_possible(self, settings: Settings, task: str) -> None:
-        super().require_possible(settings, task)
-        if not settings.trains_with_deepspeed:
+    def require_possible(self, settings: Settings, task: str, config: Path) -> None:
+        super().require_possible(settings, task, config)
+        if settings.backend is not MAIN:
             raise UsageError("--for deepspeed: the answer trains without DeepSpeed; use --for accelerate or trainer.")
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:

@@ -17,11 +17,11 @@ from ladder.emit.exporters.torchrun import Torchrun
 from ladder.emit.exporters.trainer import Trainer
 from ladder.emit.exporters.trl import Trl
 from ladder.emit.settings import settings_in
+from ladder.registry import Registry
 
-EXPORTERS: dict[str, Exporter] = {
-    exporter.name: exporter
-    for exporter in (Trainer(), Accelerate(), DeepSpeedOnly(), Axolotl(), LlamaFactory(), Trl(), Torchrun(), Sbatch())
-}
+EXPORTERS = Registry[Exporter](
+    Trainer(), Accelerate(), DeepSpeedOnly(), Axolotl(), LlamaFactory(), Trl(), Torchrun(), Sbatch()
+)
 
 
 def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
@@ -30,5 +30,6 @@ def exported(document: Mapping[str, Any], config: Path, target: str) -> str:
     UsageError if the program does not train such models, or has no settings for the answer.
     """
     exporter, settings = EXPORTERS[target], settings_in(document)
-    exporter.require_possible(settings, document[SECTION]["workload"]["task"])
-    return exporter.text(settings, document, config.absolute())
+    config = config.absolute()
+    exporter.require_possible(settings, document[SECTION]["workload"]["task"], config)
+    return exporter.text(settings, document, config)

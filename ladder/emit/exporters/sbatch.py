@@ -63,9 +63,7 @@ class Sbatch(Exporter):
 def _launch(settings: Settings, config: Path) -> list[str]:
     """The lines that set the array `launch` for srun. Paths are absolute, because Slurm runs a copy of the script."""
     accelerate = OutputPaths.beside(config).accelerate
-    told = f"--deepspeed_config_file {shlex.quote(str(config))}"
-    if not settings.trains_with_deepspeed:
-        told = f"--gradient_accumulation_steps {settings.accumulation}"
+    told = settings.backend.launch_options(settings, str(config))
     with_accelerate = [f"--config_file {shlex.quote(str(accelerate))}", told]
     start = "accelerate launch"
     if settings.num_nodes > 1:  # each copy has to know the number of its node

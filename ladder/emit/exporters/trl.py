@@ -24,17 +24,15 @@ class Trl(Exporter):
     trains_causal_lms_only = True
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
-        arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
-        # accelerate's file names the DeepSpeed configuration or FSDP2's settings, so the Trainer's keys must not.
-        for name in ("deepspeed", "fsdp", "fsdp_config"):
-            arguments.pop(name, None)
+        # accelerate's file chooses the backend, so the Trainer's keys must not.
+        arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING, of_backend=False)
         accelerate = OutputPaths.beside(config).accelerate
         fragment = {
             "model_name_or_path": settings.model,
             "max_length": settings.seq_len,
             "accelerate_config": str(accelerate),
             **arguments,
-            **_weights(settings),
+            **self.of_backend(settings, config),
             **_adapters(settings),
         }
         missing = ""
@@ -48,13 +46,6 @@ def _targets(lora: Lora) -> list[str]:
     if len(lora.targets) == 1 and not lora.is_everywhere:
         return [rf".*\.{lora.targets[0]}"]
     return list(lora.targets)
-
-
-def _weights(settings: Settings) -> dict[str, Any]:
-    """The type of the model's weights: DeepSpeed casts them, and without it they are trained as they are."""
-    if settings.trains_with_deepspeed:
-        return {}
-    return {"dtype": "float32" if settings.lora is None else "bfloat16"}
 
 
 def _adapters(settings: Settings) -> dict[str, Any]:
@@ -73,7 +64,7 @@ def _adapters(settings: Settings) -> dict[str, Any]:
     }
     if settings.load_in == "4bit":
         words |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
-        if settings.stage == 3 or settings.divides_weights:  # which needs parameters of one type
+        if settings.backend.divides_weights(settings.rung):  # which needs parameters of one type
             words["bnb_4bit_quant_storage"] = {"bf16": "bfloat16", "fp16": "float16"}[settings.dtype]
     elif settings.load_in == "8bit":
         words["load_in_8bit"] = True

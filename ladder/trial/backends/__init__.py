@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
 
-USUAL_COLLECTIVES = {"cuda": "nccl", "cpu": "gloo"}
+_USUAL_COLLECTIVES = {"cuda": "nccl", "cpu": "gloo"}
 """By device."""
 
 
@@ -40,23 +41,38 @@ class Training(Protocol):
         """
 
 
-class RankBackend(Protocol):
-    """The interface of a backend's module."""
+class RankBackend(ABC):
+    """The base class of what a backend's module calls `BACKEND`."""
 
+    @abstractmethod
     def weights_type(self, spec: TrialSpec) -> torch.dtype:
         """In which type the model is built."""
 
+    @abstractmethod
+    def start(self, model: PreTrainedModel, spec: TrialSpec) -> Training:
+        """Wrap `model` for training."""
+
     def build_device(self, spec: TrialSpec) -> str:
         """Where the model is built."""
+        return spec.device
 
     def collectives(self, spec: TrialSpec) -> str:
         """What torch's process group exchanges tensors with."""
+        return _USUAL_COLLECTIVES[spec.device]
 
-    def join(self, spec: TrialSpec) -> None:
+    def join(self, spec: TrialSpec) -> None:  # noqa: B027 - the process group may be all that is needed
         """Called after the process group is initialised and before memory is limited."""
 
-    def start(self, model: PreTrainedModel, spec: TrialSpec) -> Training:
-        """Wrap `model` for training."""
+    def divides_weights(self, spec: TrialSpec) -> bool:
+        """Whether ranks divide them, packed ones too, which then have to be stored as floating-point numbers."""
+        return False
+
+    def take_hold(self, spec: TrialSpec) -> None:  # noqa: B027 - accelerate may do as it is
+        """Called in a rank before a script of the user's runs, with the Trainer or with accelerate."""
+
+    def accelerator_options(self, spec: TrialSpec) -> dict[str, Any]:
+        """What the Accelerator of a script's own loop is made with, to train with this backend."""
+        return {"cpu": spec.device == "cpu", "deepspeed_plugin": None, "fsdp_plugin": None}
 
 
 def backend_of(spec: TrialSpec) -> RankBackend:

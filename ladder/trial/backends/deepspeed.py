@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from importlib import import_module
 from typing import Any
 
 import deepspeed
 import torch
+from accelerate import PartialState
+from accelerate.utils import DeepSpeedPlugin
 from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
-from ladder.trial.backends import USUAL_COLLECTIVES
+from ladder.trial.backends import RankBackend
 from ladder.trial.model import DTYPES, forget_steps, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
@@ -55,15 +58,12 @@ class DeepSpeedTraining:
         return self._engine.module_state_dict(exclude_frozen_parameters=only_trained)
 
 
-class DeepSpeed:
+class DeepSpeed(RankBackend):
     def weights_type(self, spec: TrialSpec) -> torch.dtype:
         return DTYPES[spec.dtype]
 
     def build_device(self, spec: TrialSpec) -> str:
         return "cpu" if spec.zero_stage == 3 else spec.device
-
-    def collectives(self, spec: TrialSpec) -> str:
-        return USUAL_COLLECTIVES[spec.device]
 
     def join(self, spec: TrialSpec) -> None:
         # On the CPU it would compile an operator (25 s on two cores) that only `inference_all_reduce` uses.
@@ -82,6 +82,16 @@ class DeepSpeed:
         if spec.parity:
             forget_steps(engine.optimizer)
         return DeepSpeedTraining(engine, spec)
+
+    def divides_weights(self, spec: TrialSpec) -> bool:
+        """Stage 3 gathers all parameters in one type."""
+        return spec.zero_stage == 3
+
+    def accelerator_options(self, spec: TrialSpec) -> dict[str, Any]:
+        """`cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more."""
+        PartialState(cpu=spec.device == "cpu")
+        plugin = DeepSpeedPlugin(hf_ds_config=copy.deepcopy(spec.deepspeed))
+        return {"cpu": False, "deepspeed_plugin": plugin, "fsdp_plugin": None}
 
 
 BACKEND = DeepSpeed()

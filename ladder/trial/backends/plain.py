@@ -10,15 +10,17 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from transformers import PreTrainedModel
 
 from ladder.backends.plain.config import FSDP
 from ladder.events.protocol import TrialSpec
-from ladder.trial.backends import USUAL_COLLECTIVES
-from ladder.trial.fsdp2 import plugin_of
+from ladder.trial.backends import RankBackend
 from ladder.trial.model import DTYPES, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import precision_of, techniques_of
+from ladder.trial.wrapping import wrap
 
 
 class PlainTraining:
@@ -76,7 +78,7 @@ class PlainTraining:
             model.save_pretrained(save_folder, state_dict=weights)
 
 
-class Plain:
+class Plain(RankBackend):
     def weights_type(self, spec: TrialSpec) -> torch.dtype:
         """Frozen weights beside adapters need no fp32 masters."""
         return torch.float32 if spec.lora is None else DTYPES[spec.dtype]
@@ -92,10 +94,7 @@ class Plain:
         """As accelerate's launcher has it for FSDP: NCCL cannot reduce the norm of gradients that lie on the host."""
         if FSDP in spec.deepspeed and spec.device == "cuda":
             return "cpu:gloo,cuda:nccl"
-        return USUAL_COLLECTIVES[spec.device]
-
-    def join(self, spec: TrialSpec) -> None:
-        """The process group is all that is needed; accelerate finds it."""
+        return super().collectives(spec)
 
     def start(self, model: PreTrainedModel, spec: TrialSpec) -> PlainTraining:
         optimizer = make_optimizer(spec, model)
@@ -104,6 +103,15 @@ class Plain:
         accelerator = _accelerator(spec)
         wrapped, prepared = accelerator.prepare(model, optimizer)
         return PlainTraining(accelerator, wrapped, prepared, spec)
+
+    def divides_weights(self, spec: TrialSpec) -> bool:
+        return FSDP in spec.deepspeed
+
+    def take_hold(self, spec: TrialSpec) -> None:
+        _allow_on_cpu(spec)
+
+    def accelerator_options(self, spec: TrialSpec) -> dict[str, Any]:
+        return {**super().accelerator_options(spec), "fsdp_plugin": _plugin(spec)}
 
 
 def _accelerator(spec: TrialSpec) -> Accelerator:
@@ -114,12 +122,41 @@ def _accelerator(spec: TrialSpec) -> Accelerator:
         cpu=on_cpu,
         mixed_precision=precision_of(spec),
         gradient_accumulation_steps=accumulation,
-        fsdp_plugin=plugin_of(spec),
+        fsdp_plugin=_plugin(spec),
     )
     if in_groups:
         accelerator.state.parallelism_config = sizes = ParallelismConfig()  # of the environment
         accelerator.state.device_mesh = sizes.get_device_mesh("cpu")
     return accelerator
+
+
+def _plugin(spec: TrialSpec) -> FullyShardedDataParallelPlugin | None:
+    """The plugin that `spec` says, as the emitted files and the Trainer's arguments make it; None for another engine.
+
+    From now on accelerate takes it on CPU ranks too, if `spec` is of these.
+    """
+    if FSDP not in spec.deepspeed:
+        return None
+    _allow_on_cpu(spec)
+    return FullyShardedDataParallelPlugin(**spec.deepspeed[FSDP])
+
+
+def _allow_on_cpu(spec: TrialSpec) -> None:
+    """Let accelerate shard on CPU ranks, where it ignores FSDP and torch has it; nothing changes on GPUs."""
+    if spec.device != "cpu" or FSDP not in spec.deepspeed or hasattr(AcceleratorState.__init__, "__wrapped__"):
+        return
+
+    def made(own: Any, state: Any, *arguments: Any, **options: Any) -> None:
+        own(state, *arguments, **options)
+        plugin = options.get("fsdp_plugin")
+        if plugin is None or state.distributed_type != DistributedType.MULTI_CPU:
+            return
+        plugin.set_mixed_precision(state._mixed_precision)
+        state.fsdp_plugin = plugin
+        state.distributed_type = DistributedType.FSDP
+        PartialState().distributed_type = DistributedType.FSDP  # every further look at the state takes it from there
+
+    wrap(AcceleratorState, "__init__", made)
 
 
 BACKEND = Plain()

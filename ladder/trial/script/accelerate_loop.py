@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from accelerate.utils import DummyOptim, send_to_device
 from torch.utils.data import DataLoader
 
-from ladder.trial.fsdp2 import plugin_of
+from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
@@ -94,21 +93,15 @@ def _place(thing: Any, things: tuple[Any, ...]) -> int:
 
 
 def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
-    changes: dict[str, Any] = {"fsdp_plugin": plugin_of(grip.spec)}
+    changes: dict[str, Any] = {}
     if not grip.is_run:
         changes |= {"log_with": None, "project_dir": grip.script.scratch}
     if grip.is_look:
-        return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None}
-    on_cpu = grip.spec.device == "cpu"
-    plugin = None
-    if grip.spec.uses_deepspeed:
-        # `cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more.
-        accelerate.PartialState(cpu=on_cpu)
-        plugin = accelerate.DeepSpeedPlugin(hf_ds_config=copy.deepcopy(grip.spec.deepspeed))
-    return changes | {
-        "cpu": on_cpu and plugin is None,
+        return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None, "fsdp_plugin": None}
+    return {
+        **changes,
+        **backend_of(grip.spec).accelerator_options(grip.spec),
         "mixed_precision": precision_of(grip.spec),
-        "deepspeed_plugin": plugin,
         "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
         "gradient_accumulation_plugin": None,
     }

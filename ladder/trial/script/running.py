@@ -9,7 +9,7 @@ import sys
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import ScriptSpec, TrialSpec
-from ladder.trial.fsdp2 import allow_on_cpu
+from ladder.trial.backends import backend_of
 from ladder.trial.gauge import Gauge
 from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
@@ -65,7 +65,8 @@ def take_hold(
     file = program.file
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     grip = Grip(spec, script, reporter, gauge, leave, now(), str(file), digest, frozenset(sys.modules))
-    allow_on_cpu(spec)
+    if not grip.is_look:
+        backend_of(spec).take_hold(spec)
     for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
         hold(grip)
     return grip

@@ -1,0 +1,34 @@
+"""What DeepSpeed's knobs can be set to."""
+
+from __future__ import annotations
+
+from ladder.backends.base import Choices
+from ladder.backends.deepspeed.config import PIN_MEMORY, engine_knobs
+from ladder.candidates import Engine, Rung
+from ladder.workload.workload import Workload
+
+_FACTORS = {
+    "reduce_bucket_size": (0.1, 0.25, 0.5, 2, 4),
+    "allgather_bucket_size": (0.1, 0.25, 0.5, 2, 4),
+    "stage3_prefetch_bucket_size": (0, 0.25, 0.5, 2, 4),
+    "stage3_param_persistence_threshold": (0, 0.1, 10, 100),
+    "stage3_max_live_parameters": (0.1, 0.3, 3),
+    "sub_group_size": (0.25, 0.5, 2.5, 5),
+}
+_LARGEST = 1_000_000_000
+"""Elements. Chosen: DeepSpeed's largest default (`stage3_max_live_parameters`)."""
+_SWITCHES = ("overlap_comm", "round_robin_gradients")
+
+
+def knob_choices(workload: Workload, rung: Rung) -> Choices:
+    """The knobs of engines of `rung` with their choices, in elements and switches; empty at stage 0."""
+    usual = engine_knobs(workload, Engine(rung))
+    choices: dict[str, tuple[bool | int, ...]] = {}
+    for name, factors in _FACTORS.items():
+        if usual.get(name):  # a knob that the rung switches off stays off
+            values = {min(_LARGEST, int(usual[name] * factor)) // 2 * 2 for factor in factors}  # even: DeepSpeed aligns
+            choices[name] = tuple(sorted(values | {usual[name]}))
+    choices |= {name: (False, True) for name in _SWITCHES if name in usual}
+    if rung.devices:
+        choices[PIN_MEMORY] = (False, True)
+    return choices

@@ -1,0 +1,91 @@
+"""A backend that does not exist: torch's DDP alone, which promises half of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.backends.activations import activations_of, terms_of
+from ladder.backends.base import Backend, Device, Moment, StepTerms, Training
+from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
+from ladder.candidates import Candidate, Engine, Export, Rung
+from ladder.machine.machine_speed import MachineSpeed
+from ladder.workload.workload import Workload
+
+NAME = "magic"
+
+
+class MadeUpBackend(Backend):
+    name = NAME
+    rank_module = "helpers.made_up_backend_rank"
+    rungs = (Rung("magic", 0, backend=NAME),)
+    kind = "wrapped"
+
+    def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
+        return "magic needs two ranks" if world_size == 1 else ""
+
+    def obstacle(self, workload: Workload, rung: Rung) -> str:
+        return "" if workload.task == "causal-lm" else "magic is for causal-lm"
+
+    def configuration(
+        self,
+        workload: Workload,
+        engine: Engine,
+        *,
+        micro_batch: int,
+        accumulation: int,
+        world_size: int,
+        nvme_path: Path | None,
+    ) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": micro_batch,
+            "gradient_accumulation_steps": accumulation,
+            "gradient_clipping": workload.gradient_clipping,
+        }
+
+    def environment(self, engine: Engine) -> dict[str, str]:
+        return {"MAGIC": "1"}
+
+    def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
+        """Weights, two copies of gradients and Adam's moments, in fp32."""
+        trained, kept = 4.0 * workload.weights.trained, activations_of(workload, candidate, world_size)
+        idle = Moment("initialisation", trained, trained, 2 * trained)
+        return [
+            idle,
+            Moment("backward", trained, 2 * trained, 2 * trained, kept.kept + kept.block + kept.tail, kept.logits),
+        ]
+
+    def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
+        known = terms_of(workload, candidate, world_size)
+        per_token = token_seconds(workload, candidate, machine, known) / 2
+        return StepTerms(
+            compute=known.tokens * per_token,
+            ramp=ramp_seconds(workload, candidate, machine, per_token),
+            launch=launch_seconds(workload, candidate, machine) / 2,
+            reduce=0.0,
+            gather=0.0,
+            exchange=0.0,
+            inputs=0.0,
+            hidden=0.0,
+            update=28.0 * workload.weights.trained / machine.device_bytes,
+            doubts=known.doubts,
+        )
+
+    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+        return {"use_magic": training.world_size}
+
+    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+        return {"distributed_type": "MAGIC"}
+
+    def about_weights(self, training: Training) -> tuple[str, str]:
+        return "The weights were enchanted.\n", ""
+
+    def export(self, program: str, training: Training, config: str) -> Export | str:
+        return "it knows no magic; use --for trainer" if program == "axolotl" else Export({"magic": True})
+
+
+MADE_UP_BACKEND = MadeUpBackend()
