@@ -5,8 +5,9 @@
         [--steps 20 120] [--time-budget 60s]
 
 Each script is tuned (`ladder tune … -- script`) and trained with the answer (`ladder run`). Its own logging says when
-it had made so many optimizer steps; reached speed is that of the steps between those of `--steps`. Beside it stands the
-peak that NVML sees during the training, and that of the proof; `reached_seconds` are those of every 20 steps.
+it had made so many optimizer steps; reached speed is that of the steps between those of `--steps`. Beside it stand the
+peak that NVML sees during the training, that of the proof, and the most that the answer promises; `reached_seconds` are
+those of every 20 steps.
 `first-fit` is the reviews script where the documented ladder first fits, and `course` the same script under the file
 that courses hand out: stage 3 with both offloads.
 `price-sft` compares the seconds of one trial of that script with those of a synthetic workload of the same model,
@@ -202,7 +203,8 @@ def _kept(name: str, command: list[str], search: list[str], arguments: argparse.
         "reached_samples_per_second": round(reached, 3),
         "reached_over_promised": round(reached / promised, 4),
         "reached_seconds": [round(later - earlier, 3) for earlier, later in pairwise(logged)],
-        "promised_peak_gib": section["memory_per_gpu"]["peak_device_gib"],
+        "proof_peak_gib": section["memory_per_gpu"]["peak_device_gib"],
+        "promised_peak_gib": section["script"]["promised_device_gib"],
         "reached_peak_gib": round(peak, 3),
         "padding": section["script"]["padding"],
         "loader_share": section["script"]["loader_share"],

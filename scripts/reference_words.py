@@ -211,6 +211,11 @@ SCRIPT_KEYS = {
     "optimizer": ("string", "Its own optimizer. `ladder run` keeps one that has no counterpart in `workload`."),
     "mean_tokens": ("number", "Tokens per sample on average, without padding."),
     "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
+    "promised_device_gib": (
+        "number or null",
+        "The most that a whole training holds on a GPU, in GiB: 1 % more than `memory_per_gpu.peak_device_gib`, "
+        "because the cache of torch's allocator grows, and never more than the limit. Null on a CPU.",
+    ),
     "padding": ("number or null", "Padding as a share of all tokens in the proof's batches, from 0 to 1."),
     "loader_share": ("number or null", "The share of the proof's time that the ranks waited for the data loader."),
     "generation_batch_size": (

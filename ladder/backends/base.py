@@ -16,6 +16,8 @@ from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
 
 Device = Literal["cuda", "cpu"]
+START = "start"
+"""The name of the moment at which an engine is made. It has to fit too, but a candidate's measured peak is later."""
 
 
 @dataclass(frozen=True)

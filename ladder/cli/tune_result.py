@@ -71,7 +71,7 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(
             f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s in its proof"
             f"{_in_its_trial(done)}, {format_bytes(answer.measurement.peak_device)} of "
-            f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom), {how}."
+            f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom){_in_a_training(answer)}, {how}."
         )
         if done.result.answer and (said := compared(done.result.space, done.result.records, done.result.answer)):
             console.print(f"[bold]{escape(said)}[/]")
@@ -100,12 +100,19 @@ def _print_plain(plain: Answer | None, console: Console, with_deepspeed: Answer 
     )
     console.print(
         f"Without DeepSpeed: [bold green]{escape(plain.candidate.key)}[/]: {plain.tokens_per_second:,.0f} tokens/s in "
-        f"its proof{than}, {format_bytes(plain.measurement.peak_device)} of {format_bytes(plain.memory_limit)}."
+        f"its proof{than}, {format_bytes(plain.measurement.peak_device)} of {format_bytes(plain.memory_limit)}"
+        f"{_in_a_training(plain)}."
     )
     for warning in plain.warnings:
         if with_deepspeed is not None and warning in with_deepspeed.warnings:
             continue
         console.print(f"[yellow]Warning:[/] {escape(warning)}.")
+
+
+def _in_a_training(answer: Answer) -> str:
+    """What a whole training of a script may hold, which is more than its proof did."""
+    most = answer.promised_device
+    return "" if most is None else f", at most {format_bytes(most)} in a whole training"
 
 
 def _in_its_trial(done: TuneOutput) -> str:

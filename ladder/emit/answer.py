@@ -10,6 +10,10 @@ from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement
 from ladder.workload.workload import Workload
 
+_CACHED_LATER = 0.01
+"""What a GPU may hold beyond its proof in a longer training of the user's script, as a share: the cache of torch's
+allocator. Measured: up to 0.8 % on H200s (benchmarks/promise.py; results/1xh200-scripts). Chosen: a little more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -71,3 +75,14 @@ class Answer:
     def headroom(self) -> float:
         """GPU memory left at the peak, as a fraction of the limit; negative if the peak is above the limit."""
         return 1 - self.measurement.peak_device / self.memory_limit
+
+    @property
+    def promised_device(self) -> int | None:
+        """Bytes that a GPU holds at most in a whole training of the user's script; None without one and on a CPU.
+
+        At the limit torch's allocator empties its cache, so there the limit is the most.
+        """
+        if self.workload.script is None or self.device == "cpu":
+            return None
+        peak = self.measurement.peak_device
+        return max(peak, min(round(peak * (1 + _CACHED_LATER)), self.memory_limit))

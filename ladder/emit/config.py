@@ -226,6 +226,7 @@ def _script(answer: Answer) -> dict[str, Any]:
             "optimizer": facts.optimizer,
             "mean_tokens": round(facts.mean_tokens, 2),
             "samples_per_second": round(answer.tokens_per_second / facts.mean_tokens, 3),
+            "promised_device_gib": gib(answer.promised_device),
             "padding": None if seen.padding is None else round(seen.padding, 4),
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
             **({} if completions is None else {"generation_batch_size": completions}),

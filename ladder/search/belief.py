@@ -78,6 +78,7 @@ class Outlook:
             world_size=space.world_size,
             device=device_of(space),
             calibration=self.belief.memory,
+            started=self.candidate.engine in self.belief.measured_engines,
         )
 
     @cached_property

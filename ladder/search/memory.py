@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ladder.backends.activations import terms_of
-from ladder.backends.base import Device, Moment
+from ladder.backends.base import START, Device, Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
@@ -56,7 +56,7 @@ class MemoryPrediction:
     parts: MemoryParts
     """Their sum is `peak`."""
     moments: Mapping[str, int]
-    """Allocated bytes at initialisation, forward, loss, backward and step, before calibration's offset."""
+    """Allocated bytes at the start, initialisation, forward, loss, backward and step, before calibration's offset."""
     peak: int
     """The expected need of the GPU, everything included."""
     upper: int
@@ -96,11 +96,17 @@ class MemoryCalibration:
 
 
 class _Footprint:
-    """The moments of a candidate and their unknowns: about 12 % of activations and logits, and an offset."""
+    """The moments of a candidate and their unknowns: about 12 % of activations and logits, and an offset.
 
-    def __init__(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> None:
+    `started`: the engine is known to start, so that only the moments of its steps count.
+    """
+
+    def __init__(
+        self, workload: Workload, candidate: Candidate, world_size: int, device: Device, *, started: bool
+    ) -> None:
         backend = backend_of(candidate.engine.rung)
-        self.moments = backend.moments(workload, candidate, world_size, device)
+        moments = backend.moments(workload, candidate, world_size, device)
+        self.moments = [moment for moment in moments if not (started and moment.name == START)]
         key, kind = candidate.engine.states, _kind(candidate)
         # Less is known on a CPU: freed memory is returned late, and libraries keep scratch space.
         doubt = 1.0 if device == "cuda" else 2.5
@@ -149,10 +155,11 @@ def predict_memory(
     world_size: int,
     device: Device,
     calibration: MemoryCalibration | None = None,
+    started: bool = False,
 ) -> MemoryPrediction:
-    """The memory of `candidate` on each of `world_size` ranks of one node."""
+    """The memory of `candidate` on each of `world_size` ranks of one node, whose engine may have `started` before."""
     calibration = calibration or MemoryCalibration()
-    footprint = _Footprint(workload, candidate, world_size, device)
+    footprint = _Footprint(workload, candidate, world_size, device, started=started)
     mean, relative = calibration.fit.predict(footprint.log_peak, footprint.names)
     allocated = math.exp(mean)
     outside, outside_deviation = _outside(calibration, candidate.engine.states, world_size, device)
@@ -177,7 +184,7 @@ def predict_memory(
 def expected_peak(workload: Workload, candidate: Candidate, *, world_size: int, device: Device) -> int:
     """`predict_memory(…).peak` before any trial, without its uncertainty, which takes most of the time."""
     prior = MemoryCalibration()
-    allocated = math.exp(_Footprint(workload, candidate, world_size, device).log_peak({}))
+    allocated = math.exp(_Footprint(workload, candidate, world_size, device, started=False).log_peak({}))
     outside, _ = _outside(prior, candidate.engine.states, world_size, device)
     return int(allocated * (1 + (prior.margin if device == "cuda" else 0.0)) + outside)
 
@@ -228,7 +235,7 @@ def _datum(
         target = max(bound, seen.peak_allocated or 0)
     if target is None or target <= 0:
         return None
-    footprint = _Footprint(workload, seen.candidate, world_size, device)
+    footprint = _Footprint(workload, seen.candidate, world_size, device, started=True)
     return Datum(
         formula=footprint.log_peak,
         names=footprint.names,

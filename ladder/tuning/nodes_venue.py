@@ -21,7 +21,7 @@ from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.tuning.operators import Operators
-from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
+from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
 from ladder.tuning.script_look import look_at
 from ladder.tuning.sweep import run_marker
 from ladder.tuning.tune_events import Note, Subscriber, noting
@@ -94,7 +94,7 @@ class OnNodes(ThisHost):
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
         """The agents sweep their nodes before the trials and when they end."""
         marker, job = run_marker(run_dir), job_of(workload)
-        environment = without_gpus({**rank_environment(machine), RUN_MARKER: marker})
+        environment = without_gpus({**environment_of_trials(machine, workload), RUN_MARKER: marker})
         launcher = self._launcher(
             lambda: self._cluster.opened(run_dir, marker, job, environment, cold=self._options.cold),
             machine.world_size // machine.num_nodes,

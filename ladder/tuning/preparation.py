@@ -18,6 +18,9 @@ from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.operators import OperatorMissingError
 from ladder.workload.workload import Workload
 
+_OF_THE_HUB = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN")
+"""Variables that say how a script reads the Hub; those of this process go to all nodes."""
+
 
 def with_obstacles(machine: Machine, rungs: Sequence[Rung], workload: Workload) -> Machine:
     """The machine with the reasons for rungs that it does not support."""
@@ -59,6 +62,22 @@ def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
     if reason is None and machine.nvme_path is not None and machine.nvme_write_speed is not None:
         reason = nvme_shortage(rung, workload, machine.nvme_path, machine.nvme_write_speed)
     return reason
+
+
+def environment_of_trials(machine: Machine, workload: Workload) -> dict[str, str]:
+    """Changes to the user's environment for the trials of `workload`."""
+    return rank_environment(machine) if workload.script is None else script_environment(machine)
+
+
+def script_environment(machine: Machine) -> dict[str, str]:
+    """As `rank_environment`, for the user's own script: it reads the Hub as it does by itself, and tells it nothing.
+
+    The look, the trials and the training have to agree in this. A tokenizer keeps whether it was loaded offline, and
+    `datasets` would take it for another one and tokenise anew.
+    """
+    environment = rank_environment(machine) | {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+    del environment["HF_HUB_OFFLINE"]
+    return environment | {name: os.environ[name] for name in _OF_THE_HUB if name in os.environ}
 
 
 def rank_environment(machine: Machine) -> dict[str, str]:

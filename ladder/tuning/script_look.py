@@ -18,7 +18,7 @@ from ladder.launch.local import LocalLauncher
 from ladder.machine.described import Machine
 from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
-from ladder.tuning.preparation import rank_environment
+from ladder.tuning.preparation import script_environment
 from ladder.tuning.sweep import run_marker
 from ladder.workload.script import Script, ScriptFacts
 
@@ -46,9 +46,8 @@ def look_at(
     with tempfile.TemporaryDirectory(prefix=_LOOK, dir=place, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         marker = run_marker(folder)
-        own = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "HF_TOKEN") if name in os.environ}
         job = {"model_config": None, "task": "", "preload": ["ladder.trial.script.running"], "operators": []}
-        environment = {**rank_environment(machine), "HF_HUB_OFFLINE": "0", **own, RUN_MARKER: marker}
+        environment = {**script_environment(machine), RUN_MARKER: marker}
         with launching(folder, marker, job, environment) as launcher:
             deadlines = Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS)
             run = launcher.run(_look(command, machine, folder), deadlines, lambda *_: None)

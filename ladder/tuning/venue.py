@@ -23,7 +23,7 @@ from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.operators import Operators
-from ladder.tuning.preparation import operators_of_every_trial, rank_environment, with_obstacles
+from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
 from ladder.tuning.script_look import look_here
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.technique_choices import TechniqueChoices, advice, require_adapters, techniques_tried
@@ -159,7 +159,8 @@ class ThisHost:
         if machine.nvme_path is not None:
             sweep.remember(machine.nvme_path)
         sweep()
-        environment = {**rank_environment(machine), RUN_MARKER: marker}  # operator builds get the marker too
+        # Operator builds get the marker too.
+        environment = {**environment_of_trials(machine, workload), RUN_MARKER: marker}
         launcher = LocalLauncher(
             marker=marker,
             job=job_of(workload),

@@ -264,6 +264,11 @@ def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_tria
         pytest.param(
             "--save", "save", "save: PermissionError: the archive takes no checkpoint", marks=pytest.mark.night
         ),
+        (
+            "--resume",
+            "resume from its checkpoint",
+            "resume: KeyError: 'the checkpoint has the names of another release'",
+        ),
     ],
 )
 def test_a_script_that_fails_after_its_training_is_told_when_and_why(

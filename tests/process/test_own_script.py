@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,18 +65,18 @@ STEPS = 20
 """Optimizer steps, at least, that a script trains for with its answer."""
 
 
-def trainer_state(folder: Path) -> Any:
-    """What a Trainer saved of its state with its last checkpoint, after all steps."""
+def trainer_state(folder: Path, steps: int = STEPS) -> Any:
+    """What a Trainer saved of its state with its last checkpoint, after all `steps`."""
     (file,) = folder.glob("checkpoint-*/trainer_state.json")
     state = json.loads(file.read_text())
-    assert state["global_step"] == STEPS
+    assert state["global_step"] == steps
     return state
 
 
-def epochs_of(case: Case, samples: int) -> float:
+def epochs_of(case: Case, samples: int, steps: int = STEPS) -> float:
     """Those that so many optimizer steps make of `samples` on two ranks. The last of an epoch may be a short one."""
     micro_steps = samples / 2 / case.micro_batch
-    whole, rest = divmod(STEPS, math.ceil(micro_steps / case.accumulation))
+    whole, rest = divmod(steps, math.ceil(micro_steps / case.accumulation))
     return whole + rest * case.accumulation / micro_steps
 
 
@@ -296,6 +300,28 @@ def test_the_script_trains_with_the_answer_and_not_with_its_own_settings(tuned: 
     tuned.case.check(tuned.case, tuned.folder, done)
 
 
+def test_the_answer_s_launch_script_trains_the_script_from_any_folder(tuned: Tuned, tmp_path: Path) -> None:
+    if tuned.case is not CASES["causal_trainer at zero3"]:
+        pytest.skip("one is enough")
+    shutil.rmtree(tuned.folder / "out", ignore_errors=True)  # of another test
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where `ladder` is
+    done = subprocess.run(
+        ["bash", str(tuned.folder / "best_config.launch.sh")],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = trainer_state(tuned.folder / "out", steps=3)
+    assert state["train_batch_size"] == tuned.case.micro_batch
+    assert state["epoch"] == pytest.approx(epochs_of(tuned.case, 184, steps=3))
+    assert digest_of(tuned.case.script) == tuned.digest
+    assert list(tmp_path.iterdir()) == [], "its paths count from the folder of the tune"
+
+
 def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they_can_get(tuned: Tuned) -> None:
     if tuned.case is not CASES["grpo_trainer"]:
         pytest.skip("of GRPO alone")
@@ -349,7 +375,7 @@ _TRANSLATE = "{scripts}/translate_trainer.py --model_name_or_path seq2seq --trai
 _TRANSLATE += "--output_dir translate-out --do_train --do_eval --predict_with_generate --max_steps"
 _QLORA = "{scripts}/qlora_trainer.py --model-path model --train-file text/train.jsonl --output_dir out --use-cpu"
 _PREFERENCES = "--output_dir dpo-out --per_device_train_batch_size 4 --use_cpu --max_steps"
-_DPO = f"-m trl.scripts.dpo --model_name_or_path model --dataset_name ./pairs {_PREFERENCES}"
+_DPO = f"--model_name_or_path model --dataset_name ./pairs {_PREFERENCES}"
 
 
 @pytest.mark.night
@@ -381,7 +407,8 @@ _DPO = f"-m trl.scripts.dpo --model_name_or_path model --dataset_name ./pairs {_
             "trainer",
             2,
         ),
-        (f"{_DPO} 2", f"{_DPO} {STEPS}", "trainer", 2),
+        (f"-m trl.scripts.dpo {_DPO} 2", f"-m trl.scripts.dpo {_DPO} {STEPS}", "trainer", 2),
+        (f"trl dpo {_DPO} 2", f"trl dpo {_DPO} {STEPS}", "trainer", 2),
     ],
     ids=[
         "masked",
@@ -393,7 +420,8 @@ _DPO = f"-m trl.scripts.dpo --model_name_or_path model --dataset_name ./pairs {_
         "sft_adapter",
         "qlora",
         "preferences",
-        "dpo",
+        "trl.scripts.dpo",
+        "trl dpo",
     ],
 )
 def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
@@ -403,8 +431,8 @@ def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     masked = (SCRIPTS / "masked.yaml").read_text()
     (folder / "masked.yaml").write_text(masked)
     (folder / "longer.yaml").write_text(masked.replace("max_steps: 6", f"max_steps: {STEPS}"))
-    if words[0] == "-m":
-        script = Path(pytest.importorskip(words[1]).__file__)
+    if words[0] in ("-m", "trl"):
+        script = Path(pytest.importorskip("trl.scripts.dpo").__file__)
     else:
         script = next(Path(word) for word in words if word.endswith(".py"))
     before, digest = files_in(folder), digest_of(script)

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from ladder.backends.base import START
 from ladder.candidates import RUNGS, RUNGS_BY_NAME, Candidate, Engine
 from ladder.search.memory import (
     MemoryCalibration,
@@ -176,7 +177,30 @@ def test_the_parts_add_up_to_the_peak(llama_like: Build):
         prediction = predict(llama_like(), candidate(rung.name))
         parts = prediction.parts
         assert prediction.peak == sum(getattr(parts, name) for name in type(parts).__dataclass_fields__)
-        assert set(prediction.moments) == {"initialisation", "forward", "loss", "backward", "step"}
+        of_steps = {"initialisation", "forward", "loss", "backward", "step"}
+        assert set(prediction.moments) == of_steps | ({START} if rung.stage in (1, 2) else set())
+
+
+def test_stages_1_and_2_with_offload_start_with_the_16_bit_weights_and_a_rank_s_part_of_them_once_more(
+    llama_like: Build,
+):
+    p, tried = llama_like().model.num_parameters, candidate("zero2+opt-cpu")
+    alone, of_four = (predict(llama_like(), tried, world_size=size) for size in (1, 4))
+    assert alone.moments[START] == pytest.approx(4 * p, rel=0.01)
+    assert of_four.moments[START] == pytest.approx(2.5 * p, rel=0.01)
+    assert alone.peak > 4 * p
+
+
+def test_what_steps_take_teaches_nothing_of_the_start_and_counts_alone_once_an_engine_has_started(llama_like: Build):
+    workload, tried = llama_like(), candidate("zero2+opt-cpu")
+    before = predict(workload, tried, world_size=1)
+    of_steps = int(max(total for name, total in before.moments.items() if name != START))
+    seen = MemoryObservation(candidate=tried, fits=True, peak_allocated=of_steps)
+    known = calibrate_memory(workload, [seen], world_size=1, device="cuda")
+    after = predict(workload, tried, world_size=1, known=known)
+    assert after.peak == pytest.approx(before.peak, rel=0.01)
+    started = predict_memory(workload, tried, world_size=1, device="cuda", calibration=known, started=True)
+    assert started.peak < 0.8 * after.peak
 
 
 def test_replicated_training_holds_sixteen_bytes_a_parameter_and_four_more_in_the_step(llama_like: Build):

@@ -13,9 +13,11 @@ from helpers.answers import answer
 from helpers.families import COUNTED
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, ZERO1_AND_ZERO2
+from helpers.values import bundled_workload
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.cli.main import _with_script
+from ladder.cli.tune_result import _in_a_training
 from ladder.emit import best_config
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
@@ -38,10 +40,27 @@ from ladder.tuning.own_script import (
     workload_of_script,
 )
 from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.preparation import environment_of_trials, script_environment
+from ladder.tuning.verification import _verification
+from ladder.units import GIB
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
 from ladder.workload.workload import Workload
+
+
+def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    own = environment_of_trials(TWO_RANKS, script_workload(make_script()))
+    assert (own.get("HF_HUB_OFFLINE"), own["HF_TOKEN"], own["HF_HUB_DISABLE_TELEMETRY"]) == (None, "hf_mine", "1")
+    assert own == script_environment(TWO_RANKS), "as in the look"
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    assert environment_of_trials(TWO_RANKS, script_workload(make_script()))["TRANSFORMERS_OFFLINE"] == "1"
+    synthetic = environment_of_trials(TWO_RANKS, bundled_workload())
+    assert (synthetic["HF_HUB_OFFLINE"], synthetic["HF_TOKEN"]) == ("1", ""), "without a script, nothing is read there"
+
 
 # Its command
 
@@ -397,6 +416,7 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
         "optimizer": "adamw_torch_fused",
         "mean_tokens": 128.0,
         "samples_per_second": 100.0,
+        "promised_device_gib": 4.04,
         "padding": 0.25,
         "loader_share": 0.01,
     }
@@ -405,6 +425,33 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
 def test_what_was_not_measured_of_a_script_is_null() -> None:
     section = best_config(answer("zero2", workload={"script": make_script()}))["ladder"]["script"]
     assert (section["padding"], section["loader_share"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "promised", "said"),
+    [
+        ({}, 35.35, ", at most 35.35 GiB in a whole training"),
+        ({"memory_limit": 141 * GIB // 4}, 35.25, ", at most 35.25 GiB in a whole training"),  # the limit
+        ({"device": "cpu", "gpu_name": None}, None, ""),
+    ],
+)
+def test_a_whole_training_may_hold_a_hundredth_more_than_its_proof_but_no_more_than_the_limit(
+    changes: dict[str, Any], promised: float | None, said: str
+) -> None:
+    found = answer("zero2", workload={"script": make_script()}, **changes)
+    section = best_config(found)["ladder"]
+    assert section["memory_per_gpu"]["peak_device_gib"] == 35.0
+    assert section["script"]["promised_device_gib"] == promised
+    assert _in_a_training(found) == said
+    here = machine_with(gpus=4)
+    record = make_record(found.candidate, measurement=found.measurement)
+    seen = _verification(Path("best_config.json"), section, found.candidate, here, 0.05, record, 1.0)
+    assert seen.promised_device_bytes == int((promised or 35.0) * GIB)
+
+
+def test_a_bare_model_is_promised_no_memory_beyond_its_proof() -> None:
+    assert answer("zero2").promised_device is None
+    assert _in_a_training(answer("zero2")) == ""
 
 
 def test_an_answer_for_a_model_has_no_script() -> None:

@@ -13,6 +13,7 @@ from helpers.scripts import make_script
 from helpers.shapes import SMALL
 
 from ladder.backends.activations import activations_of
+from ladder.backends.base import START
 from ladder.backends.registry import backend_of
 from ladder.errors import UsageError
 from ladder.machine.machine_speed import flops_per_token, machine_speed
@@ -223,7 +224,7 @@ def test_quantised_weights_are_whole_on_every_rank_before_stage_3_divides_them()
     adapters = workload(lora=ADAPTERS, load_in="4bit")
     candidate = make_candidate("zero3")
     moments = backend_of(candidate.engine.rung).moments(adapters, candidate, 8, "cuda")
-    assert max(moment.parameters for moment in moments if moment.name == "initialisation") == pytest.approx(
+    assert max(moment.parameters for moment in moments if moment.name == START) == pytest.approx(
         adapters.weights.bytes_held
     )
 

@@ -6,8 +6,8 @@ what transformers' blocks save for backward, and were compared with 99 measureme
 of ranks, B the elements of a bucket. Only trained parameters have gradients, master weights and moments: the optimizer
 gets no others.
 
-**Not included.** At first, stages 1 and 2 flatten the parameters into a second copy (2 P), on the GPU if the *GPU* (not
-the allocator's limit) has enough memory, otherwise on the host.
+**Not included.** At first, stages 1 and 2 flatten the parameters into a second copy (2 P), on the GPU if it has enough
+memory, otherwise on the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, offloaded_input, terms_of
-from ladder.backends.base import Device, Moment, with_one_dequantised
+from ladder.backends.base import START, Device, Moment, with_one_dequantised
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.candidates import Candidate, Terms
 from ladder.units import MIB
@@ -39,9 +39,14 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     if workload.weights.quantised:
         moments = with_one_dequantised(moments, workload)
         # Before stage 3 divides them, every rank has all quantised weights (trial/quantised.py, and transformers too).
-        moments.insert(1, Moment("initialisation", workload.weights.bytes_held, 0.0, 0.0))
+        moments.insert(1, Moment(START, workload.weights.bytes_held, 0.0, 0.0))
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
+    if stage in (1, 2):
+        # A rank's part of the flat weights is cloned on the GPU before it goes to the host as fp32. On one GPU that is
+        # all of them: a 7B model cannot start with 24 GiB (seen on an H100; single_partition_of_fp32_groups).
+        clone = 2.0 * workload.weights.trained / world_size
+        moments.insert(1, Moment(START, workload.weights.bytes_held + clone, 0.0, 0.0))
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
 
 
@@ -50,7 +55,9 @@ def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
 
     Measured (34 million parameters): stage 2 needs the step's memory plus 4/3 of activations and logits.
     """
-    moments = [replace(moment, optimizer=moment.optimizer + on_host) for moment in moments]
+    moments = [
+        moment if moment.name == START else replace(moment, optimizer=moment.optimizer + on_host) for moment in moments
+    ]
     loss = next(moment for moment in moments if moment.name == "loss")
     late = replace(
         moments[-1],

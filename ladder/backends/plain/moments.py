@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, terms_of, tokens_of_a_rank
-from ladder.backends.base import Moment, with_one_dequantised
+from ladder.backends.base import START, Moment, with_one_dequantised
 from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import Workload
@@ -37,7 +37,7 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> lis
     if workload.weights.quantised:
         moments = with_one_dequantised(moments, workload)
         if rung.stage > 0:  # before FSDP2 divides them, every rank has all quantised weights
-            moments.insert(1, Moment("initialisation", workload.weights.bytes_held, 0.0, 0.0))
+            moments.insert(1, Moment(START, workload.weights.bytes_held, 0.0, 0.0))
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
 
 
