@@ -70,9 +70,9 @@ def rungs_and_techniques(document: Mapping[str, Any]) -> str:
 
 ## Rungs
 
-A *rung* is a way to divide the training over the GPUs: a ZeRO stage with a choice of what to offload, as here, or DDP
-or FSDP2 [without DeepSpeed](../how-to/without-deepspeed.md#what-is-tried). N is the number of parameters and W the
-number of GPUs. With 16-bit training and Adam, each parameter takes 2 bytes, its gradient 2 to 4 bytes, and the
+A *rung* is one way to divide the training over the GPUs: a ZeRO stage with its offload, as in this table, or DDP or
+FSDP2 [without DeepSpeed](../how-to/without-deepspeed.md#what-is-tried). N is the number of parameters and W the number
+of GPUs. With 16-bit training and Adam, each parameter takes 2 bytes, its gradient 2 to 4 bytes, and the
 optimizer 12 bytes for a 32-bit copy and two moments. Activations come on top of all of these.
 
 {rungs}
@@ -82,7 +82,7 @@ smaller.
 
 ## Techniques
 
-A *technique* is something that an engine can have besides its rung. Its name stands behind a plus, as in `zero3+liger`.
+A *technique* is an optional change to a rung. Its name follows a plus, as in `zero3+liger`.
 
 {techniques}
 

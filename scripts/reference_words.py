@@ -84,7 +84,7 @@ OUTCOMES = {
         "Read the trial's files in the run folder, check the NCCL settings, and look for a stopped process.",
     ),
     "crash": (
-        "A rank ended for another reason, or its losses differ from those of the plain rung.",
+        "A rank ended for another reason, or its losses differ from those of the reference rung.",
         "Read the error in the sentence. The traceback is in the rank's file under `trials/`, and the stack of a "
         "segmentation fault in its log.",
     ),

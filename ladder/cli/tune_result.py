@@ -55,7 +55,8 @@ def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) 
         if line:
             console.print(line, style="dim", markup=False)
     on_paper = done.simulated is not None
-    console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s{' on paper' if on_paper else ''}.")
+    simulated = " of simulated time" if on_paper else ""
+    console.print(f"\nStopped: {escape(result.stopped)}; {result.seconds:.0f} s{simulated}.")
     if (report := done.run_dir / "report.html").exists():  # otherwise a warning has said why
         console.print(f"Report: {report}", soft_wrap=True, markup=False)
     console.print(total_line(done.trial_seconds, on_paper=on_paper))

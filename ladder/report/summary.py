@@ -23,7 +23,7 @@ from ladder.techniques.keys import engine_in
 from ladder.units import counted, format_bytes, parameters_in_words
 
 _NONE = "–"
-SIMULATED = "Simulated: no trial was run, and nothing here is measured or proven."
+SIMULATED = "Simulated: a simulator answered each trial and each proof, and no GPU ran."
 
 
 def introduction(run: ReportedRun) -> dict[str, str]:
@@ -32,7 +32,7 @@ def introduction(run: ReportedRun) -> dict[str, str]:
     gpus = f"{space.world_size} × {space.gpu_name}" if space.gpu_name else f"{space.world_size} CPU ranks"
     num_tried, num_knobs = tried(space, run.records)
     progress = f"{num_tried} of {len(space.candidates)} candidates{and_knobs(num_knobs)}"
-    progress += f" {'tried on paper' if run.simulated else 'measured'} in {counted(len(run.trial_seconds), 'trial')}"
+    progress += f" {'simulated' if run.simulated else 'measured'} in {counted(len(run.trial_seconds), 'trial')}"
     return {
         "model": workload.model.name,
         "where": f"{gpus}, {format_bytes(space.memory_limit)} each{', simulated' if run.simulated else ''}",
@@ -65,7 +65,8 @@ def answer_sentence(run: ReportedRun) -> str:
         return SIMULATED
     if run.answer is None:
         return "The fastest that fits so far; it is not proven yet."
-    return "The fastest that fits, proven in fresh processes with an evaluation pass and the gathering of weights."
+    what = "with DeepSpeed" if _faster_plain(run.best, run.records, run.space) else "that fits"
+    return f"The fastest {what}, proven in fresh processes with an evaluation pass and the gathering of weights."
 
 
 def recipe_sentence(run: ReportedRun) -> str:
@@ -81,6 +82,12 @@ def remedy_sentence(run: ReportedRun) -> str:
     found = remedies(run.space, run.records, [rung.name for rung in run.unsupported])
     otherwise = "Allow more with --gpu-memory." if on_cpu else "Use more or larger GPUs."
     return found.sentence(on_cpu=on_cpu) or otherwise
+
+
+def _faster_plain(best: Record | None, records: Sequence[Record], space: Space) -> Record | None:
+    """The proof of a candidate without DeepSpeed that is faster than `best`, where that one has DeepSpeed."""
+    plain = faster_without_deepspeed(records, space.tolerance)
+    return plain if plain != best else None
 
 
 def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
@@ -104,7 +111,7 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     ]
     if used is not None:
         figures.append(("model FLOP/s utilisation", f"{used:.0%}"))
-    if (plain := faster_without_deepspeed(run.records, space.tolerance)) is not None and plain != record:
+    if (plain := _faster_plain(record, run.records, space)) is not None:
         times = f"{(plain.tokens_per_second or 0.0) / speed:.2f} times as fast: {plain.tokens_per_second:,.0f} tokens/s"
         figures.append(("without DeepSpeed", f"{times} with {plain.candidate_key}, see best_plain.json"))
     if (limit := bound(space, run.records, record)) is not None:

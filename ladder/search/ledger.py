@@ -143,8 +143,9 @@ class _Teller:
         proof = self._proofs.get(record.candidate_key)
         reached = f"its proof reached {proof.tokens_per_second:,.0f} tokens/s" if proof else ""
         if self._best is not None and record.candidate_key == self._best.candidate_key:
-            proven_how = "on paper" if self._on_paper else "proven in fresh processes"
-            return "answer", f"the fastest that fits, {proven_how}; {reached}"
+            what = "the fastest with DeepSpeed" if self._plain not in (None, self._best) else "the fastest that fits"
+            proven_how = "simulated" if self._on_paper else "proven in fresh processes"
+            return "answer", f"{what}, {proven_how}; {reached}"
         if record.outcome.moment == REFUSED:
             return "refused", record.outcome.sentence
         if record.outcome.kind != "fits":

@@ -76,7 +76,7 @@ def _with_longest_samples(proof: Measurement, trial: Measurement) -> Measurement
 
 def said_to_be_simulated(answer: Answer, name: str) -> Answer:
     """`answer` with warnings that it is simulated on the machine `name`, so that nobody takes it for measured."""
-    warning = f"simulated on the paper machine {name}: no trial was run, so nothing here is measured or proven"
+    warning = f"simulated on {name}: a simulator answered each trial and the proof, and no GPU ran"
     return replace(answer, proof={"simulated": True, **answer.proof}, warnings=(warning, *answer.warnings))
 
 

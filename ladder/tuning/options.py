@@ -226,7 +226,7 @@ class _TuneOptions(WorkloadOptions):
         LauncherName,
         Option(
             "ray: run the trials on --nodes of a Ray cluster. slurm-jobs: run them in jobs that ladder submits, from a "
-            "login node. simulated: a simulator of --machine answers in place of the GPUs, and no trial is run.",
+            "login node. simulated: a simulator of --machine answers each trial and the proof, and no GPU runs.",
             MACHINE,
         ),
     ] = "local"

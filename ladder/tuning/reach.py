@@ -73,6 +73,6 @@ def _what_would(space: Space, unsupported: Collection[str], asked_for_cpu: bool)
     model = shown(space.workload.model.name)
     on_gpus = "leave out --gpus 0 on a machine with GPUs" if asked_for_cpu else "start it on a machine with GPUs"
     return (
-        f"{found} {on_gpus[0].upper()}{on_gpus[1:]}, or tune for a machine on paper: "
+        f"{found} {on_gpus[0].upper()}{on_gpus[1:]}, or tune for a simulated machine: "
         f"`ladder tune {model} --launcher simulated --machine {_PAPER_MACHINE}`."
     ).lstrip()

@@ -159,7 +159,7 @@ def _paper(options: ScaleOptions) -> SimulatedMachine | None:
     if options.launcher == "simulated" and options.gpus_per_node is not None:
         raise UsageError("--gpus-per-node has no effect with --launcher simulated; change num_gpus of the --machine.")
     if options.launcher != "simulated" and options.trials:
-        raise UsageError("--machine names a machine on paper: add --launcher simulated or --no-trials.")
+        raise UsageError("--machine names a simulated machine: add --launcher simulated or --no-trials.")
     return machine
 
 

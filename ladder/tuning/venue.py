@@ -230,9 +230,8 @@ class OnPaper:
 
     def introduce(self) -> None:
         """Say that nothing is measured."""
-        self._tell(
-            Note(f"Simulated: no trial is run; all figures are of the machine {self.paper_name}, which is not real.")
-        )
+        answered = f"a simulator of the machine {self.paper_name} answers each trial and the proof"
+        self._tell(Note(f"Simulated: {answered}, and no GPU runs."))
 
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """Only those that were asked for."""

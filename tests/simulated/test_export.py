@@ -330,7 +330,7 @@ def test_an_export_says_what_the_answer_warns_of(target: str, config: Path, docu
 def test_an_export_of_a_simulated_answer_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for target in WITH_COMMENTS:
         assert main(["export", str(config), "--for", target]) == 0
-        assert "\n# Warning: simulated on the paper machine a100-40: " in "\n" + capsys.readouterr().out
+        assert "\n# Warning: simulated on a100-40: " in "\n" + capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", WITH_COMMENTS)

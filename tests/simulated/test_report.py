@@ -223,9 +223,9 @@ def test_only_the_candidates_that_were_tried_are_counted_and_knobs_apart(run: Re
     records = [replace(record, candidate_key=each) for each in (key, key, with_knobs)]
     refusal = replace(record, candidate_key=other, outcome=refused)
     about = introduction(replace(run, records=[*records, refusal]))["about"]
-    assert f" 1 of {len(run.space.candidates)} candidates and 1 setting of knobs tried on paper in " in about
+    assert f" 1 of {len(run.space.candidates)} candidates and 1 setting of knobs simulated in " in about
     about = introduction(replace(run, records=[*records[:1], refusal]))["about"]
-    assert f" 1 of {len(run.space.candidates)} candidates tried on paper in " in about
+    assert f" 1 of {len(run.space.candidates)} candidates simulated in " in about
 
 
 def test_markdown_says_the_answer_and_what_was_measured(

@@ -29,7 +29,7 @@ def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
 ) -> None:
     assert tune() == 0
     printed = capsys.readouterr()
-    assert "Simulated: no trial is run" in printed.err
+    assert "Simulated: a simulator of the machine a100-40 answers each trial" in printed.err
     assert "simulated on a100-40" in printed.out
     assert re.search(r"tokens/s in its proof \([\d,]+ in its trial\), ", printed.out)
     assert "as fast as the documented recipe's first fit (" in printed.out
@@ -40,12 +40,12 @@ def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
         assert main(command.split()) == 0
         said[command] = capsys.readouterr().out
     for text in said.values():
-        assert "the fastest that fits, on paper" in text
+        assert "the fastest with DeepSpeed, simulated; its proof reached " in text
         assert "proven in fresh processes" not in text
-    assert said["explain"].endswith("Simulated: no trial was run, and nothing here is measured or proven.\n")
+    assert said["explain"].endswith("Simulated: a simulator answered each trial and each proof, and no GPU ran.\n")
     section = json.loads((folder / "best_config.json").read_text())["ladder"]
     assert section["proof"]["simulated"] is True
-    assert "no trial was run" in section["warnings"][0]
+    assert "no GPU ran" in section["warnings"][0]
 
 
 def test_a_tune_on_paper_started_again_runs_no_trial_and_can_be_explained(

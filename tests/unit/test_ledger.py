@@ -160,6 +160,23 @@ def test_a_trial_stands_beside_its_proof_and_only_a_few_per_cent_are_noise():
     assert proofs == {"zero1": 432.0, "zero2": 387.0}
 
 
+def test_the_answer_is_not_said_to_be_the_fastest_of_all_where_torch_alone_is_faster():
+    space = make_space("zero1", "ddp", micro_batches=(4,))
+    speeds = {"zero1": 400.0, "ddp": 500.0}
+    candidates = {rung: make_candidate(rung, micro_batch=4, accumulation=4) for rung in speeds}
+    records = [
+        make_record(candidates[rung], tokens_per_second=speed, purpose=purpose)
+        for rung, speed in speeds.items()
+        for purpose in ("measure", "proof")
+    ]
+    for on_paper, how in ((False, "proven in fresh processes"), (True, "simulated")):
+        why = {entry.rung: entry.why for entry in ledger(space, records, {}, on_paper=on_paper) if entry.record}
+        assert why["zero1"] == f"the fastest with DeepSpeed, {how}; its proof reached 400 tokens/s"
+        assert why["ddp"] == "faster than the answer, without DeepSpeed; its proof reached 500 tokens/s"
+    (best,) = (entry.why for entry in ledger(space, records[2:], {}) if entry.status == "answer")
+    assert best == "the fastest that fits, proven in fresh processes; its proof reached 500 tokens/s"
+
+
 def test_a_much_faster_trial_that_was_not_proven_is_no_noise():
     space = make_space("zero1", "zero2", micro_batches=(4,))
     slow, fast = (make_candidate(rung, micro_batch=4, accumulation=4) for rung in ("zero1", "zero2"))
