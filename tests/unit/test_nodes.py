@@ -13,10 +13,11 @@ from helpers import tiny_trial
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.protocol import FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+from ladder.launch.nodes import network
 from ladder.launch.nodes.cluster import machine_of, require_alike
 from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.merged import merged, moved
-from ladder.launch.nodes.network import interface_of, own_addresses, reachable, served
+from ladder.launch.nodes.network import answering, interface_of, own_addresses, reachable, served
 from ladder.launch.nodes.slurm import is_in_allocation, nodes_among
 from ladder.launch.nodes.wire import from_wire, to_wire
 from ladder.tuning.nodes_venue import gpus_of_a_node
@@ -213,3 +214,17 @@ def test_addresses_that_only_the_node_itself_can_use_come_last() -> None:
     is_loopback = [address.startswith("127.") or address == "::1" for address in addresses]
     assert is_loopback == sorted(is_loopback)
     assert interface_of("127.0.0.1") == "lo"
+
+
+def test_a_host_answers_also_where_nothing_listens_and_a_host_that_is_not_there_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "own_addresses", list)  # as if this host were another one
+    monkeypatch.setattr(network, "_is_loopback", lambda address: False)
+    nobody = "255.255.255.255"  # cannot be connected to
+    assert answering([nobody]) is None
+    assert answering([nobody, "127.0.0.1"]) == "127.0.0.1"
+
+
+def test_an_address_that_this_host_has_too_says_nothing_of_another_one() -> None:
+    assert answering(own_addresses()) is None
