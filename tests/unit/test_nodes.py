@@ -11,7 +11,7 @@ import pytest
 from helpers import tiny_trial
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.events.protocol import FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.nodes import network
 from ladder.launch.nodes.cluster import machine_of, require_alike
@@ -158,9 +158,25 @@ def test_parts_are_joined_and_one_that_was_told_to_end_says_nothing(tmp_path: Pa
     first = part(tmp_path, exits={0: 0}, stop=told, started=1.0, oom_kills=1)
     second = part(tmp_path, exits={1: -9}, killed=frozenset({1}), stop=hang, started=2.0, oom_kills=1)
     whole = merged(first.spec, [first, second], ["a", "b"], [[], []], None)
-    assert whole.stop == replace(hang, sentence="on node b: rank 1 was silent")
+    assert whole.stop == hang
     assert (whole.exits, whole.killed, whole.started, whole.oom_kills) == ({0: 0, 1: -9}, frozenset({1}), 2.0, 2)
     assert merged(first.spec, [first, second], ["a", "b"], [[], []], told).stop == told
+
+
+def test_of_ranks_that_hang_on_several_nodes_the_stopped_one_is_named_or_the_one_that_reported_least(
+    tmp_path: Path,
+) -> None:
+    waits, stuck = (Ending(kind="hang", sentence=f"rank {rank} was silent", rank=rank) for rank in (0, 1))
+    begun: list[Event] = [PhaseEvent(t=1.0, phase="model")]
+
+    def named(first: Ending, second: Ending, events: list[list[Event]]) -> Ending | None:
+        parts = [part(tmp_path, stop=stop) for stop in (first, second)]
+        return merged(parts[0].spec, parts, ["a", "b"], events, None).stop
+
+    assert named(waits, stuck, [begun, []]) == stuck
+    assert named(waits, stopped := replace(stuck, is_stopped=True), [begun, begun * 2]) == stopped
+    broken = Ending(kind="environment", sentence="the GPU is lost")
+    assert named(waits, broken, [[], []]) == replace(broken, sentence="on node b: the GPU is lost")
 
 
 def test_power_of_all_nodes_adds_up_and_what_one_does_not_know_is_unknown(tmp_path: Path) -> None:
