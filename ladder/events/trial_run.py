@@ -17,6 +17,8 @@ class Ending:
     tune must end; earlier measurements are kept."""
     sentence: str
     rank: int | None = None
+    is_stopped: bool = False
+    """The rank's process is stopped, so that it is not one that only waits for another rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,6 +174,9 @@ class LocalLauncher(Launcher):
                 continue
             if run.stop is None:
                 run.stop = self._cancellation() or _lost_gpu(sampler) or watch.overdue(server.is_stopped)
+                if run.spec.share is not None and self._cancelled():
+                    # Another node's rank may only have waited for one of ours.
+                    run.stop = watch.stopped(server.is_stopped) or run.stop
             if run.stop is not None or watch.must_end():
                 run.killed = frozenset(run.spec.local_ranks) - run.exits.keys()
                 server.kill_ranks()

@@ -154,12 +154,17 @@ class Watch:
         if not silent:
             return None
         phase, limit = self._phase_and_limit(silent[0])
-        for rank in waiting:
-            if is_stopped(rank):
-                sentence = f"rank {rank} is stopped (SIGSTOP) and the trial was silent for {limit:.0f} s in {phase}"
-                return Ending(kind="hang", rank=rank, sentence=sentence)
+        if (found := self.stopped(is_stopped, f" and the trial was silent for {limit:.0f} s in {phase}")) is not None:
+            return found
         sentence = f"rank {silent[0]} was silent for {limit:.0f} s in {phase}"
         return Ending(kind="hang", rank=silent[0], sentence=sentence)
+
+    def stopped(self, is_stopped: Callable[[int], bool], more: str = "") -> Ending | None:
+        """The ending of a trial in which the process of a rank is stopped, with `more` words; None if none is."""
+        rank = next((rank for rank in self.files if not self.is_done(rank) and is_stopped(rank)), None)
+        if rank is None:
+            return None
+        return Ending(kind="hang", rank=rank, sentence=f"rank {rank} is stopped (SIGSTOP){more}", is_stopped=True)
 
     def _phase_and_limit(self, rank: int) -> tuple[str, float]:
         phase = self._phase[rank]

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
-from helpers import TINY_CONFIG, wait_until
-from helpers.clusters import Cluster, Slurm
+from helpers import TINY_CONFIG, processes_with, wait_until
+from helpers.clusters import Cluster, Slurm, running_slurm
 from helpers.scripts import SCRIPTS, folder_with_inputs
 
 from ladder.emit import load_best_config
@@ -167,6 +168,45 @@ def test_a_step_that_is_cancelled_during_a_trial_costs_that_trial_alone(
     assert tune.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
     assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
     leaves_nothing()
+
+
+def _kill_slurmd(slurm: Slurm, node: str) -> None:
+    os.kill(int((slurm.folder / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
+
+
+def test_a_slurmd_that_is_killed_during_a_trial_costs_nothing(tmp_path: Path, leaves_nothing: Check) -> None:
+    """Each step has a process of its own, slurmstepd, and srun talks to that."""
+    with running_slurm() as slurm:  # of its own: a slurmd is missing in the end
+        tune = _begun(slurm, tmp_path)
+        _kill_slurmd(slurm, "node2")
+        assert tune.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
+        assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
+        leaves_nothing()
+
+
+def test_a_node_on_which_all_of_slurm_is_killed_is_named_and_nothing_is_left(
+    tmp_path: Path, leaves_nothing: Check
+) -> None:
+    """srun still waits for the step, so the node is lost only when its agent has been silent for 15 seconds."""
+    with running_slurm() as slurm:
+        tune = _begun(slurm, tmp_path)
+        ours = processes_with("LADDER_CACHE", os.environ["LADDER_CACHE"])
+        servers = [each for each in ours if "ladder.trial.server" in each.cmdline()]
+        (agent,) = [
+            each
+            for each in ours
+            if "ladder.launch.nodes.agent" in each.cmdline() and each.environ().get("SLURMD_NODENAME") == "node2"
+        ]
+        step = agent.parent()
+        assert step is not None
+        assert len(servers) >= 2  # a server's ranks are forks of it
+        _kill_slurmd(slurm, "node2")
+        step.kill()
+        assert psutil.wait_procs([agent, *servers], timeout=25)[1] == []
+        assert tune.wait(timeout=200) == 4
+        said = (tmp_path / "out.txt").read_text()
+        assert said.startswith("ladder: Node node2 cannot run trials: its connection ended (srun: Job step aborted)")
+        leaves_nothing()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.groups import CGROUPS, own_group
 from faults.provocation import FaultyBench, Provocation
+from helpers import wait_until
 
 from ladder.launch.local import LocalLauncher
+from ladder.units import MIB
+
+LIMIT_BYTES = 256 * MIB
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +61,19 @@ def bench(shared_bench: FaultyBench) -> Iterator[FaultyBench]:
     assert shared_bench.ranks() == []
     if getattr(shared_bench.launcher, "server_pid", None) is not None:  # a test that failed may have left none
         assert shared_bench.server().children(recursive=True) == []
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory cgroup (v1) below our own that holds little; removed afterwards."""
+    group = CGROUPS / "memory" / own_group("memory") / f"ladder-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs the right to make a memory cgroup (v1)")
+    (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    yield group
+    for pid in (group / "cgroup.procs").read_text().split():  # the shared server goes back to where it was
+        (group.parent / "cgroup.procs").write_text(pid)
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()

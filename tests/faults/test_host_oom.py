@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.groups import own_group
 from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
-from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial, wait_until
+from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial
 from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.rungs import RUNGS
@@ -22,35 +21,7 @@ from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
 from ladder.tuning.tune_events import Note, TuneEvent
 from ladder.tuning.tuner import TuneResult
-from ladder.units import GIB, MIB
-
-CGROUPS = Path("/sys/fs/cgroup")
-LIMIT_BYTES = 256 * MIB
-
-
-def own_group(controllers: str) -> str:
-    """The path of our own cgroup in the hierarchy of `controllers`, without the leading slash."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        if names == controllers:
-            return path.lstrip("/")
-    return ""
-
-
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A memory cgroup (v1) below our own that holds little; removed afterwards."""
-    group = CGROUPS / "memory" / own_group("memory") / f"ladder-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("needs the right to make a memory cgroup (v1)")
-    (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
-    yield group
-    for pid in (group / "cgroup.procs").read_text().split():  # the shared server goes back to where it was
-        (group.parent / "cgroup.procs").write_text(pid)
-    wait_until(lambda: not (group / "cgroup.procs").read_text())
-    group.rmdir()
+from ladder.units import GIB
 
 
 def test_a_rank_that_the_kernel_kills_for_memory_is_a_host_oom(

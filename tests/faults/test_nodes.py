@@ -5,7 +5,9 @@ Both nodes are this host; the programs that would start on them start here.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +21,8 @@ from faults.provocation import ENDLESS, Once, a_step_of, records_of
 from helpers import Bench, is_alive, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError
-from ladder.events.protocol import MeasuredEvent
+from ladder.events.protocol import Event, MeasuredEvent, PhaseEvent
+from ladder.launch.base import Deadlines
 from ladder.launch.nodes import connection
 from ladder.launch.nodes.cluster import Cluster, Wanted
 from ladder.launch.nodes.connection import Node
@@ -128,6 +131,37 @@ def test_a_node_that_hangs_is_lost_and_its_ranks_end_with_it(
     assert [record.outcome.kind for record in records_of(nodes.run(tiny_trial(tmp_path / "0002", 1)))] == ["fits"]
 
 
+def test_a_rank_that_hangs_on_one_node_is_named_and_not_the_one_that_waits_for_it(
+    nodes: NodesBench, tmp_path: Path
+) -> None:
+    def begins_an_engine(heard: int, event: Event) -> bool:
+        return heard == 1 and isinstance(event, PhaseEvent) and event.phase == "engine"
+
+    stop = Once(nodes, begins_an_engine, lambda: a_rank(nodes).suspend())
+    run = nodes.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), stop, Deadlines(engine=4.0))
+    assert run.ended - stop.at < 4.0 + FREE_SECONDS
+    assert not any(map(is_alive, stop.processes))
+    (record,) = records_of(run)
+    assert (record.outcome.kind, record.outcome.rank) == ("hang", 1)
+    assert record.outcome.sentence.startswith("rank 1 is stopped (SIGSTOP)")
+    assert record.outcome.sentence.endswith("(node node2)")
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_on_one_node_ends_the_trial_on_both(
+    nodes: NodesBench, tmp_path: Path, small_group: Path
+) -> None:
+    nodes.run(tiny_trial(tmp_path / "0001", 1))  # the servers are up
+    (small_group / "cgroup.procs").write_text(str(a_server(nodes).pid))
+    run = nodes.run(tiny_trial(tmp_path / "0002", 256, memory_limit=1 << 40))
+    assert run.exits[1] == -signal.SIGKILL
+    assert run.oom_kills >= 1
+    assert nodes.ranks() == []
+    (record,) = records_of(run)
+    assert (record.outcome.kind, record.outcome.rank) == ("host_oom", 1)
+    assert "because host memory ran out" in record.outcome.sentence
+    assert record.outcome.sentence.endswith("(node node2)")
+
+
 def test_clocks_that_are_an_hour_apart_change_no_time(
     tmp_path: Path, trial_environment: dict[str, str], trial_job: dict[str, Any]
 ) -> None:
@@ -192,6 +226,22 @@ def test_a_tune_that_is_interrupted_while_a_node_gets_ready_blames_nobody(
     assert run.stop.kind == "cancelled"
     assert [record.outcome.kind for record in records_of(run)] == ["cancelled"]
     assert run.ended - run.requested < 12  # seconds, of which `sleep` is given eight
+    assert agents_here() == before
+
+
+def test_a_node_with_another_version_of_a_package_is_named_before_the_first_trial(tmp_path: Path) -> None:
+    about = tmp_path / "accelerate-0.1.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.1\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+
+    def second(program: Sequence[str]) -> list[str]:
+        return ["env", f"PYTHONPATH={path}", *program]
+
+    before = agents_here()
+    cluster = Cluster([Node(name="node1", command=list), Node(name="node2", command=second)], WANTED, lambda: False)
+    with pytest.raises(EnvironmentFaultError, match=r"Node node2 has accelerate 0\.1 and node node1 has \d"):
+        cluster.machine()
     assert agents_here() == before
 
 

@@ -24,6 +24,7 @@ AuthorizedKeysFile {folder}/id.pub
 StrictModes no
 UsePAM no
 PermitRootLogin yes
+SetEnv {variables}
 """
 _SSH = """\
 Host worker-1
@@ -36,6 +37,8 @@ Host *
   UserKnownHostsFile /dev/null
   LogLevel ERROR
 """
+_PASSED_ON = ("LADDER_CACHE", "PYTHONPATH")
+"""By the first, tests know the processes of their trials; by the second, a checkout is found that is not installed."""
 _WORKERS = ("worker-1", "worker-2")
 _NETWORK = "198.51.100"
 """Reserved for examples (RFC 5737), so no real host has such an address."""
@@ -74,9 +77,10 @@ def two_hosts_with_ssh() -> Iterator[Cluster]:
         (programs / "ssh").write_text(f'#!/bin/sh\nexec {client} -F {folder}/ssh_config "$@"\n')
         (programs / "ssh").chmod(0o755)
         cluster = Cluster(folder, outside() | {"PATH": f"{programs}:{PATH}"})
+        variables = " ".join(f'"{name}={os.environ[name]}"' for name in _PASSED_ON if name in os.environ)
         for worker, (space, address) in zip(_WORKERS, hosts.items(), strict=True):
             settings = folder / f"sshd_config-{worker}"
-            settings.write_text(_SSHD.format(folder=folder, address=address))
+            settings.write_text(_SSHD.format(folder=folder, address=address, variables=variables))
             command = ["ip", "netns", "exec", space, sshd, "-D", "-e", "-f", str(settings)]
             stack.enter_context(daemon(cluster, f"sshd-{worker}", command))
         for worker in _WORKERS:
@@ -107,7 +111,7 @@ def _two_hosts(ip: str) -> Iterator[dict[str, str]]:
         do("address", "add", f"{_NETWORK}.254/24", "dev", bridge)
         do("link", "set", bridge, "up")
         for number in (1, 2):
-            space, ours = f"ladder-{os.getpid()}-{number}", f"lv{os.getpid()}-{number}"
+            space, ours = f"ladder-{os.getpid()}-{number}", _our_end(number)
             do("netns", "add", space)
             stack.callback(undo, "netns", "del", space)  # its end of the link goes with it, and so does ours
             do("link", "add", ours, "type", "veth", "peer", "name", "eth0", "netns", space)
@@ -118,6 +122,16 @@ def _two_hosts(ip: str) -> Iterator[dict[str, str]]:
                 do(*inside, "link", "set", device, "up")
             hosts[space] = f"{_NETWORK}.{number}"
         yield hosts
+
+
+def _our_end(number: int) -> str:
+    """Of the link to worker-`number`, the name of the network interface on this machine."""
+    return f"lv{os.getpid()}-{number}"
+
+
+def set_link(number: int, state: str) -> None:
+    """Cut the link to worker-`number` ("down"), or mend it ("up")."""
+    subprocess.run(["ip", "link", "set", _our_end(number), state], check=True, env=outside())
 
 
 @contextlib.contextmanager

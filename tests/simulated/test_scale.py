@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -39,6 +40,23 @@ def test_simulated_numbers_are_tuned_and_larger_ones_predicted_from_their_runs(
     assert abs(math.log(guess["tokens_per_second"] / seen["tokens_per_second"])) < 0.1
     alone = scaled(capsys, "--gpus", "8", "--no-trials", "--machine", "a100-80")["points"][0]
     assert guess["high"] / guess["low"] < alone["high"] / alone["low"]
+
+
+def test_the_benchmark_predicts_each_stored_run_from_the_smaller_ones_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    benchmark = importlib.import_module("scale")
+    scaled(capsys, "--gpus", "1,2,4", *ON_PAPER)
+    one, two, four = (Path(f"ladder-scale/{count}-gpus/run") for count in (1, 2, 4))
+    errors = benchmark.errors_of_stored([four, one, two])
+    rows = capsys.readouterr().out.splitlines()
+    counts = [word for row in rows for word in row.split() if word.startswith("gpus=")]
+    assert counts == ["gpus=2", "gpus=4"], rows
+    assert all(error < 0.2 for error, _ in errors)
+    assert benchmark.errors_of_stored([one, two]) == errors[:1]
+    with pytest.raises(SystemExit, match="of each number of GPUs one"):
+        benchmark.errors_of_stored([one, one])
 
 
 def test_the_report_tells_what_was_tuned_from_what_is_predicted_and_its_range(

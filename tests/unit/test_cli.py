@@ -230,3 +230,25 @@ def test_doctor_asks_for_measure_beside_the_nodes_to_measure(
 ) -> None:
     assert main(["doctor", *option]) == 2
     assert "add --measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "said"),
+    [
+        ("a slots=1\na slots=1\n", [], "names a twice"),
+        ("a slots=1\nb slots=2\n", [], "different numbers of slots (a 1, b 2)"),
+        ("a slots=1\n", ["--nodes", "2"], "--nodes 2 asks for more than the 1 hosts"),
+    ],
+)
+def test_hosts_that_cannot_be_used_end_a_tune_before_anything_starts(
+    hosts: str,
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text(hosts)
+    assert main(["tune", "tiny-llama", "--gpus", "0", "--hostfile", "hosts", *options]) == 4
+    assert said in capsys.readouterr().err

@@ -11,12 +11,13 @@ import pytest
 from helpers import tiny_trial
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.events.protocol import FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+from ladder.launch.nodes import network
 from ladder.launch.nodes.cluster import machine_of, require_alike
 from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.merged import merged, moved
-from ladder.launch.nodes.network import interface_of, own_addresses, reachable, served
+from ladder.launch.nodes.network import answering, interface_of, own_addresses, reachable, served
 from ladder.launch.nodes.slurm import is_in_allocation, nodes_among
 from ladder.launch.nodes.wire import from_wire, to_wire
 from ladder.tuning.nodes_venue import gpus_of_a_node
@@ -157,9 +158,25 @@ def test_parts_are_joined_and_one_that_was_told_to_end_says_nothing(tmp_path: Pa
     first = part(tmp_path, exits={0: 0}, stop=told, started=1.0, oom_kills=1)
     second = part(tmp_path, exits={1: -9}, killed=frozenset({1}), stop=hang, started=2.0, oom_kills=1)
     whole = merged(first.spec, [first, second], ["a", "b"], [[], []], None)
-    assert whole.stop == replace(hang, sentence="on node b: rank 1 was silent")
+    assert whole.stop == hang
     assert (whole.exits, whole.killed, whole.started, whole.oom_kills) == ({0: 0, 1: -9}, frozenset({1}), 2.0, 2)
     assert merged(first.spec, [first, second], ["a", "b"], [[], []], told).stop == told
+
+
+def test_of_ranks_that_hang_on_several_nodes_the_stopped_one_is_named_or_the_one_that_reported_least(
+    tmp_path: Path,
+) -> None:
+    waits, stuck = (Ending(kind="hang", sentence=f"rank {rank} was silent", rank=rank) for rank in (0, 1))
+    begun: list[Event] = [PhaseEvent(t=1.0, phase="model")]
+
+    def named(first: Ending, second: Ending, events: list[list[Event]]) -> Ending | None:
+        parts = [part(tmp_path, stop=stop) for stop in (first, second)]
+        return merged(parts[0].spec, parts, ["a", "b"], events, None).stop
+
+    assert named(waits, stuck, [begun, []]) == stuck
+    assert named(waits, stopped := replace(stuck, is_stopped=True), [begun, begun * 2]) == stopped
+    broken = Ending(kind="environment", sentence="the GPU is lost")
+    assert named(waits, broken, [[], []]) == replace(broken, sentence="on node b: the GPU is lost")
 
 
 def test_power_of_all_nodes_adds_up_and_what_one_does_not_know_is_unknown(tmp_path: Path) -> None:
@@ -213,3 +230,17 @@ def test_addresses_that_only_the_node_itself_can_use_come_last() -> None:
     is_loopback = [address.startswith("127.") or address == "::1" for address in addresses]
     assert is_loopback == sorted(is_loopback)
     assert interface_of("127.0.0.1") == "lo"
+
+
+def test_a_host_answers_also_where_nothing_listens_and_a_host_that_is_not_there_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "own_addresses", list)  # as if this host were another one
+    monkeypatch.setattr(network, "_is_loopback", lambda address: False)
+    nobody = "255.255.255.255"  # cannot be connected to
+    assert answering([nobody]) is None
+    assert answering([nobody, "127.0.0.1"]) == "127.0.0.1"
+
+
+def test_an_address_that_this_host_has_too_says_nothing_of_another_one() -> None:
+    assert answering(own_addresses()) is None

@@ -1,6 +1,7 @@
 """The agent on one node: describes it, and runs its share of each trial. See `wire` for what it is told and answers.
 
-It is a program of its own: srun or ssh starts it. It ends, with all it started, when its stdin ends.
+It is a program of its own: srun or ssh starts it. It ends, with all it started, when its stdin ends, or when the host
+of the controller does not answer any more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from ladder.events.protocol import Event, Share, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.machine_measuring import measure_share
-from ladder.launch.nodes.network import interface_of, own_addresses, reachable, served
+from ladder.launch.nodes.network import (
+    ALIVE_SECONDS,
+    DOUBT_SECONDS,
+    answering,
+    interface_of,
+    own_addresses,
+    reachable,
+    served,
+)
 from ladder.launch.nodes.software import software
 from ladder.launch.nodes.wire import to_wire
 from ladder.launch.trial_server import kill_marked
@@ -31,9 +40,6 @@ from ladder.machine.known_machine import facts_of_host
 from ladder.machine.lease import BusyGpusError, Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
-
-_ALIVE_SECONDS = 1.0
-"""Between two signs of life. Chosen: the controller waits many times as long before it gives a node up."""
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where gloo and NCCL read the network interface. Without it gloo takes the address that the host's own name has, which
@@ -50,6 +56,10 @@ class Agent:
         """The trial that runs is to end."""
         self.gone = threading.Event()
         """The controller has gone."""
+        self.heard = now()
+        """When the controller last said something."""
+        self._controller: str | None = None
+        """An address at which its host answers, if there is one."""
         self._launcher: LocalLauncher | None = None
         self._met = threading.Event()
         """All nodes have found this one, or never will."""
@@ -83,8 +93,22 @@ class Agent:
             kill_marked(self._marker)
         self._leases.close()
 
+    def leave(self) -> None:
+        """End the trial that runs, and then everything."""
+        self.gone.set()
+        self.requests.put(None)
+
+    def is_cut_off(self) -> bool:
+        """Whether the controller is silent and its host answers no more. srun or ssh notice that after minutes."""
+        address, silent = self._controller, now() - self.heard
+        return address is not None and silent > DOUBT_SECONDS and answering([address]) is None
+
     def _clock(self) -> None:
         self.tell("clock", now=now())
+
+    def _watch(self, addresses: list[str]) -> None:
+        """Notice from now on if the controller, whose host has `addresses`, cannot be reached any more."""
+        self._controller = answering(addresses)
 
     def _describe(self, gpus: int | None, nvme_path: str | None, **limits: int | None) -> None:
         """`gpus` and the memory limits as for `detect_machine`."""
@@ -198,15 +222,16 @@ def _read(agent: Agent, requests: int) -> None:
     """Hand over requests as they come. To end a trial cannot wait until the request before it is answered."""
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
-            request = json.loads(line)
+            request, agent.heard = json.loads(line), now()
+            if request["op"] == "alive":
+                continue
             if request["op"] == "cancel":
                 agent.stopped.set()
                 continue
             if request["op"] == "run":  # the end of an earlier trial may have been asked for too late
                 agent.stopped.clear()
             agent.requests.put(request)
-    agent.gone.set()
-    agent.requests.put(None)
+    agent.leave()
 
 
 def main() -> int:
@@ -217,23 +242,20 @@ def main() -> int:
     # ssh starts us without the environment's programs, of which torch calls ninja even for operators that are built.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     agent = Agent(events)
-
-    def leave(*_: object) -> None:
-        agent.gone.set()
-        agent.requests.put(None)
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, lambda *_: agent.leave())
     threading.Thread(target=_read, args=(agent, requests), daemon=True).start()
-    threading.Thread(target=_say_alive, args=(agent,), daemon=True).start()
-    agent.tell("here", pid=os.getpid(), step=os.environ.get("SLURM_STEP_ID", ""))
+    threading.Thread(target=_stay_in_touch, args=(agent,), daemon=True).start()
+    agent.tell("here", pid=os.getpid(), step=os.environ.get("SLURM_STEP_ID", ""), addresses=own_addresses())
     agent.serve()
     return 0
 
 
-def _say_alive(agent: Agent) -> None:
-    while not agent.gone.wait(_ALIVE_SECONDS):
+def _stay_in_touch(agent: Agent) -> None:
+    while not agent.gone.wait(ALIVE_SECONDS):
         agent.tell("alive")
+        if agent.is_cut_off():
+            agent.leave()
 
 
 if __name__ == "__main__":

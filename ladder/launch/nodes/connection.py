@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command, module_environment
+from ladder.launch.nodes.network import ALIVE_SECONDS, DOUBT_SECONDS, answering, own_addresses
 from ladder.launch.watch import now
 from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
@@ -23,8 +25,8 @@ _START_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
 """For a request. Chosen: the slowest, to describe a node with an NVMe drive, takes some 10 s."""
 _SILENT_SECONDS = 15.0
-"""An agent says every second that it is alive; after this silence its node counts as lost. Chosen: much longer than a
-busy network or a paging host delays a line."""
+"""After this silence of its agent a node counts as lost, though its host answers. Chosen: much longer than a host that
+runs out of memory holds up a program."""
 _TURN_SECONDS = 1.0
 """If more than this passes between two looks, the controller itself was stopped, and the silence does not count.
 Chosen: a look takes milliseconds, and it looks many times a second."""
@@ -54,6 +56,8 @@ class Connection:
         self._buffer, self._step = b"", ""
         self._heard = self._looked = now()
         self._is_here = False
+        self._silent, self._is_cut_off, self._is_lost = 0.0, False, False
+        self._writing, self._closed = threading.Lock(), threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         self._process = subprocess.Popen(
             node.command(module_command("ladder.launch.nodes.agent")),
@@ -72,11 +76,13 @@ class Connection:
     def wait_here(self) -> None:
         """Wait until the agent is there, and compare its clock with ours."""
         late = f"did not start ladder within {_START_SECONDS:.0f} s"
-        self._step = self._await(["here"], _START_SECONDS, late)["step"]
-        self._is_here = True
+        here = self._await(["here"], _START_SECONDS, late)
+        self._step, self._is_here = here["step"], True
         asked = now()
         then = self.ask("clock", "clock")["now"]
         self.ahead = then - (asked + now()) / 2
+        self.send("watch", addresses=own_addresses())
+        threading.Thread(target=self._stay_in_touch, args=(here["addresses"],), daemon=True).start()
 
     def ask(self, op: str, expected: str, **content: Any) -> dict[str, Any]:
         """Send a request and wait for its answer."""
@@ -90,8 +96,8 @@ class Connection:
     def send(self, op: str, **content: Any) -> None:
         """Send a request. If the agent has ended, `poll` will say so."""
         line = json.dumps({"op": op, **content}).encode() + b"\n"
-        with suppress(BrokenPipeError):
-            while line:
+        with self._writing, suppress(BrokenPipeError):
+            while line and not self._closed.is_set():
                 line = line[os.write(self._stdin, line) :]
 
     def poll(self) -> list[dict[str, Any]] | None:
@@ -100,20 +106,38 @@ class Connection:
         self._heard += max(0.0, time_now - self._looked - _TURN_SECONDS)
         self._looked = time_now
         if not select.select([self.stdout], [], [], 0)[0]:
-            return [] if not self._is_here or time_now - self._heard < _SILENT_SECONDS else None
+            self._silent = time_now - self._heard
+            is_gone = self._silent > (DOUBT_SECONDS if self._is_cut_off else _SILENT_SECONDS)
+            self._is_lost = self._is_here and is_gone
+            return None if self._is_lost else []
         data = os.read(self.stdout, 1 << 16)
         if not data:
             return None
-        self._heard = time_now
+        self._heard, self._silent = time_now, 0.0
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [event for event in map(json.loads, lines) if event["event"] != "alive"]
+
+    def _stay_in_touch(self, addresses: Sequence[str]) -> None:
+        """Say that we are here. While the agent is silent, ask whether its host is still there: that tells at once a
+        host without power or network from a program that has to wait for memory or cores."""
+        address = answering(addresses)
+        while not self._closed.wait(ALIVE_SECONDS):
+            self._say_alive()
+            if address is not None:
+                self._is_cut_off = self._silent > DOUBT_SECONDS and answering([address]) is None
+
+    def _say_alive(self) -> None:
+        with self._writing, suppress(BrokenPipeError):
+            # Not into a pipe that is full: this would have to wait, and `send` with it.
+            if not self._closed.is_set() and select.select([], [self._stdin], [], 0)[1]:
+                os.write(self._stdin, b'{"op": "alive"}\n')
 
     def _await(self, expected: Sequence[str], seconds: float, late: str) -> dict[str, Any]:
         deadline = now() + seconds
         while now() < deadline and not self._cancelled():
             select.select([self.stdout], [], [], 0.1)
             if (events := self.poll()) is None:
-                raise self.fault("its connection ended")
+                raise self.fault("it does not answer any more" if self._is_lost else "its connection ended")
             for event in events:
                 if event["event"] == "failed":
                     raise EnvironmentFaultError(f"Node {self.name}: {event['sentence']}")
@@ -135,15 +159,17 @@ class Connection:
 
     def let_go(self) -> None:
         """Let the agent end, without waiting for it: it ends when its stdin does."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
+        self._closed.set()
+        with self._writing:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None and not pipe.closed:
+                    pipe.close()
 
     def close(self) -> None:
         """End the agent and what started it."""
         self.let_go()
         try:
-            self._process.wait(timeout=_END_SECONDS)
+            self._process.wait(timeout=0 if self._is_lost else _END_SECONDS)
         except subprocess.TimeoutExpired:
             self._node.end(self._step)
             self._process.kill()

@@ -22,7 +22,7 @@ def merged(
         events=events,
         exits={rank: status for part in parts for rank, status in part.exits.items()},
         killed=frozenset().union(*(part.killed for part in parts)),
-        stop=stop or _first_stop(parts, names),
+        stop=stop or _first_stop(parts, names, events),
         oom_kills=sum(part.oom_kills for part in parts),
         started=max((part.started for part in parts), default=0.0),
         device_use={key: _together([part.device_use[key] for part in parts]) for key in _used_everywhere(parts)},
@@ -37,14 +37,23 @@ def moved(event: Event, ahead: float) -> Event:
     return event.model_copy(update=change)
 
 
-def _first_stop(parts: Sequence[TrialRun], names: Sequence[str]) -> Ending | None:
-    """Why a node ended its part: the machine before a hang. That it was told to end says nothing."""
+def _first_stop(parts: Sequence[TrialRun], names: Sequence[str], events: list[list[Event]]) -> Ending | None:
+    """Why a node ended its part: the machine before a hang. That it was told to end says nothing.
+
+    If one rank hangs, those of all nodes are silent. The one that is stopped is named, or the one that reported least.
+    """
+
+    def order(stop: Ending) -> tuple[bool, bool, int]:
+        return stop.kind == "hang", not stop.is_stopped, len(events[stop.rank]) if stop.rank is not None else 0
+
     named = [
-        replace(part.stop, sentence=f"on node {name}: {part.stop.sentence}")
+        part.stop
+        if part.stop.rank is not None
+        else replace(part.stop, sentence=f"on node {name}: {part.stop.sentence}")
         for part, name in zip(parts, names, strict=True)
         if part.stop is not None and part.stop.kind != "cancelled"
     ]
-    return min(named, key=lambda stop: stop.kind == "hang", default=None)
+    return min(named, key=order, default=None)
 
 
 def _used_everywhere(parts: Sequence[TrialRun]) -> list[str]:

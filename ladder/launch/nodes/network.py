@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import select
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import psutil
+
+from ladder.launch.watch import now
+
+ALIVE_SECONDS = 0.5
+"""Between two signs of life of an agent, and of its controller. Chosen: several of them before a doubt."""
+DOUBT_SECONDS = 1.5
+"""After this silence a program's host is asked whether it is still there. Chosen: if the host has lost its power or its
+network, the answer and the end of the ranks then still come within five seconds."""
+_HOST_SECONDS = 1.5
+"""For a host's answer. Chosen: TCP asks once more after a second, so that one lost packet does not count."""
+_DISCARD_PORT = 9
+"""Chosen: hardly any host listens there, so that its kernel refuses the connection, which is an answer, and no program
+sees it."""
 
 _TRY_SECONDS = 3.0
 """For a connection. Chosen: an address of the same network answers in milliseconds, one behind a firewall never."""
 _SERVED_SECONDS = 120.0
 """How long the others may try at most. Chosen: many times what all addresses of a node with ten networks take."""
+_ANSWERS = (0, errno.ECONNREFUSED)
 
 
 def own_addresses() -> list[str]:
@@ -68,6 +84,32 @@ def served(token: str, over: threading.Event) -> int:
 def reachable(addresses: Sequence[str], port: int, token: str) -> list[str]:
     """Those of `addresses` at which the node that serves `token` answers."""
     return [address for address in addresses if _heard(address, port) == token]
+
+
+def answering(addresses: Sequence[str]) -> str | None:
+    """The first of `addresses` at which another host answers; None if none does.
+
+    It is the host's kernel that answers, also while a lack of memory or of cores holds up all its programs. An address
+    that this host has too, as those of virtual bridges, would be answered by this host itself, so it does not count.
+    """
+    own = own_addresses()
+    with ExitStack() as stack:
+        asked: dict[socket.socket, str] = {}
+        for address in (each for each in addresses if each not in own and not _is_loopback(each)):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            status = probe.connect_ex((address, _DISCARD_PORT))
+            if status in _ANSWERS:
+                return address
+            if status == errno.EINPROGRESS:
+                asked[probe] = address
+        deadline = now() + _HOST_SECONDS
+        while asked and (left := deadline - now()) > 0:
+            for probe in select.select([], list(asked), [], left)[1]:
+                address = asked.pop(probe)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS:
+                    return address
+    return None
 
 
 def _heard(address: str, port: int) -> str:

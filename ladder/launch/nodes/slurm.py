@@ -52,7 +52,9 @@ def _node(name: str, job: str, cores: int | None) -> Node:
     def end(step: str) -> None:
         if step:
             with suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(["scancel", "--signal=KILL", f"{job}.{step}"], timeout=_ANSWER_SECONDS, check=False)
+                # What it says is of no use to the user: the step may have ended, or its node may be gone.
+                words = ["scancel", "--quiet", "--signal=KILL", f"{job}.{step}"]
+                subprocess.run(words, timeout=_ANSWER_SECONDS, check=False, capture_output=True)
 
     return Node(name=name, command=command, end=end)
 

@@ -3,6 +3,7 @@
 Requests, and what answers them:
 
     {"op": "clock"}                                    →  {"event": "clock", "now": seconds}
+    {"op": "watch", "addresses": […]}                  →  tells the controller's, so that its loss is noticed
     {"op": "describe", "gpus": …, …}                   →  {"event": "described", "machine": {…}, …}, or, while somebody
                                                           uses GPUs, {"event": "busy", "sentence": …}
     {"op": "release"}                                  →  gives back the GPUs that "describe" leased
@@ -17,8 +18,9 @@ Requests, and what answers them:
                                                        →  {"event": "said", "rank": …, "what": "…"}: what a rank says
                                                        →  {"event": "ended", "run": {…}}
     {"op": "cancel"}                                   →  ends the trial that runs
+    {"op": "alive"}                                    →  comes twice a second
 
-A request that fails is answered by {"event": "failed", "sentence": "…"}. {"event": "alive"} comes every second.
+A request that fails is answered by {"event": "failed", "sentence": "…"}. {"event": "alive"} comes twice a second.
 """
 
 from __future__ import annotations
