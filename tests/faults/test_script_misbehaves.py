@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -237,6 +238,30 @@ def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home
     logs = list((home / "ladder-runs").rglob("rank*.log"))
     assert logs
     assert [log for log in logs if "trying half of it" in log.read_text(errors="replace")] == []
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (
+            "skip",
+            "the script's loop trained nothing on a batch, as after an error that it caught; let it train on every",
+        ),
+        pytest.param(
+            "halve",
+            "the script's loop ended before its steps were measured; let it train for longer, and let its errors end",
+            marks=pytest.mark.night,  # the hook of a loop that ends early sees it
+        ),
+    ],
+)
+def test_a_loop_that_makes_little_of_an_error_of_its_own_is_no_fit(way: str, why: str, home: Path, tuned: Here) -> None:
+    script = f"{MISBEHAVING}/catches_errors.py {way} 400"
+    done = tuned(script, "--micro-batch", "32", "--documented", memory="300MiB")
+    assert done.status == 2
+    assert the_sentence(done).startswith("The script failed before its training was measured: rank ")
+    assert f": {why}" in the_sentence(done)
+    logs = [log.read_text(errors="replace") for log in (home / "ladder-runs").rglob("rank*.log")]
+    assert any(re.search("caught: .* DefaultCPUAllocator: can't allocate memory", log) for log in logs)
 
 
 def test_a_script_that_prints_a_gigabyte_is_tuned_and_fills_no_disk(home: Path, tuned: Here) -> None:
