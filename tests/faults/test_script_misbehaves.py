@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -90,6 +91,12 @@ def logs_in(home: Path) -> list[str]:
         ),
         ("asks.py", "the script asks for input, which a trial cannot give; answer it by an option", "How many steps?"),
         ("exits.py", "the script ended with exit status 3 before it trained", "set LICENCE_OF_THE_DATA"),
+        (
+            "exits.py --quietly",
+            "the script ended without training in a way that ladder knows: it looked for Trainer.train() of "
+            "transformers, Accelerator.prepare() and deepspeed.initialize() in the process that it started",
+            "set LICENCE_OF_THE_DATA",
+        ),
         ("no_package.py", "ModuleNotFoundError: No module named 'a_package_that_nobody_has'", "Traceback"),
         ("no_data.py", "FileNotFoundError: Directory prepared/reviews not found", "Traceback"),
     ],
@@ -152,6 +159,13 @@ def test_a_script_that_trains_in_a_process_of_multiprocessing_is_told_to_train_i
         "The script cannot be tuned: it starts its training, train(), in a process of its own; let the script call it "
         "itself, because ladder starts a process for each GPU"
     )
+
+
+def test_a_process_that_a_script_starts_beside_its_training_ends_with_the_tune(home: Path, tuned: Here) -> None:
+    # `tuned` sees that none is left, of the look and of two ranks in each trial.
+    trainer = f"{SCRIPTS}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out"
+    done = tuned(f"{MISBEHAVING}/keeps_helper.py {trainer}", "--micro-batch", "4", "--documented")
+    assert done.status == 0, done.errors
 
 
 @pytest.mark.parametrize(
@@ -228,6 +242,14 @@ def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(ho
     assert json.loads((home / "best_config.json").read_text())["ladder"]["micro_batch"] == 8
 
 
+@pytest.mark.night  # `ladder verify` finds it by the same comparison: test_script_differs.py
+def test_a_script_that_makes_its_own_batches_is_told_so_after_two_proofs(tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/own_batch.py --own_batch", "--micro-batch", "4", "--documented")
+    assert done.status == 2
+    assert the_sentence(done).startswith("The script's own training failed in the proof of zero2 ckpt=")
+    assert "sequences in a micro-step: 2, and the candidate has 4; leave that setting" in the_sentence(done)
+
+
 def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home: Path, tuned: Here) -> None:
     # With 40 MiB memory runs out while oneDNN makes its kernels, which can end in a segmentation fault instead.
     done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="52MiB")
@@ -237,6 +259,30 @@ def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home
     logs = list((home / "ladder-runs").rglob("rank*.log"))
     assert logs
     assert [log for log in logs if "trying half of it" in log.read_text(errors="replace")] == []
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (
+            "skip",
+            "the script's loop trained nothing on a batch, as after an error that it caught; let it train on every",
+        ),
+        pytest.param(
+            "halve",
+            "the script's loop ended before its steps were measured; let it train for longer, and let its errors end",
+            marks=pytest.mark.night,  # the hook of a loop that ends early sees it
+        ),
+    ],
+)
+def test_a_loop_that_makes_little_of_an_error_of_its_own_is_no_fit(way: str, why: str, home: Path, tuned: Here) -> None:
+    script = f"{MISBEHAVING}/catches_errors.py {way} 400"
+    done = tuned(script, "--micro-batch", "32", "--documented", memory="300MiB")
+    assert done.status == 2
+    assert the_sentence(done).startswith("The script failed before its training was measured: rank ")
+    assert f": {why}" in the_sentence(done)
+    logs = [log.read_text(errors="replace") for log in (home / "ladder-runs").rglob("rank*.log")]
+    assert any(re.search("caught: .* DefaultCPUAllocator: can't allocate memory", log) for log in logs)
 
 
 def test_a_script_that_prints_a_gigabyte_is_tuned_and_fills_no_disk(home: Path, tuned: Here) -> None:
@@ -249,9 +295,12 @@ def test_a_script_that_prints_a_gigabyte_is_tuned_and_fills_no_disk(home: Path, 
 
 
 def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_trial(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/writes.py", "--micro-batch", "4")
+    (home / "written" / "final").mkdir(parents=True)
+    for name in ("log.jsonl", "step-1.json", "final/config.json"):
+        (home / "written" / name).write_text("of an earlier training")
+    done = tuned(f"{MISBEHAVING}/writes.py", "--micro-batch", "4")  # which sees that they are as they were
     assert done.status == 0, done.errors  # with its tracker, which is not installed, it would have ended
-    for name in ("written", "wandb", "mlruns"):
+    for name in ("wandb", "mlruns"):
         assert not (home / name).exists()
     assert [file for file in (home / "ladder-runs").rglob("*") if file.name in ("scratch", "log.jsonl", "done")] == []
     assert logs_in(home) == []

@@ -28,6 +28,7 @@ def hold_accelerate(grip: Grip) -> None:
 
     def made(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> None:
         if "trainer" not in grip.holders:  # which makes its own, as its arguments say
+            loop.require_first()
             grip.holders.add("accelerate")
             accelerator._ladder_own = dict(options)
             options |= _options_of_accelerate(grip)
@@ -66,7 +67,7 @@ def _hold_steps(grip: Grip, loop: Loop) -> None:
     def stepped(own: Any, accelerator: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
         if loop.engine is not None:  # whether or not the loop asks accelerate when to step
             ends_step(accelerator)
-            loop.loss = loss.detach()
+            loop.note_loss(loss)
         return own(accelerator, loss, *arguments, **options)
 
     def decided(own: Any, accelerator: Any) -> None:

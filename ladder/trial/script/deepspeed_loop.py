@@ -34,6 +34,8 @@ def hold_deepspeed(grip: Grip) -> None:
         names = ("args", "model", "optimizer", "model_parameters", "training_data")
         given = dict[str, Any](zip(names, arguments, strict=False)) | options
         said = _own_config(given)
+        if given.get("optimizer") or "optimizer" in said:
+            loop.require_first()
         if loop.engine is not None or not (given.get("optimizer") or "optimizer" in said):
             # A model without an optimizer, such as one to compare with, is the script's own affair.
             return (given["model"], None, None, None) if grip.is_look else own(*arguments, **options)

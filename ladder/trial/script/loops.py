@@ -42,6 +42,10 @@ class Loop:
         self.is_boundary = True
         self.is_finishing = False
         self.loss: torch.Tensor | float = 0.0
+        self.has_begun = False
+        """It was given a batch."""
+        self.has_trained = False
+        """It has made a backward pass since it was given a batch."""
         self.clipping: float | None = None
         _note_losses(self)
 
@@ -56,6 +60,15 @@ class Loop:
             return self._real(loader, lambda: own(loader)) if self.grip.spec.proof else self._measured(loader, move)
 
         wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Of a backward pass that begins."""
+        self.loss, self.has_trained = loss.detach(), True
+
+    def require_first(self) -> None:
+        """End a trial whose script begins to train anew: it has caught what ended its first loop."""
+        if self.has_begun:
+            self.grip.leave(_left_early())
 
     @property
     def model(self) -> Any:
@@ -105,6 +118,7 @@ class Loop:
                             break
                         self.is_boundary = micro_step == candidate.accumulation
                         steps.note_batch(batch)
+                        self.has_begun = True
                         yield batch
                         steps.note_loss(torch.as_tensor(self.loss))
                     if batch is None:
@@ -185,7 +199,11 @@ class LoopSubject:
         """For the loop: it trains on each before it asks for the next."""
         try:
             while True:
-                yield self._to_loop.get()
+                batch = self._to_loop.get()
+                self._loop.has_begun, self._loop.has_trained = True, False
+                yield batch
+                if not self._loop.has_trained:
+                    self._loop.grip.leave(_left_out())
                 self._from_loop.put(None)
         except GeneratorExit:  # what was measured by then stands
             self._loop.grip.leave(None if self._num_begun > 1 else _left_early())
@@ -219,12 +237,21 @@ class LoopSubject:
 
 
 def _left_early() -> NotTakenHoldOfError:
-    return NotTakenHoldOfError("the script's loop ended before its steps were measured; let it train for longer")
+    return NotTakenHoldOfError(
+        "the script's loop ended before its steps were measured; let it train for longer, and let its errors end it"
+    )
+
+
+def _left_out() -> NotTakenHoldOfError:
+    return NotTakenHoldOfError(
+        "the script's loop trained nothing on a batch, as after an error that it caught; let it train on every batch, "
+        "and let its errors end it"
+    )
 
 
 def _note_losses(loop: Loop) -> None:
     def noted(own: Any, engine: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
-        loop.loss = loss.detach()
+        loop.note_loss(loss)
         return own(engine, loss, *arguments, **options)
 
     wrap(deepspeed.DeepSpeedEngine, "backward", noted)

@@ -1,4 +1,4 @@
-"""Ends with a status of its own before it trains, as a script does that misses something."""
+"""Ends before it trains, as a script does that misses something: with a status of its own, or --quietly."""
 
 import os
 import sys
@@ -8,4 +8,4 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("model")
 if "LICENCE_OF_THE_DATA" not in os.environ:
     print("Accept the licence of the data first: set LICENCE_OF_THE_DATA.", file=sys.stderr)
-    sys.exit(3)
+    sys.exit(0 if "--quietly" in sys.argv else 3)
