@@ -66,6 +66,8 @@ STAGE_3: tuple[Knob, ...] = (
     ("stage3_prefetch_bucket_size", 50_000_000),
     ("sub_group_size", 500_000_000),
 )
+# DeepSpeed's default, which the rung with parameters on NVMe had then, and has no more (as in benchmarks/physics.py).
+REUSE: tuple[Knob, ...] = (("stage3_max_reuse_distance", 1_000_000_000),)
 
 
 @dataclass(frozen=True)
@@ -132,5 +134,6 @@ def measured() -> Iterator[Point]:
     for row in json.loads(MEASURED.read_text())["points"]:
         layers, stage, optimizer, param, checkpointing, micro_batch, *measured = row
         rung = next(r for r in RUNGS if (r.stage, r.offload_optimizer, r.offload_param) == (stage, optimizer, param))
-        engine = Engine(rung, STAGE_3 if stage == 3 else BELOW_STAGE_3)
+        then = tuple(sorted(STAGE_3 + REUSE)) if rung.offload_param == "nvme" else STAGE_3
+        engine = Engine(rung, then if stage == 3 else BELOW_STAGE_3)
         yield Point(llama_like(layers), Candidate(engine, checkpointing, micro_batch, 2), *measured)

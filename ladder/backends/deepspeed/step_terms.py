@@ -6,6 +6,8 @@ tests/data: a Llama-2-7B shape on four H200.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ladder.backends.activations import offloaded_input, terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
@@ -62,7 +64,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
-        gather += 2 * 2 * (p / world_size) * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p) / bus
+        gather += 2 * (p / world_size) * _fetches(candidate, knobs, p) / bus
     per_token = token_seconds(workload, candidate, machine, known)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
@@ -76,6 +78,17 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(workload, candidate, world_size, machine, known.update_traffic),
     )
+
+
+def _fetches(candidate: Candidate, knobs: Mapping[str, bool | int], p: float) -> float:
+    """How often a micro-step fetches an offloaded parameter.
+
+    In forward and in backward, without those that stay live. Without a reuse distance none stays, and the second
+    forward pass of checkpointing fetches again (DeepSpeed's coordinator, tests/process/test_gathering.py).
+    """
+    if not knobs["stage3_max_reuse_distance"]:
+        return 2.0 + candidate.checkpointed
+    return 2.0 * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p)
 
 
 def _gathered(known: Terms, machine: MachineSpeed, over_links: float) -> float:
