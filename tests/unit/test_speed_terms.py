@@ -75,22 +75,6 @@ def test_parameters_on_nvme_are_read_in_every_pass_and_those_on_the_host_may_sta
     assert 2 * (slow - fast) / once == pytest.approx(fetched)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "least", "most"),
-    [
-        ("zero3+param-cpu+opt-cpu", "zero3+param-cpu+opt-cpu+lean", 0.03, 0.05),
-        ("zero3+opt-cpu", "zero3+param-cpu+opt-cpu", 0.12, 0.2),
-    ],
-)
-def test_engines_that_differ_in_knobs_alone_are_hardly_doubted_against_each_other(
-    one: str, other: str, least: float, most: float, llama_like: Build
-) -> None:
-    """Long micro-steps, in which transfers do not count: recorded ones are 1.5 and 1.8 % apart."""
-    candidates = [Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 32, 4) for rung in (one, other)]
-    said = [predict_speed(llama_like(), each, world_size=4, machine=MACHINE) for each in candidates]
-    assert least < said[0].fit.deviation(said[0].estimate.minus(said[1].estimate)) < most
-
-
 @pytest.mark.parametrize(("family", "rank", "recorded"), [("llama-3.2-1b", 8, 0.061), ("llama-3.2-1b", 256, 0.054)])
 def test_a_step_of_adapters_takes_the_host_as_long_as_was_recorded_with_any_rank(
     family: str, rank: int, recorded: float
