@@ -42,7 +42,9 @@ def main() -> None:
         larger = [each for each in rows if _is_under_a_larger_limit(each, row)]
         limits = {"seq_len": options.seq_len, "batch": options.batch, "cap_gib": cap or None}
         work = Work(model=options.model, gpus=options.gpus, lora=options.lora, load_in=options.load_in, **limits)
-        row |= {"answer": _tuned(options, work), "by_hand": _all_by_hand(options, work, larger)}
+        row["answer"] = _tuned(options, work)
+        print(json.dumps(row), flush=True)  # what a run that is cut off still says
+        row["by_hand"] = _all_by_hand(options, work, larger)
         rows.append(row | _compared(row))
         options.file.write_text(json.dumps(rows, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
@@ -84,7 +86,9 @@ def _all_by_hand(options: argparse.Namespace, work: Work, larger: list[dict[str,
     for method in options.methods:
         for checkpointing in (each == "on" for each in options.checkpointing):
             known = _known(larger, work.cap_gib or 0, method, checkpointing)
-            rows += by_hand(work, method, checkpointing, _LONGEST, **wanted) if known is None else known
+            found = by_hand(work, method, checkpointing, _LONGEST, **wanted) if known is None else known
+            print(json.dumps(found), flush=True)
+            rows += found
     return rows
 
 
