@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from side_by_side import HERE, Ended, Work, run
+from side_by_side import BY_HAND, HERE, Ended, Work, run
 
 from ladder.machine.gpus import visible_gpus
 
@@ -87,7 +87,7 @@ def autotune(work: Work, folder: Path, fast: bool, longest: float) -> dict[str, 
     words += ["--master_port", str(30000 + os.getpid() % 10000)]
     words += [str(HERE / "autotuned.py"), "spec.json", "--deepspeed_config", "ds_config.json"]
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = {"PATH": path} | ({} if visible_gpus() else {"LOCAL_SIZE": str(work.gpus)})
+    environment = BY_HAND | {"PATH": path} | ({} if visible_gpus() else {"LOCAL_SIZE": str(work.gpus)})
     ended = run(words, longest=longest, environment=environment, folder=folder)
     (folder / "output.txt").write_text(ended.text)
     return taken(folder, ended) | read_results(folder)

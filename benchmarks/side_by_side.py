@@ -32,6 +32,10 @@ from ladder.workload.lora import lora_from_text
 from ladder.workload.source import resolve_model
 
 HERE = Path(__file__).parent
+BY_HAND = {
+    name: os.environ.get(name, "expandable_segments:True") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+}
+"""The growing allocator, as whoever trains by hand sets it. A tune makes settings of its own, where it finds none."""
 _MARKER = "LADDER_BENCHMARK"
 _PATIENCE = 20.0
 """Seconds between asking a process to end and killing it. Chosen: torchrun and ladder end their ranks in a few."""
@@ -107,7 +111,7 @@ def run(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=own_environment() | dict(environment) | {_MARKER: marker},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **environment, _MARKER: marker},
             cwd=folder,
             start_new_session=True,
         )
@@ -134,12 +138,6 @@ def _end(marker: str) -> None:
         pass  # what one of them started meanwhile
 
 
-def own_environment() -> dict[str, str]:
-    """As whoever trains by hand sets it: a growing allocator, no Hub."""
-    growing = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return {**growing, **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-
-
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
@@ -155,7 +153,7 @@ def run_ranks(program: str, spec: Mapping[str, Any], ranks: int, longest: float)
     # On a host with more GPUs, the Trainer would take them all.
     few = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in visible_gpus()[:ranks])} if visible_gpus() else {}
     words = [*launch, str(HERE / program), str(folder / "spec.json")]
-    ended = run(words, longest=longest, environment=few, folder=folder)
+    ended = run(words, longest=longest, environment=BY_HAND | few, folder=folder)
     return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [], ended
 
 

@@ -12,9 +12,9 @@ GROWING = "expandable_segments:True"
 # Eight threads prepare the host memory that offload pins, in huge pages. Measured: pinning 17 GB takes 1.6 s instead of
 # 8.5 s and releasing it 0.6 s instead of 4.7 s; copies and the optimizer are as fast as before; a tune took 63 s
 # instead of 109 s.
-_PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-BEST_FOR_TRIALS = {"PYTORCH_CUDA_ALLOC_CONF": f"{GROWING},{_PINNING}", **HUGE_PAGES}
+BEST_FOR_TRIALS = {"PYTORCH_CUDA_ALLOC_CONF": f"{GROWING},{PINNING}", **HUGE_PAGES}
 """Settings for the allocators of torch and of the C library; the user's own settings override them."""
 
 

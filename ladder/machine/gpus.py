@@ -15,7 +15,7 @@ import pynvml
 
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.protocol import RUN_MARKER
-from ladder.machine.described import BEST_FOR_TRIALS, GROWING, HUGE_PAGES, Gpu
+from ladder.machine.described import GROWING, HUGE_PAGES, PINNING, Gpu
 from ladder.units import format_bytes
 
 _BUSY_FRACTION = 0.10
@@ -32,7 +32,8 @@ _NO_GPU_HERE = frozenset(
 )
 
 
-_OF_TORCH = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_OF_TORCH = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The first that is set is the one that torch's allocators for CUDA read."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
@@ -48,10 +49,16 @@ class Obstacle:
 
 
 def allocator_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The user's allocator settings in `environment`; settings that are missing get the best values for trials."""
+    """The user's allocator settings in `environment`, with the best ones for trials where they say nothing.
+
+    Many set `expandable_segments:True`, as torch advises when memory runs out; they too get the fast pinning.
+    """
     own = allocator_in(environment)
-    of_torch = {} if own.keys() & set(_OF_TORCH) else {"PYTORCH_CUDA_ALLOC_CONF": GROWING}
-    return (BEST_FOR_TRIALS if of_torch and may_register() else of_torch | HUGE_PAGES) | own
+    read = next((name for name in _OF_TORCH if name in own), _OF_TORCH[0])
+    words = own.get(read, GROWING)
+    if may_register() and "pinned_" not in words:
+        words += f",{PINNING}"
+    return HUGE_PAGES | own | {read: words}
 
 
 def may_register() -> bool:

@@ -233,10 +233,23 @@ def test_the_allocators_are_told_what_is_best_for_trials_but_where_the_user_told
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,"
         "pinned_use_cuda_host_register:True,pinned_num_register_threads:8",
     }
-    theirs = {of_torch: "max_split_size_mb:64"}
+    theirs = {of_torch: "max_split_size_mb:64,pinned_use_background_threads:True"}
     assert allocator_settings(theirs) == theirs | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     theirs |= {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
     assert allocator_settings(theirs) == theirs
+
+
+@pytest.mark.parametrize("of_torch", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_who_sets_growing_segments_alone_gets_the_fast_pinning_too(
+    monkeypatch: pytest.MonkeyPatch, of_torch: str
+) -> None:
+    monkeypatch.setattr(gpus_module, "may_register", lambda: True)
+    told = allocator_settings({of_torch: "expandable_segments:True"})
+    assert told[of_torch] == "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+    both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    told = allocator_settings(both)
+    assert told["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert told["PYTORCH_CUDA_ALLOC_CONF"].startswith("max_split_size_mb:64,pinned_")
 
 
 @pytest.mark.parametrize(
