@@ -186,6 +186,8 @@ def _kept(name: str, command: list[str], search: list[str], arguments: argparse.
     if tuned.returncode:
         return {"failed": tuned.stderr[-800:] + tuned.stdout[-800:]}
     section = json.loads(answer.read_text())["ladder"]
+    told = {"script": name, "tune_seconds": round(seconds, 1), "last_lines": tuned.stdout.splitlines()[-12:]}
+    print(json.dumps(told), flush=True)  # what a run that is cut off still says
     promised = section["script"]["samples_per_second"]
     few, more = arguments.steps
     logged, peak = _trained(["run", str(answer), "--", *command, "--max_steps", str(more)], more)
@@ -208,9 +210,8 @@ def _kept(name: str, command: list[str], search: list[str], arguments: argparse.
         "reached_peak_gib": round(peak, 3),
         "padding": section["script"]["padding"],
         "loader_share": section["script"]["loader_share"],
-        "tune_seconds": round(seconds, 1),
         "plain": section.get("plain"),
-        "last_lines": tuned.stdout.splitlines()[-12:],
+        **told,
     }
 
 
