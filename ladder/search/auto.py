@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ladder.candidates import Engine
 from ladder.events.outcome import Record
@@ -83,12 +83,14 @@ class _Offer:
     seconds: float
 
 
-def auto(space: Space, records: Sequence[Record], late: frozenset[str] = frozenset()) -> Measure | Stop:
-    """The trial with the largest expected gain per second, or the end of the search with its bound.
+def auto(space: Space, records: Sequence[Record]) -> Measure | Stop:
+    """The trial with the largest expected gain per second, or the end of the search with its bound."""
+    return auto_without(frozenset(), believe(space, records), records)
 
-    `late` are the keys of candidates for which no time is left.
-    """
-    belief = believe(space, records)
+
+def auto_without(late: Collection[str], belief: Belief, records: Sequence[Record]) -> Measure | Stop:
+    """As `auto`, but for the candidates with the keys `late`, for which no time is left."""
+    space = belief.space
     left = _left(space, records, belief)
     best = fastest(records)
     speed = best.tokens_per_second if best is not None else None
@@ -98,7 +100,7 @@ def auto(space: Space, records: Sequence[Record], late: frozenset[str] = frozens
         if (again := second_chance(space, records)) is not None:
             return again
         if space.rates or space.learned:  # they may decide what comes first, and not what is left out
-            return auto(replace(space, rates=(), learned=()), records, late)
+            return auto_without(late, belief.of_this_tune, records)
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
         if not left:

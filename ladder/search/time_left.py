@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.search.auto import UPPER_END, auto, hopeful
+from ladder.search.auto import UPPER_END, auto, auto_without, hopeful
 from ladder.search.belief import Belief, Outlook, believe
 from ladder.search.cost import candidate_seconds, comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop, Strategy
@@ -118,25 +117,23 @@ def within(strategy: Strategy, space: Space, records: Sequence[Record], left: Ti
     """
     belief, late = believe(space, records), set[str]()
     while True:
-        ask = partial(auto, late=frozenset(late)) if strategy is auto else strategy
-        decision = ask(space, records)
+        decision = auto_without(late, belief, records) if strategy is auto else strategy(space, records)
         if isinstance(decision, Stop):
-            return replace(decision, reason=_said(space, records, left, late), late=True) if late else decision
+            return replace(decision, reason=_said(belief, records, left, late), late=True) if late else decision
         if (allowed := left.allows(belief, records, decision)) is not None:
             return allowed
         keys = {candidate.key for candidate in decision.candidates}
         if keys <= late or strategy is not auto:
-            return Stop(_said(space, records, left, keys), late=True)
+            return Stop(_said(belief, records, left, keys), late=True)
         late |= keys
 
 
-def _said(space: Space, records: Sequence[Record], left: TimeLeft, late: set[str]) -> str:
+def _said(belief: Belief, records: Sequence[Record], left: TimeLeft, late: set[str]) -> str:
     """What the budget leaves untried, and how much faster it might be."""
     best = fastest(records)
     speed = best.tokens_per_second if best is not None else None
-    belief = believe(space, records)
     by_engine: dict[str, Outlook] = {}
-    for each in sorted(hopeful(space, records, belief), key=lambda each: each.optimistic, reverse=True):
+    for each in sorted(hopeful(belief.space, records, belief), key=lambda each: each.optimistic, reverse=True):
         by_engine.setdefault(each.candidate.engine.key, each)
     tops = list(by_engine.values())
     if not tops:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers import make_record
 from helpers.searches import fitting, make_space
 
+from ladder.candidates import Candidate
 from ladder.events.outcome import Record
+from ladder.search import belief as belief_module
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.cost import comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.space import Space
+from ladder.search.speed import SpeedPrediction, predict_speed
 from ladder.search.time_left import TimeLeft, most_promising, within
+from ladder.workload.workload import Workload
 
 SPACE = make_space()
 FIRST = SPACE.by_key["zero3 ckpt=on mb=4"]
@@ -138,3 +143,27 @@ def test_trials_that_measured_nothing_do_not_change_the_pace() -> None:
     failed = make_record(FIRST, "gpu_oom", trial="0001")
     left = TimeLeft(seconds=100, taken={"0001": {"engine": 500.0}})
     assert left.pace(believe(SPACE, [failed]), [failed]) == 1.0
+
+
+def test_however_many_trials_there_is_no_time_for_each_speed_is_predicted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space, asked = make_space(), list[str]()
+
+    def counted(workload: Workload, candidate: Candidate, **known: Any) -> SpeedPrediction:
+        asked.append(candidate.key)
+        return predict_speed(workload, candidate, **known)
+
+    monkeypatch.setattr(belief_module, "predict_speed", counted)
+    records = (fitting(space, FIRST),)
+    assert isinstance(within(auto, space, records, TimeLeft(seconds=0)), Stop)
+    assert len(asked) == len(set(asked)) > 10
+
+
+def test_one_belief_serves_all_who_ask_after_a_trial_and_the_next_trial_makes_another() -> None:
+    records = [fitting(SPACE, FIRST)]
+    known = believe(SPACE, records)
+    assert believe(SPACE, tuple(records)) is known
+    assert believe(SPACE, [*records, fitting(SPACE, OTHER)]) is not known
+    assert believe(SPACE, [fitting(SPACE, FIRST, slower=1.1)]) is not known
+    assert believe(make_space(), records) is not known
