@@ -21,7 +21,7 @@ class Hybrid(WithinNodes):
     consent = Consent(
         switch="hybrid",
         help="With several nodes, also try FSDP2 with weights that are divided within each node only.",
-        unset="with several nodes",
+        unset="with several nodes, but not in `ladder scale`",
     )
     effects = Effects(divided_in_node=True)
     through = "accelerate"
