@@ -45,7 +45,7 @@ def run_machine(cases: Sequence[Case]) -> list[tuple[Tune, Tune, Tune]]:
         (
             tuned(case, beyond=False, liger=False),
             tuned(case, beyond=True, liger=False),
-            tuned(case, beyond=True, liger=any(TECHNIQUES["liger"].suits(case.space(), rung) for rung in RUNGS)),
+            tuned(case, beyond=True, liger=any(TECHNIQUES["liger"].gets_into(rung, case.space()) for rung in RUNGS)),
         )
         for case in cases
     ]

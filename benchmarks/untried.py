@@ -9,7 +9,7 @@ has no place among the rungs.
 
 Each micro-batch is a trial of its own: what a technique prepares for one, it prepares again for the next. FILE.json
 gets a row for each; a row that it already holds is not run again. The last line is, for each technique and micro-batch,
-its tokens/s over those of the plain engine, `-` where not both of them fit.
+its tokens/s over those of the reference engine, `-` where not both of them fit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def settings_of(technique: str) -> dict[str, Any]:
 
 
 def known(technique: str) -> str:
-    """`technique`, unless it is a typing error, which would pass for the plain engine."""
+    """`technique`, unless it is a typing error, which would pass for the reference engine."""
     settings_of(technique)
     return technique
 
@@ -193,7 +193,7 @@ def row_of(record: Record, seconds: Mapping[str, float]) -> dict[str, Any]:
 
 
 def last_line(rows: list[dict[str, Any]]) -> str:
-    """Each technique over the plain engine at the same candidate."""
+    """Each technique over the reference engine at the same candidate."""
     speeds = {
         (row["engine"], row["checkpointing"], row["micro_batch"], row["technique"]): row["tokens_per_second"]
         for row in rows

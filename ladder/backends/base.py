@@ -73,7 +73,7 @@ class StepTerms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class EmittedTraining:
     """What the emitted files contain of a training that depends on its backend."""
 
     rung: Rung
@@ -174,21 +174,21 @@ class Backend(ABC):
         return rung.stage == 3
 
     @abstractmethod
-    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+    def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         """TrainingArguments that choose it; `config` is the path of its configuration, or that itself."""
 
     @abstractmethod
-    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+    def accelerate_config(self, training: EmittedTraining, config: str) -> dict[str, Any]:
         """Keys of accelerate's file that choose it."""
 
-    def launch_options(self, training: Training, config: str) -> str:
+    def launch_options(self, training: EmittedTraining, config: str) -> str:
         """Options of `accelerate launch` beside its file."""
         return f"--gradient_accumulation_steps {training.accumulation}"
 
-    def about_weights(self, training: Training) -> tuple[str, str]:
+    def about_weights(self, training: EmittedTraining) -> tuple[str, str]:
         """For the explanation in a launch script: a line on how to load weights, and what else follows from them."""
         return "", ""
 
-    def export(self, program: str, training: Training, config: str) -> Export | str:
+    def export(self, program: str, training: EmittedTraining, config: str) -> Export | str:
         """What an export for `program` contains besides the Trainer's arguments, or why it is impossible."""
         return Export({})

@@ -156,7 +156,7 @@ class Technique:
     changes_blocks = False
     """It changes which activations a block saves."""
     changes_numerics = False
-    """It changes the numerics of training. Losses are then compared with the plain engine's with the same technique."""
+    """It changes the numerics of training. Losses are then compared with the reference engine's that has it too."""
     binds_cores = False
     """Each rank runs on cores of its own, to which the launch script has to bind it: see `cores_of_ranks`."""
     shares_sequences = False

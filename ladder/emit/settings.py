@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.backends.base import Backend, Training
+from ladder.backends.base import Backend, EmittedTraining
 from ladder.backends.registry import backend_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.emit.answer import Answer
@@ -22,7 +22,7 @@ YOUR_MODEL = "your model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Training):
+class Settings(EmittedTraining):
     """The answer without its measurements, except for the host memory that a job must request."""
 
     model: str

@@ -39,7 +39,7 @@ def trainer_arguments(
     settings = settings_of(answer)
     switch = checkpointing or _checkpointing_name(settings.transformers)
     arguments: dict[str, Any] = {
-        **(settings.backend.trainer_arguments(settings, as_named(config)) if of_backend else {}),
+        **(settings.backend.trainer_arguments(settings, _as_named(config)) if of_backend else {}),
         "per_device_train_batch_size": settings.micro_batch,
         # The proof's evaluation pass had this size; the Trainer's default of 8 is not proven to fit.
         "per_device_eval_batch_size": settings.micro_batch,
@@ -70,7 +70,7 @@ def arguments_in_place(settings: Settings, config: Mapping[str, Any]) -> dict[st
     return {"deepspeed": None, **trainer_arguments(settings, dict(config))}
 
 
-def as_named(config: Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
+def _as_named(config: Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """An absolute path for a path: another would depend on the folder in which training starts."""
     return os.path.abspath(config) if isinstance(config, Path) else config
 

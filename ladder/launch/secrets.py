@@ -1,4 +1,4 @@
-"""Secrets in the environment: trials need none, so they get none."""
+"""Secrets in the environment: trials get none, but for a script's token for the Hub (`tuning.preparation`)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Outlook:
             world_size=space.world_size,
             device=device_of(space),
             calibration=self.belief.memory,
-            started=self.candidate.engine in self.belief.measured_engines,
+            started=self.candidate.engine.states in self.belief.started,
         )
 
     @cached_property
@@ -213,6 +213,11 @@ class Belief:
     def measured_engines(self) -> frozenset[Engine]:
         """Those with a candidate that was measured."""
         return frozenset(candidate.engine for candidate, record in self.seen if record.measurement is not None)
+
+    @cached_property
+    def started(self) -> frozenset[str]:
+        """The states of those engines; another one with the same states starts too."""
+        return frozenset(engine.states for engine in self.measured_engines)
 
     @cached_property
     def trusts_what_is_known(self) -> bool:

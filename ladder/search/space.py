@@ -21,7 +21,7 @@ _BROKEN_AFTER = 2
 """After this many crashes or hangs without any success, an engine or a technique counts as broken. Chosen: a single one
 may be chance, or one candidate's fault."""
 PARITY = "parity"
-"""The moment of a failure because losses differ from the plain engine's."""
+"""The moment of a failure because losses differ from the reference engine's."""
 REFUSED = "refused"
 """The moment of a failure without a trial, because the host has too little memory."""
 _SETUP_MOMENTS = frozenset({"process_group", "model", "engine"})
@@ -149,7 +149,7 @@ def ruled_out(candidate: Candidate, space: Space, records: Sequence[Record]) -> 
 
     A failure during setup rules out the whole engine. If memory ran out, candidates of the same engine that need at
     least as much are ruled out: those with a larger micro-batch or less checkpointing. An engine that crashed or hung
-    twice without any success counts as broken; so do some techniques. If losses differ from the plain engine's, they do
+    twice without any success counts as broken; so do some techniques. Losses that differ from the reference engine's do
     so with every micro-batch. A failure by fragmentation late in a trial rules out nothing: alone, it may fit.
     """
     if (broken := _broken(candidate.engine, space, records)) is not None:

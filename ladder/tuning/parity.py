@@ -22,10 +22,10 @@ _LAYERS = 2
 _VOCABULARY = 32_768
 """The most rows of the embeddings. Chosen: 150,000, with their gradients and states, exceed a small GPU's memory."""
 _TOKENS = 4096
-"""The most tokens of a sequence: the plain engine has no memory for a long one. Measured: 8,192 took 10 GiB."""
+"""The most tokens of a sequence: the reference engine has no memory for a long one. Measured: 8,192 took 10 GiB."""
 _MICRO_STEPS = 2
 """The most in an optimizer step. Chosen: with two, gradients accumulate. Without this limit, a trial of an engine whose
-first micro-step differs would have three, and one of the plain engine two, so their losses would not be comparable."""
+first micro-step differs would have three, and one of the reference engine two: their losses could not be compared."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
 _STEPS_OF_ADAPTERS = _STEPS.model_copy(update={"minimum": 8, "maximum": 8})
 """Chosen: the losses of adapters on two matrices fell by less than `_FALLS` in four steps."""
@@ -34,8 +34,8 @@ _TOLERANCE = 0.02
 (measured, see `REFERENCE`), and a wrong step makes a larger difference."""
 
 _FALLS = 0.01
-"""How much the plain engine's losses must fall at least, as a fraction of the first: otherwise an engine that takes no
-step would look the same. Chosen: fifty times what correct engines differ by; adapters of rank 4 fall by 0.02
+"""How much the reference engine's losses must fall at least, as a fraction of the first: otherwise an engine that takes
+no step would look the same. Chosen: fifty times what correct engines differ by; adapters of rank 4 fall by 0.02
 (measured)."""
 
 
@@ -48,13 +48,13 @@ class Parity:
 
 
 def as_parity_candidate(candidate: Candidate) -> Candidate:
-    """`candidate` with micro-batch 1, which fits with the plain engine too, and as many micro-steps as that has."""
+    """`candidate` with micro-batch 1, which fits with the reference engine too, and as many micro-steps as that has."""
     sequences = candidate.accumulation * candidate.micro_batch
     return replace(candidate, micro_batch=1, accumulation=min(_MICRO_STEPS, sequences))
 
 
-def as_plain(candidate: Candidate) -> Candidate:
-    """What `candidate` is compared with: the plain engine, with the techniques that change the numerics."""
+def as_reference(candidate: Candidate) -> Candidate:
+    """What `candidate` is compared with: the reference engine, with the techniques that change the numerics."""
     plain = replace(REFERENCE, techniques=candidate.engine.numerics)
     return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0, offload_activations=False)
 
@@ -89,7 +89,7 @@ def losses_of(run: TrialRun) -> list[float]:
 
 
 def compare(own: Sequence[float], plain: Sequence[float], engine: Engine, against: Engine = REFERENCE) -> Parity:
-    """Whether the losses of `engine` fall like those of `against`, the plain engine."""
+    """Whether the losses of `engine` fall like those of `against`, the reference engine."""
     if not own or not plain:
         which = engine.key if not own else against.key
         return Parity(agrees=None, sentence=f"its losses were not compared: the shallow trial of {which} failed")

@@ -20,7 +20,14 @@ from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.problem import place_obstacle
 from ladder.workload.workload import Workload
 
-_OF_THE_HUB = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN")
+_OF_THE_HUB = (
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "HF_TOKEN",
+    "HF_TOKEN_PATH",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+)
 """Variables that say how a script reads the Hub; those of this process go to all nodes."""
 
 
@@ -89,7 +96,8 @@ def script_environment(machine: Machine) -> dict[str, str]:
 
 
 def rank_environment(machine: Machine) -> dict[str, str]:
-    """Changes to the user's environment for the trial server and its ranks. Trials need no network and no token."""
+    """Changes to the user's environment for the trial server and its ranks. A model's trials need no network and no
+    token."""
     environment = {
         **blanked_secrets(os.environ),
         "DS_ACCELERATOR": machine.device,

@@ -162,7 +162,7 @@ def _probe_layers(workload: Workload) -> int:
 
 
 def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -> list[Engine]:
-    """The plain engine of `rung`, and every combination of it with at most one technique per slot."""
+    """The engine of `rung` without techniques, and every combination of it with at most one technique per slot."""
     engines = [Engine(rung)]
     for slot in reversed(SLOTS):
         of_slot = [each for each in techniques if each.slot == slot and each.is_tried_everywhere]

@@ -24,7 +24,7 @@ from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranki
 from ladder.search.time_left import TimeLeft, most_promising, within
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.operators import Operators
-from ladder.tuning.parity import Parity, as_parity_candidate, as_plain, compare
+from ladder.tuning.parity import Parity, as_parity_candidate, as_reference, compare
 from ladder.tuning.refusal import less_disproved, refusals
 from ladder.tuning.trials import Trials
 from ladder.tuning.tune_events import Note, Subscriber, ignore
@@ -79,7 +79,7 @@ class Tuner:
     knob_trials: int = 0
     """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows."""
     parity: bool = False
-    """Whether to compare a candidate's losses with the plain engine's before its proof."""
+    """Whether to compare a candidate's losses with the reference engine's before its proof."""
     _trials: Trials = field(init=False)
     _began: float = field(init=False)
     _has_saved: bool = field(init=False, default=False)
@@ -88,7 +88,7 @@ class Tuner:
     _unproven: str = field(init=False, default="")
     """What there was no time to prove, besides the answer."""
     _plain_losses: dict[tuple[str, bool], list[float]] = field(init=False, default_factory=dict)
-    """Losses of plain engines, by the candidate's key and whether all ranks had the same data."""
+    """Losses of reference engines, by the candidate's key and whether all ranks had the same data."""
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -283,7 +283,7 @@ class Tuner:
         return max(0.0, left.seconds - left.reserve(believe(self.space, records), records, [candidate]))
 
     def _compare_losses(self, candidate: Candidate) -> Parity:
-        own, plain = as_parity_candidate(candidate), as_plain(candidate)
+        own, plain = as_parity_candidate(candidate), as_reference(candidate)
         if own == plain:
             return Parity(agrees=True)
         same_data = own.engine.shares_sequences

@@ -20,7 +20,7 @@ from ladder.units import MIB
 
 pytest.importorskip("datasets")  # the scripts read their data with it
 
-TUNE = ("tune", "--gpus", "0", "--rung", "zero2")
+TUNE = ("tune", "--gpus", "0", "--rung")
 PLENTY = "3GiB"
 Here = Callable[..., Finished]
 
@@ -37,9 +37,9 @@ def home(tmp_path: Path, script_inputs: Path, monkeypatch: pytest.MonkeyPatch) -
 def tuned(home: Path) -> Here:
     """Tunes a script; it may leave no process, and nothing in the user's folder."""
 
-    def tune(script: str, *options: str, memory: str = PLENTY) -> Finished:
+    def tune(script: str, *options: str, memory: str = PLENTY, rung: str = "zero2") -> Finished:
         before, words = files_in(home), shlex.split(script)
-        done = ladder(*TUNE, "--gpu-memory", memory, *options, "--", *words, folder=home)
+        done = ladder(*TUNE, rung, "--gpu-memory", memory, *options, "--", *words, folder=home)
         assert done.num_left == 0
         assert files_in(home) == before
         assert "Traceback" not in done.errors
@@ -213,7 +213,7 @@ def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
     variable, value = "LADDER_TEST_MARKER", f"look-{home}"
     with (home / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ladder.cli.main", *TUNE, "--", "slow.py"],
+            [sys.executable, "-m", "ladder.cli.main", *TUNE, "zero2", "--", "slow.py"],
             cwd=home,
             env={**os.environ, "HF_HUB_OFFLINE": "1", variable: value},
             stdin=subprocess.DEVNULL,
@@ -266,7 +266,7 @@ def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home
     [
         (
             "skip",
-            "the script's loop trained nothing on a batch, as after an error that it caught; let it train on every",
+            "the script's loop trained nothing on a batch, as after an error that it caught; let it call the",
         ),
         pytest.param(
             "halve",
@@ -283,6 +283,16 @@ def test_a_loop_that_makes_little_of_an_error_of_its_own_is_no_fit(way: str, why
     assert f": {why}" in the_sentence(done)
     logs = [log.read_text(errors="replace") for log in (home / "ladder-runs").rglob("rank*.log")]
     assert any(re.search("caught: .* DefaultCPUAllocator: can't allocate memory", log) for log in logs)
+
+
+@pytest.mark.parametrize("rung", ["ddp", pytest.param("zero2", marks=pytest.mark.night)])
+def test_batches_that_a_loop_leaves_out_are_no_part_of_a_proofs_speed(rung: str, home: Path, tuned: Here) -> None:
+    script = f"{MISBEHAVING}/catches_errors.py choose 1"
+    done = tuned(script, "--micro-batch", "8", rung=rung)
+    assert done.status == 2
+    assert the_sentence(done).startswith(f"The script's own training failed in the proof of {rung} ")
+    assert "trained nothing on a batch" in the_sentence(done)
+    assert not (home / "best_plain.json").exists()
 
 
 def test_a_script_that_prints_a_gigabyte_is_tuned_and_fills_no_disk(home: Path, tuned: Here) -> None:

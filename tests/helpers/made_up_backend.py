@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.activations import activations_of, terms_of
-from ladder.backends.base import Backend, Device, Moment, StepTerms, Training
+from ladder.backends.base import Backend, Device, EmittedTraining, Moment, StepTerms
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
@@ -75,16 +75,16 @@ class MadeUpBackend(Backend):
             doubts=known.doubts,
         )
 
-    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+    def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"use_magic": training.world_size}
 
-    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+    def accelerate_config(self, training: EmittedTraining, config: str) -> dict[str, Any]:
         return {"distributed_type": "MAGIC"}
 
-    def about_weights(self, training: Training) -> tuple[str, str]:
+    def about_weights(self, training: EmittedTraining) -> tuple[str, str]:
         return "The weights were enchanted.\n", ""
 
-    def export(self, program: str, training: Training, config: str) -> Export | str:
+    def export(self, program: str, training: EmittedTraining, config: str) -> Export | str:
         return "it knows no magic; use --for trainer" if program == "axolotl" else Export({"magic": True})
 
 

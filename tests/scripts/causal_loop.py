@@ -64,6 +64,11 @@ def evaluate(model: torch.nn.Module, loader: Loader, accelerator: Accelerator) -
     return float(torch.cat(losses).mean())
 
 
+def count(bar: Any) -> None:
+    if Accelerator().is_local_main_process:  # as helpers do that have no other way to ask
+        bar.update(1)
+
+
 def main() -> None:
     args = parse_args()
     tracking = {"log_with": "all", "project_dir": args.output_dir} if args.with_tracking else {}
@@ -107,7 +112,7 @@ def main() -> None:
                 scheduler.step()
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
-                bar.update(1)
+                count(bar)
                 done += 1
                 if args.checkpointing_steps.isdigit() and done % int(args.checkpointing_steps) == 0:
                     accelerator.save_state(os.path.join(args.output_dir, f"step_{done}"))

@@ -34,7 +34,7 @@ from ladder.search.speed import predict_speed
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.liger import LIGER
-from ladder.tuning.parity import as_plain
+from ladder.tuning.parity import as_reference
 from ladder.tuning.problem import make_space
 from ladder.tuning.technique_choices import ways_of_checkpointing
 from ladder.units import GIB
@@ -165,8 +165,8 @@ def test_deepspeed_can_have_them_from_stage_1_on_and_on_the_gpu_only() -> None:
 def test_their_losses_are_held_against_the_plain_rung_s_with_the_same_states() -> None:
     usual = make_candidate("zero3")
     allowed = replace(usual, engine=usual.engine.having(BF16_STATES))
-    assert as_plain(allowed).engine.name == "zero1+bf16-states"
-    assert as_plain(usual).engine.name == "zero1"
+    assert as_reference(allowed).engine.name == "zero1+bf16-states"
+    assert as_reference(usual).engine.name == "zero1"
 
 
 def test_where_nothing_fits_they_are_among_what_would() -> None:

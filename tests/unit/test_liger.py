@@ -11,8 +11,10 @@ import pytest
 import yaml
 from helpers import bundled_workload, make_candidate
 from helpers.answers import answer
+from helpers.searches import fitting, space_of
 from typer.testing import CliRunner
 
+from ladder.backends.base import START
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.cli.main import app
@@ -24,6 +26,7 @@ from ladder.emit.trainer import trainer_arguments
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.machine_speed import machine_speed
 from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.search.belief import believe
 from ladder.search.memory import MemoryObservation, calibrate_memory, predict_memory
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
@@ -200,3 +203,11 @@ def test_every_file_says_how_to_switch_it_on(tmp_path: Path) -> None:
     assert trl["use_liger_kernel"] is True
     for target in ("axolotl", "llama-factory", "trl", "trainer"):
         assert "liger" not in exported(plain, config, target)
+
+
+def test_where_an_engine_has_started_so_does_the_same_one_on_ligers_kernels() -> None:
+    alone = Engine(RUNGS_BY_NAME["zero2+opt-cpu"])  # DeepSpeed copies a rank's 16-bit weights while it starts
+    space = space_of(alone, alone.having(LIGER), micro_batches=(1,))
+    first, other = (next(iter(space.of_engine(engine))) for engine in space.engines)
+    assert START in believe(space, ()).outlook(other).memory.moments
+    assert START not in believe(space, (fitting(space, first),)).outlook(other).memory.moments

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +242,21 @@ def test_a_host_answers_also_where_nothing_listens_and_a_host_that_is_not_there_
     nobody = "255.255.255.255"  # cannot be connected to
     assert answering([nobody]) is None
     assert answering([nobody, "127.0.0.1"]) == "127.0.0.1"
+
+
+def test_a_host_whose_kernel_has_no_ipv6_asks_at_the_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "own_addresses", list)
+    monkeypatch.setattr(network, "_is_loopback", lambda address: False)
+
+    class Ipv4Alone(socket.socket):
+        def __init__(self, family: int = -1, *kind: int, **more: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *kind, **more)
+
+    monkeypatch.setattr(socket, "socket", Ipv4Alone)
+    assert answering(["2001:db8::1", "127.0.0.1"]) == "127.0.0.1"
+    assert answering(["2001:db8::1"]) is None
 
 
 def test_an_address_that_this_host_has_too_says_nothing_of_another_one() -> None:

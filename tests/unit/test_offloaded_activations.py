@@ -28,7 +28,7 @@ from ladder.search.remedies import remedies
 from ladder.search.space import Space, ruled_out, same_steps
 from ladder.search.speed import predict_speed
 from ladder.techniques.keys import candidate_of, engine_named
-from ladder.tuning.parity import as_plain
+from ladder.tuning.parity import as_reference
 from ladder.tuning.technique_choices import ways_of_checkpointing
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -138,7 +138,7 @@ def test_what_ran_out_with_them_does_so_without_but_not_the_other_way_round_nor_
 
 def test_their_losses_are_compared_of_their_own_with_those_of_the_plain_rung() -> None:
     assert not same_steps(KEPT, OFFLOADED)
-    assert as_plain(OFFLOADED).checkpointing == "off"
+    assert as_reference(OFFLOADED).checkpointing == "off"
 
 
 def test_the_documented_walk_knows_nothing_of_them() -> None:

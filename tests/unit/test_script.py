@@ -52,9 +52,16 @@ from ladder.workload.workload import Workload
 def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    others = {
+        "HF_TOKEN_PATH": "/home/me/token",
+        "HUGGING_FACE_HUB_TOKEN": "hf_old",
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+    }
+    for name, value in {"HF_TOKEN": "hf_mine", **others}.items():
+        monkeypatch.setenv(name, value)
     own = environment_of_trials(TWO_RANKS, script_workload(make_script()))
     assert (own.get("HF_HUB_OFFLINE"), own["HF_TOKEN"], own["HF_HUB_DISABLE_TELEMETRY"]) == (None, "hf_mine", "1")
+    assert own == own | others
     assert own == script_environment(TWO_RANKS), "as in the look"
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
     assert environment_of_trials(TWO_RANKS, script_workload(make_script()))["TRANSFORMERS_OFFLINE"] == "1"

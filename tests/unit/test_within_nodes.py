@@ -24,7 +24,7 @@ from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import HYBRID, Hybrid
 from ladder.techniques.keys import candidate_of, engine_named
 from ladder.trial.steps import accumulate_seconds
-from ladder.tuning.parity import as_parity_candidate, as_plain
+from ladder.tuning.parity import as_parity_candidate, as_reference
 from ladder.tuning.trial_request import engine_config
 from ladder.workload.workload import Workload
 
@@ -179,10 +179,10 @@ def test_a_step_without_accumulation_has_a_trial_of_its_own_because_the_copies_a
 def test_losses_are_compared_after_equally_many_micro_steps() -> None:
     for size, accumulation in ((1, 2), (4, 2)):
         candidate = of(f"zero3+hpz=8 ckpt=on mb={size}")
-        for each in (as_parity_candidate(candidate), as_plain(candidate)):
+        for each in (as_parity_candidate(candidate), as_reference(candidate)):
             assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == accumulation
     alone = replace(of("zero3+hpz=8 ckpt=on mb=1"), accumulation=1)
-    for each in (as_parity_candidate(alone), as_plain(alone)):
+    for each in (as_parity_candidate(alone), as_reference(alone)):
         assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == 1
 
 

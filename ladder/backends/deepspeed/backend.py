@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Choices, Device, Moment, StepTerms, Training
+from ladder.backends.base import Backend, Choices, Device, EmittedTraining, Moment, StepTerms
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
 from ladder.backends.deepspeed.knobs import knob_choices
 from ladder.backends.deepspeed.moments import moments_of, offloaded
@@ -86,10 +86,10 @@ class DeepSpeed(Backend):
             return config
         return config | {"optimizer": optimizer_section(workload, rung, learning_rate)}
 
-    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+    def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"deepspeed": config}
 
-    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+    def accelerate_config(self, training: EmittedTraining, config: str) -> dict[str, Any]:
         """accelerate refuses a file that also sets mixed precision, accumulation, clipping, stage or offload."""
         return {
             "distributed_type": "DEEPSPEED",
@@ -102,10 +102,10 @@ class DeepSpeed(Backend):
             },
         }
 
-    def launch_options(self, training: Training, config: str) -> str:
+    def launch_options(self, training: EmittedTraining, config: str) -> str:
         return f"--deepspeed_config_file {shlex.quote(config)}"
 
-    def export(self, program: str, training: Training, config: str) -> Export | str:
+    def export(self, program: str, training: EmittedTraining, config: str) -> Export | str:
         return Export({"deepspeed": config} if program == "axolotl" else {})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Device, Moment, StepTerms, Training
+from ladder.backends.base import Backend, Device, EmittedTraining, Moment, StepTerms
 from ladder.backends.plain.config import fsdp_environment, plain_config
 from ladder.backends.plain.moments import moments_of, on_host
 from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
@@ -75,16 +75,16 @@ class Plain(Backend):
     def divides_weights(self, rung: Rung) -> bool:
         return rung.stage > 0
 
-    def trainer_arguments(self, training: Training, config: str | Mapping[str, Any]) -> dict[str, Any]:
+    def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return trainer_arguments(training)
 
-    def accelerate_config(self, training: Training, config: str) -> dict[str, Any]:
+    def accelerate_config(self, training: EmittedTraining, config: str) -> dict[str, Any]:
         return accelerate_config(training)
 
-    def about_weights(self, training: Training) -> tuple[str, str]:
+    def about_weights(self, training: EmittedTraining) -> tuple[str, str]:
         return about_weights(training)
 
-    def export(self, program: str, training: Training, config: str) -> Export | str:
+    def export(self, program: str, training: EmittedTraining, config: str) -> Export | str:
         return export(program, training)
 
 

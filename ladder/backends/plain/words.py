@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.backends.base import Training
+from ladder.backends.base import EmittedTraining
 from ladder.backends.plain.config import one_rank_loads
 from ladder.candidates import Export
 
 
-def trainer_arguments(training: Training) -> dict[str, Any]:
+def trainer_arguments(training: EmittedTraining) -> dict[str, Any]:
     """DDP is what the Trainer does with several ranks."""
     return {"fsdp": True, "fsdp_config": _sharding(training, "cpu_offload")} if training.rung.stage else {}
 
 
-def accelerate_config(training: Training) -> dict[str, Any]:
+def accelerate_config(training: EmittedTraining) -> dict[str, Any]:
     """The precision, and FSDP2's settings."""
     said: dict[str, Any] = {"mixed_precision": training.dtype}
     if training.rung.stage:
@@ -24,7 +24,7 @@ def accelerate_config(training: Training) -> dict[str, Any]:
     return {"distributed_type": of_several if training.world_size > 1 else "NO", **said}
 
 
-def about_weights(training: Training) -> tuple[str, str]:
+def about_weights(training: EmittedTraining) -> tuple[str, str]:
     """What is trained has fp32 masters; and FSDP2 divides only floating-point parameters."""
     held, load_in = "fp32 (from_pretrained(…, dtype=torch.float32))", training.load_in
     if training.lora is not None:
@@ -37,7 +37,7 @@ def about_weights(training: Training) -> tuple[str, str]:
     return f"The weights were in {held}; the script must load its model so.\n", packed
 
 
-def export(program: str, training: Training) -> Export | str:
+def export(program: str, training: EmittedTraining) -> Export | str:
     """TRL trains weights in the type in which it loads them. axolotl has a version beside FSDP2's settings."""
     if program == "trl":
         return Export({"dtype": "float32" if training.lora is None else "bfloat16"})
@@ -54,7 +54,7 @@ def export(program: str, training: Training) -> Export | str:
     return Export({"fsdp_version": 2, "fsdp_config": words})
 
 
-def _sharding(training: Training, offload: str) -> dict[str, Any]:
+def _sharding(training: EmittedTraining, offload: str) -> dict[str, Any]:
     """FSDP2's settings; accelerate and the Trainer have other words for `offload`."""
     return {
         "version": 2,

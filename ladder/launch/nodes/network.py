@@ -97,7 +97,10 @@ def answering(addresses: Sequence[str]) -> str | None:
         asked: dict[socket.socket, str] = {}
         for address in (each for each in addresses if each not in own and not _is_loopback(each)):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            try:
+                probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            except OSError:  # this host's kernel has no IPv6
+                continue
             status = probe.connect_ex((address, _DISCARD_PORT))
             if status in _ANSWERS:
                 return address

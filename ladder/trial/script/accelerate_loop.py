@@ -28,10 +28,9 @@ def hold_accelerate(grip: Grip) -> None:
 
     def made(own: Any, accelerator: Any, *arguments: Any, **options: Any) -> None:
         if "trainer" not in grip.holders:  # which makes its own, as its arguments say
-            loop.require_first()
             grip.holders.add("accelerate")
             accelerator._ladder_own = dict(options)
-            options |= _options_of_accelerate(grip)
+            options |= _options_of_accelerate(grip, is_first=loop.engine is None)
         own(accelerator, *arguments, **options)
 
     def prepared(own: Any, accelerator: Any, *things: Any, **options: Any) -> Any:
@@ -39,6 +38,7 @@ def hold_accelerate(grip: Grip) -> None:
         models = [each for each in things if isinstance(each, torch.nn.Module)]
         if not (loaders and models and hasattr(accelerator, "_ladder_own")):
             return own(accelerator, *things, **options)
+        loop.require_first()
         if grip.is_look:
             grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
         micro_batch = grip.spec.candidates[0].micro_batch
@@ -93,19 +93,17 @@ def _place(thing: Any, things: tuple[Any, ...]) -> int:
     return next(place for place, each in enumerate(things) if each is thing)
 
 
-def _options_of_accelerate(grip: Grip) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if not grip.is_run:
-        changes |= {"log_with": None, "project_dir": grip.script.scratch}
+def _options_of_accelerate(grip: Grip, is_first: bool) -> dict[str, Any]:
+    """What a trial says. A second Accelerator, made for its `is_main_process`, shares what the first has set up."""
+    changes: dict[str, Any] = {} if grip.is_run else {"log_with": None, "project_dir": grip.script.scratch}
     if grip.is_look:
         return changes | {"cpu": True, "mixed_precision": "no", "deepspeed_plugin": None, "fsdp_plugin": None}
-    return {
-        **changes,
-        **backend_of(grip.spec).accelerator_options(grip.spec),
-        "mixed_precision": precision_of(grip.spec),
-        "gradient_accumulation_steps": grip.spec.deepspeed["gradient_accumulation_steps"],
-        "gradient_accumulation_plugin": None,
-    }
+    accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
+    changes |= {"gradient_accumulation_steps": accumulation, "gradient_accumulation_plugin": None}
+    if not is_first:
+        return changes
+    options = backend_of(grip.spec).accelerator_options(grip.spec)
+    return {**changes, **options, "mixed_precision": precision_of(grip.spec)}
 
 
 def _accumulation_of(accelerator: Any) -> int:

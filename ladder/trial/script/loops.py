@@ -118,8 +118,10 @@ class Loop:
                             break
                         self.is_boundary = micro_step == candidate.accumulation
                         steps.note_batch(batch)
-                        self.has_begun = True
+                        self.has_begun, self.has_trained = True, False
                         yield batch
+                        if not self.has_trained:
+                            self.grip.leave(_left_out())
                         steps.note_loss(torch.as_tensor(self.loss))
                     if batch is None:
                         steps.drop_step()
@@ -244,8 +246,8 @@ def _left_early() -> NotTakenHoldOfError:
 
 def _left_out() -> NotTakenHoldOfError:
     return NotTakenHoldOfError(
-        "the script's loop trained nothing on a batch, as after an error that it caught; let it train on every batch, "
-        "and let its errors end it"
+        "the script's loop trained nothing on a batch, as after an error that it caught; let it call the engine's or "
+        "accelerator's backward() on every batch, and let its errors end it"
     )
 
 
