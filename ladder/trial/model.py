@@ -80,11 +80,17 @@ class DrawnOn(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        if func not in _DRAWS or args[0].device.type != "cpu" or not args[0].is_contiguous():
+        is_elsewhere = args and func in _DRAWS and args[0].device.type == "cpu" and args[0].is_contiguous()
+        if not is_elsewhere or given.get("generator") is not None:  # which is of one device
             return func(*args, **given)
         for piece in args[0].view(-1).split(_DRAWN_AT_ONCE):
             piece.copy_(func(torch.empty_like(piece, device=self._device), *args[1:], **given))
         return args[0]
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        if self._device == "cuda":
+            torch.cuda.empty_cache()  # so that no piece counts as memory of the training
 
 
 def _make_room(model: torch.nn.Module) -> None:
