@@ -80,7 +80,7 @@ class DrawnOn(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        is_elsewhere = args and func in _DRAWS and args[0].device.type == "cpu" and args[0].is_contiguous()
+        is_elsewhere = func in _DRAWS and args[0].device.type == "cpu" and args[0].is_contiguous()
         if not is_elsewhere or given.get("generator") is not None:  # which is of one device
             return func(*args, **given)
         for piece in args[0].view(-1).split(_DRAWN_AT_ONCE):
