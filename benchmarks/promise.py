@@ -149,7 +149,8 @@ def _make_model(folder: Path, name: str, layers: int | None) -> Path:
     raw = dict((with_layers(shape, layers) if layers else shape).config)
     fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = AutoConfig.for_model(raw["model_type"], **fields)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a CPU draws a billion values in most of a minute
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
     words = ["<pad>", "<eos>", "<unk>", "<bos>", *(f"w{number}" for number in range(_WORDS))]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
