@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,7 @@ def main() -> None:
     arguments = _arguments()
     rows: list[dict[str, Any]] = json.loads(arguments.file.read_text()) if arguments.file.exists() else []
     folder = arguments.file.absolute().parent / "promise-inputs"
-    model = _make_model(folder, arguments.model, arguments.layers)
+    model = _made_model(folder, arguments.model, arguments.layers)
     _make_data(folder)
     for name in arguments.scripts:
         if any(row["script"] == name and row["model"] == arguments.model for row in rows):
@@ -136,6 +138,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _made_model(folder: Path, name: str, layers: int | None) -> Path:
+    """By a process of its own, which gives the GPU back."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_make_model, folder, name, layers).result()
+
+
 def _make_model(folder: Path, name: str, layers: int | None) -> Path:
     """A folder with random weights of the bundled shape, and a tokenizer of whole words."""
     import torch
@@ -149,7 +157,8 @@ def _make_model(folder: Path, name: str, layers: int | None) -> Path:
     raw = dict((with_layers(shape, layers) if layers else shape).config)
     fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = AutoConfig.for_model(raw["model_type"], **fields)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # a CPU draws a billion values in most of a minute
+    # A CPU draws a billion values in most of a minute.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
     words = ["<pad>", "<eos>", "<unk>", "<bos>", *(f"w{number}" for number in range(_WORDS))]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))

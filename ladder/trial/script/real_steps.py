@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ladder.trial.compilations import Compilations
 from ladder.trial.measuring import measured
 from ladder.trial.reporter import now
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples, count_tokens
 from ladder.trial.script.seen import Seen
-from ladder.trial.script.usual import on_usual_batches
+from ladder.trial.script.usual import Window, on_usual_batches, that_count
 from ladder.trial.steps import Step, Timings
 from ladder.trial.subject import synchronize
 
@@ -47,8 +48,9 @@ class RealSteps:
         self._usual = samples.padded_tokens(self._candidate.micro_batch) * sequences if samples is not None else None
         self._seen = Seen(self._candidate, samples, grip.spec.world_size)
         self._losses = list[torch.Tensor]()
-        self._windows = list[_Window]()
-        self._now, self._untimed = _Now(), list[float]()
+        self._windows = list[Window]()
+        self._compilations = Compilations()
+        self._now, self._untimed = _Now(self._compilations.count()), list[float]()
         self._is_timing = False
         self._window = self._cycle = cycle
         self._began = self._last = now()
@@ -91,20 +93,23 @@ class RealSteps:
             return False
         synchronize(self._grip.spec.device)
         ended = now()
-        seconds, wait, tokens, padded = self._over_ranks(ended - self._last)
-        steps, self._now, self._last = self._now.steps, _Now(), ended
-        if self._is_warming(ended, seconds):
+        window = self._over_ranks(ended - self._last)
+        self._now, self._last = _Now(self._compilations.count()), ended
+        if self._is_warming(ended, window.whole_seconds):
             self._last = now()
             return False
-        self._windows.append(_Window(steps, seconds / steps, wait / steps, tokens / steps, padded / steps))
-        each = [window.seconds for window in self._windows]
-        timed = ended - self._began
-        return self._any_rank(self._grip.spec.steps.is_enough(self._candidate, each, each[0], timed, timed))
+        self._windows.append(window)
+        counted = that_count(self._windows)
+        each, timed = [one.seconds for one in counted], sum(one.whole_seconds for one in counted)
+        policy = self._grip.spec.steps
+        enough = bool(counted) and policy.is_enough(self._candidate, each, each[0], timed, timed)
+        return self._any_rank(enough)
 
     @property
     def are_measured(self) -> bool:
-        """As many steps were timed as a proof has to have; the same on all ranks."""
-        return sum(window.steps for window in self._windows) >= self._grip.spec.steps.minimum
+        """As many steps were made as a proof has to have, and some count; the same on all ranks."""
+        made = sum(window.steps for window in self._windows)
+        return bool(that_count(self._windows)) and made >= self._grip.spec.steps.minimum
 
     def _is_warming(self, ended: float, seconds: float) -> bool:
         """Whether the step that `ended` came before the timing, which may begin with the next."""
@@ -132,14 +137,17 @@ class RealSteps:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag[0] > 0)
 
-    def _over_ranks(self, seconds: float) -> tuple[float, float, float, float]:
-        """Seconds of the slowest rank, and waited by the one that waited longest; tokens of all, and with padding."""
-        kind, device = torch.float64, self._grip.spec.device
-        longest = torch.tensor([seconds, self._now.loading], dtype=kind, device=device)
-        whole = torch.tensor([self._now.tokens, self._now.padded], dtype=kind, device=device)
+    def _over_ranks(self, seconds: float) -> Window:
+        """The steps since ranks came together last, which took this rank `seconds`."""
+        kind, device, mine = torch.float64, self._grip.spec.device, self._now
+        compiled = self._compilations.count() - mine.compilations
+        longest = torch.tensor([seconds, mine.loading, compiled], dtype=kind, device=device)
+        whole = torch.tensor([mine.tokens, mine.padded], dtype=kind, device=device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         dist.all_reduce(whole)
-        return float(longest[0]), float(longest[1]), float(whole[0]), float(whole[1])
+        slowest, wait, any_compiled, tokens, padded = (*longest.tolist(), *whole.tolist())
+        steps = mine.steps
+        return Window(steps, slowest / steps, wait / steps, tokens / steps, padded / steps, any_compiled > 0)
 
     def report(self, model: Any, clipping: float | None = None) -> None:
         """Send what was measured, peaks of evaluation and save included, and the loop's own `clipping` of gradients.
@@ -149,7 +157,7 @@ class RealSteps:
         with self._grip.reporter.during("measure"):
             self._seen.require(model)
         ended, accumulation = now(), self._candidate.accumulation
-        losses, windows = [float(loss) for loss in self._losses], self._windows
+        losses, windows = [float(loss) for loss in self._losses], that_count(self._windows)
         timings = Timings(losses=losses)
         usual = [each.seconds for each in windows]
         if self._usual is not None:
@@ -171,21 +179,12 @@ class RealSteps:
         self._grip.reporter.phase("teardown")
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Some optimizer steps; all else is of one of them, of all ranks."""
-
-    steps: int
-    seconds: float
-    wait: float
-    tokens: float
-    padded: float
-
-
 @dataclass
 class _Now:
     """The optimizer steps since ranks came together last."""
 
+    compilations: int
+    """Before them."""
     steps: int = 0
     loading: float = 0.0
     tokens: int = 0

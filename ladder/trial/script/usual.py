@@ -1,12 +1,45 @@
-"""From steps on batches that happened to come to steps on usual ones."""
+"""From the steps that a proof happened to make to the steps of a whole training."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _FEWEST = 4
 """Steps from which on a slope is worth something. Chosen: two more than a line needs."""
+
+_COMPILING_SECONDS = 45.0
+"""Steps in which kernels are compiled do not count, as a training compiles each once. But they do if they take longer
+than this: then the training compiles as long as it runs. Chosen: TRL's loss took 10 s for all its kernels, 2 s for each
+kind of length (measured on an H100)."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some optimizer steps; all else is of one of them: of the slowest rank, and tokens of all."""
+
+    steps: int
+    seconds: float
+    wait: float
+    """Seconds of the rank that waited longest for its loader."""
+    tokens: float
+    padded: float
+    """Tokens with their padding."""
+    compiles: bool
+    """A rank compiled kernels meanwhile."""
+
+    @property
+    def whole_seconds(self) -> float:
+        """Of all its steps."""
+        return self.steps * self.seconds
+
+
+def that_count(windows: Sequence[Window]) -> list[Window]:
+    """Those whose speed is the training's: without those in which kernels were compiled, unless it never ends."""
+    if sum(window.whole_seconds for window in windows if window.compiles) > _COMPILING_SECONDS:
+        return list(windows)
+    return [window for window in windows if not window.compiles]
 
 
 def on_usual_batches(seconds: Sequence[float], tokens: Sequence[float], usual: float) -> list[float]:
