@@ -1,13 +1,14 @@
 """How long a tune takes from Enter to its first trial and to its answer: this checkout, beside another one.
 
-    python benchmarks/time_to_answer.py [--old FOLDER] [--repeats 1] [--warm] [-- TUNE ARGUMENTS]
+    python benchmarks/time_to_answer.py [--old FOLDER] [--repeats 1] [--warm] [--keep FOLDER] [-- TUNE ARGUMENTS]
 
     python benchmarks/time_to_answer.py --old ../before -- llama-3.2-1b --gpus 2
 
 Without arguments for the tune, it is the smoke tune on two CPU ranks. Each tune runs in an empty folder. Operators are
 compiled into an empty folder too, and the cache of `ladder` is empty, unless `--warm` is given: then one tune before
 the clock starts fills both. `--measure` also runs `ladder doctor --measure` before (new checkout only), as on a machine
-that is known. Old and new alternate, so that both see the same state of the host.
+that is known. `--keep` keeps the folder of the new checkout's last run. Old and new alternate, so that both see the
+same state of the host.
 
 A trial begins when rank 0's process reports its first phase. The table shows where the seconds of a command go:
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -77,8 +79,8 @@ def environment(checkout: Path, caches: Path) -> dict[str, str]:
     }
 
 
-def run_once(name: str, checkout: Path, arguments: Sequence[str], caches: Path) -> Timed:
-    """Time one tune. RuntimeError with the end of its output if it fails."""
+def run_once(name: str, checkout: Path, arguments: Sequence[str], caches: Path, keep: Path | None = None) -> Timed:
+    """Time one tune, whose run folder goes to `keep`. RuntimeError with the end of its output if it fails."""
     with tempfile.TemporaryDirectory(prefix="time-to-answer-") as folder:
         run_dir, began = Path(folder) / "run", time.monotonic()
         process = subprocess.Popen(
@@ -98,6 +100,8 @@ def run_once(name: str, checkout: Path, arguments: Sequence[str], caches: Path) 
         answer = time.monotonic() - began
         if process.returncode != 0:
             raise RuntimeError(f"the tune of {name} ended with status {process.returncode}: {output[-2000:]}")
+        if keep is not None:
+            shutil.copytree(run_dir, keep, dirs_exist_ok=True)
         return _timed(name, run_dir, began, folder_there or 0.0, answer)
 
 
@@ -143,7 +147,8 @@ def compare(checkouts: dict[str, Path], arguments: Sequence[str], options: argpa
                 if options.measure and name == "new" and not any((caches / "ladder").glob("machines/*")):
                     measured = command(checkout, "doctor", "--measure", *options.measure.split())
                     subprocess.run(measured, env=environment(checkout, caches), check=True, capture_output=True)
-                timed.append(run_once(name, checkout, arguments, caches))
+                keep = options.keep if name == "new" else None
+                timed.append(run_once(name, checkout, arguments, caches, keep))
     return timed
 
 
@@ -164,6 +169,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--warm", action="store_true", help="with operators built, and what earlier tunes taught")
     parser.add_argument("--measure", nargs="?", const=" ", help="measure the machine first; options for ladder doctor")
+    parser.add_argument("--keep", type=Path, help="where to keep a run folder")
     options = parser.parse_args(own)
     old = {"old": options.old.resolve()} if options.old is not None else {}
     timed = compare({**old, "new": _HERE}, arguments, options)

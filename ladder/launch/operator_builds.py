@@ -40,6 +40,12 @@ class OperatorBuilds:
             self._running[name] = _Build(name, self._environment, _NICE if beside_trials else 0)
         return new
 
+    def have_ended(self, names: Iterable[str]) -> bool:
+        """Whether nobody has to wait for these builds. One that was not started has not ended."""
+        return all(
+            name in self._ended or (name in self._running and not self._running[name].is_running()) for name in names
+        )
+
     def wait(self, names: Sequence[str], cancelled: Callable[[], bool] = lambda: False) -> dict[str, str | None]:
         """Wait until these builds have ended. Returns None by name, or the reason if one cannot be built.
 

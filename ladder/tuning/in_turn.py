@@ -17,8 +17,8 @@ MakeTuner = Callable[[Space, float, int], Tuner]
 def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_trials: int) -> TuneResult:
     """The result over all of `space`; its answer is DeepSpeed's where DeepSpeed has one.
 
-    The first search is the same as without the other rungs. The second begins with what it measured, so that only
-    what may be faster than DeepSpeed's best gets a trial.
+    The first search is the same as without the other rungs, but for trials of those while it waits for an operator. The
+    second begins with what was measured, so that only what may be faster than DeepSpeed's best gets a trial.
     """
     own = of_main_backend(space)
     if not own.engines or own.engines == space.engines:

@@ -46,6 +46,10 @@ class Operators:
         for rung in rungs:
             self._begin(self._of(rung), beside_trials=True)
 
+    def are_ready(self, rung: Rung) -> bool:
+        """Whether a trial of `rung` waits for no build."""
+        return self._builds.have_ended((*self._always, *self._of(rung)))
+
     def need(self, rung: Rung) -> None:
         """Wait until the operators for a trial of `rung` are built, and have them loaded.
 

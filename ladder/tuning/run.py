@@ -217,6 +217,7 @@ def _search_at(
             workload=workload,
             machine=place.machine,
             space=part,
+            aside=space,
             unsupported=unsupported,
             history=history,
             launcher=place.launcher,

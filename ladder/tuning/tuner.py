@@ -14,7 +14,6 @@ from ladder.events.protocol import StepPolicy
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
-from ladder.search.auto import hopeful_engines
 from ladder.search.belief import believe
 from ladder.search.cost import COMPARISONS, expected_seconds
 from ladder.search.knobs import less_noise
@@ -22,6 +21,7 @@ from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.script_faults import is_beyond_doubt
 from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
 from ladder.search.time_left import TimeLeft, most_promising, within
+from ladder.tuning.building import Building
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.operators import Operators
 from ladder.tuning.parity import Parity, as_parity_candidate, as_reference, compare
@@ -74,6 +74,8 @@ class Tuner:
     """Seconds of them that the tune needs after the proof."""
     swap_prefix: str = "ladder-swap"
     save_folder: Path | None = None
+    aside: Space | None = None
+    """A wider space, of which trials run while an operator is built that the next trial of `space` needs."""
     clock: Callable[[], float] = time.monotonic
     """The clock for the time budget, in seconds; the launcher's own if time is simulated."""
     knob_trials: int = 0
@@ -81,6 +83,8 @@ class Tuner:
     parity: bool = False
     """Whether to compare a candidate's losses with the reference engine's before its proof."""
     _trials: Trials = field(init=False)
+    _aside: Trials = field(init=False)
+    _building: Building = field(init=False)
     _began: float = field(init=False)
     _has_saved: bool = field(init=False, default=False)
     _is_late: bool = field(init=False, default=False)
@@ -92,10 +96,17 @@ class Tuner:
 
     def __post_init__(self) -> None:
         self._began = self.clock()
-        self._trials = Trials(
+        self._trials = self._trials_of(self.space)
+        self._aside = self._trials if self.aside is None else self._trials_of(self.aside)
+        self._building = Building(
+            operators=self.operators, machine=self.machine, space=self.space, aside=self._aside.space
+        )
+
+    def _trials_of(self, space: Space) -> Trials:
+        return Trials(
             workload=self.workload,
             machine=self.machine,
-            space=self.space,
+            space=space,
             history=self.history,
             launcher=self.launcher,
             operators=self.operators,
@@ -135,10 +146,11 @@ class Tuner:
             decision = self._decide(strategy, records)
             if isinstance(decision, Stop):
                 return decision.reason
-            if records and self.operators is not None and self.machine.device == "cuda":
-                # Not before the first trial, which they would delay; a CPU rank needs all cores itself.
-                self.operators.foresee([engine.rung for engine in hopeful_engines(self.space, records)])
-            self._measure(decision)
+            self._building.foresee(records)
+            if meanwhile := self._building.before(decision, strategy, self._aside.records, self._time_left):
+                self._measure(meanwhile, self._aside)
+            else:
+                self._measure(decision, self._trials)
         return "the tune was interrupted"
 
     def _decide(self, strategy: Strategy, records: Sequence[Record]) -> Measure | Stop:
@@ -162,7 +174,7 @@ class Tuner:
                 decision = left.allows(believe(self.space, records), records, decision) or Stop("no time is left")
             if isinstance(decision, Stop):
                 return
-            self._measure(decision)
+            self._measure(decision, self._trials)
 
     def _time_left(self, records: Sequence[Record]) -> TimeLeft | None:
         """What the time budget still allows; None without one."""
@@ -232,26 +244,26 @@ class Tuner:
             return decision
         return Prove(self.space.by_key[found.candidate_key], "proven before, and its weights are to be saved")
 
-    def _measure(self, decision: Measure) -> None:
-        refused = self._refuse(decision.candidates)
+    def _measure(self, decision: Measure, trials: Trials) -> None:
+        refused = self._refuse(decision.candidates, trials)
         candidates = tuple(candidate for candidate in decision.candidates if candidate.key not in refused)
         if candidates:
             # `first_within` was decided for this first candidate and not for another one in its place.
             slowest = decision.first_within if candidates[0] == decision.candidates[0] else {}
-            self._run(replace(decision, candidates=candidates, first_within=slowest))
+            self._run(replace(decision, candidates=candidates, first_within=slowest), trials)
 
-    def _run(self, decision: Measure) -> None:
-        records, stop_at = self._trials.records, None
+    def _run(self, decision: Measure, trials: Trials) -> None:
+        records, stop_at = trials.records, None
         if (left := self._time_left(records)) is not None:
-            stop_at = self.clock() + left.last_begin(believe(self.space, records), records, decision)
-        self._trials.run(decision, proving=False, stop_at=stop_at)
+            stop_at = self.clock() + left.last_begin(believe(trials.space, records), records, decision)
+        trials.run(decision, proving=False, stop_at=stop_at)
 
-    def _refuse(self, candidates: Sequence[Candidate]) -> set[str]:
+    def _refuse(self, candidates: Sequence[Candidate], trials: Trials) -> set[str]:
         """Record the candidates that need more host memory than there is, as a trial without processes."""
         name, _ = self.history.next_trial()
-        records = refusals(candidates, name, self.space, self._trials.records)
+        records = refusals(candidates, name, trials.space, trials.records)
         if records:
-            self._trials.add(records, {})
+            trials.add(records, {})
         for record in records:
             self.tell(Note(f"trial {name}: {record.candidate_key} is {record.outcome.sentence}"))
         return {record.candidate_key for record in records}

@@ -1,4 +1,4 @@
-"""When operators are built: those of a trial before it, those of others beside it, and no more of them than that."""
+"""When operators are built, no more of them than are needed, and what is measured meanwhile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import pytest
 from helpers import bundled_workload
 from helpers.searches import fitting, make_space
 
+from ladder.backends.base import Device
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.machine.described import Machine
-from ladder.search.auto import hopeful_engines
+from ladder.search.auto import auto, hopeful_engines
+from ladder.search.policy import Measure, walk
+from ladder.search.space import Space, of_main_backend
 from ladder.tuning import operators
+from ladder.tuning.building import Building
 from ladder.tuning.operators import OperatorMissingError, Operators
 from ladder.tuning.preparation import without_operator
 from ladder.tuning.tune_events import ignore
@@ -23,12 +27,16 @@ OFFLOADED, ON_GPU = RUNGS_BY_NAME["zero2+opt-cpu"], RUNGS_BY_NAME["zero2"]
 
 
 class Builds:
-    """Every build ends at once, as `ends` says."""
+    """Every build ends at once, as `ends` says, unless it is among those `running`."""
 
     def __init__(self, ends: dict[str, str]) -> None:
         self.begun: list[str] = []
         self.beside_trials: list[str] = []
         self._ends = ends
+        self.running = set[str]()
+
+    def have_ended(self, names: Iterable[str]) -> bool:
+        return all(name in self.begun and name not in self.running for name in names)
 
     def begin(self, names: Iterable[str], *, beside_trials: bool) -> list[str]:
         new = [name for name in names if name not in self.begun]
@@ -47,6 +55,12 @@ class Bench:
         self.builds, self.loaded = Builds(ends), list[str]()
         monkeypatch.setattr(operators, "OperatorBuilds", lambda _: self.builds)
         self.operators = Operators(["shm_comm"], "adamw", {}, self.loaded.extend, ignore, lambda: cancelled)
+
+    def building(self, space: Space, aside: Space, *, device: Device = "cuda", num_cores: int = 64) -> Building:
+        machine = Machine(
+            device=device, world_size=space.world_size, memory_limit=GIB, host_memory=GIB, num_cores=num_cores
+        )
+        return Building(operators=self.operators, machine=machine, space=space, aside=aside)
 
 
 def test_a_trial_waits_for_its_own_operators_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +105,62 @@ def test_a_build_that_the_user_ended_says_nothing_of_its_operator(monkeypatch: p
 
 def test_only_engines_that_may_still_win_are_hopeful() -> None:
     space = make_space("zero2", "zero2+opt-cpu", memory_limit=80 * GIB)
-    assert [engine.key for engine in hopeful_engines(space, ())] == ["zero2", "zero2+opt-cpu"]
+    assert [engine.key for engine in hopeful_engines(space, ())] == ["zero2"]
     best = next(each for each in space.candidates if each.engine.key == "zero2" and each.micro_batch == 1)
     slow, unbeatable = (replace(fitting(space, best), tokens_per_second=speed) for speed in (1.0, 1e9))
     assert "zero2+opt-cpu" in [engine.key for engine in hopeful_engines(space, [slow])]
     assert hopeful_engines(space, [unbeatable]) == []
+
+
+def test_before_any_trial_only_engines_that_are_expected_to_win_are_hopeful() -> None:
+    roomy = make_space("zero2", "zero3+param-cpu+opt-cpu", memory_limit=80 * GIB)
+    assert [engine.key for engine in hopeful_engines(roomy, ())] == ["zero2"]
+    tight = make_space("zero2", "zero2+opt-cpu", memory_limit=20 * GIB)
+    assert "zero2+opt-cpu" in [engine.key for engine in hopeful_engines(tight, ())]
+
+
+@pytest.mark.parametrize(("num_cores", "device", "begun"), [(64, "cuda", True), (4, "cuda", False), (64, "cpu", False)])
+def test_builds_begin_beside_the_first_trial_where_cores_are_spare(
+    num_cores: int, device: Device, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, space = Bench(monkeypatch), make_space("zero2+opt-cpu")
+    bench.building(space, space, device=device, num_cores=num_cores).foresee([])
+    assert ("cpu_adam" in bench.builds.beside_trials) == begun
+
+
+TIGHT = make_space("zero3+opt-cpu", "fsdp2", memory_limit=40 * GIB)
+"""Where the fastest rung of DeepSpeed needs an operator, and one without DeepSpeed needs none."""
+
+
+def waiting(bench: Bench, space: Space) -> Measure:
+    """The decision of a tune that is to wait for its operator."""
+    decision = auto(space, [])
+    assert isinstance(decision, Measure)
+    assert decision.engine.key == "zero3+opt-cpu"
+    bench.builds.running.add("cpu_adam")
+    return decision
+
+
+def test_while_an_operator_is_built_another_engine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, space = Bench(monkeypatch), of_main_backend(TIGHT)
+    building = bench.building(space, TIGHT)
+    decision = waiting(bench, space)
+    meanwhile = building.before(decision, auto, [], lambda _: None)
+    assert meanwhile is not None
+    assert meanwhile.engine.key == "fsdp2"
+    known = [fitting(TIGHT, candidate) for candidate in TIGHT.of_engine(meanwhile.engine)]
+    assert building.before(decision, auto, known, lambda _: None) is None, "nothing is left but to wait"
+    bench.builds.running.clear()
+    assert building.before(decision, auto, [], lambda _: None) is None, "the operator is built"
+
+
+def test_other_strategies_keep_their_order_and_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, space = Bench(monkeypatch), of_main_backend(TIGHT)
+    decision = waiting(bench, space)
+    assert bench.building(space, TIGHT).before(decision, walk, [], lambda _: None) is None
+
+
+def test_where_every_engine_waits_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, space = Bench(monkeypatch), of_main_backend(TIGHT)
+    decision = waiting(bench, space)
+    assert bench.building(space, space).before(decision, auto, [], lambda _: None) is None
