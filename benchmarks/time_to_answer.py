@@ -72,7 +72,7 @@ def command(checkout: Path, *arguments: str) -> list[str]:
 def environment(checkout: Path, caches: Path) -> dict[str, str]:
     """Ours, with the code of `checkout`, and caches of its own."""
     return os.environ | {
-        "PYTHONPATH": str(checkout),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH")))),
         "TORCH_EXTENSIONS_DIR": str(caches / "operators"),
         "LADDER_CACHE": str(caches / "ladder"),
         "PYTHONSAFEPATH": "1",  # otherwise Python would look for `ladder` in the current folder first

@@ -52,7 +52,7 @@ from ladder.tuning.problem import (
 from ladder.tuning.reach import require_within_reach
 from ladder.tuning.technique_choices import libraries_of, require_effective_techniques, ways_of_checkpointing
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
-from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.tuning.tuner import ReferenceLosses, Tuner, TuneResult
 from ladder.tuning.venue import OpenVenue, Venue, venue_of
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.workload.workload import Workload
@@ -211,6 +211,7 @@ def _search_at(
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
     spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
+    reference_losses: ReferenceLosses = {}
 
     def tuner(part: Space, spent: float, knob_trials: int) -> Tuner:
         return Tuner(
@@ -232,6 +233,7 @@ def _search_at(
             clock=place.clock,
             knob_trials=knob_trials,
             parity=not on_paper,  # simulated trials have no losses
+            reference_losses=reference_losses,
         )
 
     strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)

@@ -30,6 +30,9 @@ from ladder.tuning.trials import Trials
 from ladder.tuning.tune_events import Note, Subscriber, ignore
 from ladder.workload.workload import Workload
 
+ReferenceLosses = dict[tuple[str, bool], list[float]]
+"""Losses of reference engines, by the candidate's key and whether all ranks had the same data."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
@@ -82,6 +85,8 @@ class Tuner:
     """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows."""
     parity: bool = False
     """Whether to compare a candidate's losses with the reference engine's before its proof."""
+    reference_losses: ReferenceLosses = field(default_factory=dict)
+    """Those that are known; tuners of one tune share them."""
     _trials: Trials = field(init=False)
     _aside: Trials = field(init=False)
     _building: Building = field(init=False)
@@ -91,8 +96,6 @@ class Tuner:
     """The time budget has ended the search."""
     _unproven: str = field(init=False, default="")
     """What there was no time to prove, besides the answer."""
-    _plain_losses: dict[tuple[str, bool], list[float]] = field(init=False, default_factory=dict)
-    """Losses of reference engines, by the candidate's key and whether all ranks had the same data."""
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -182,7 +185,7 @@ class Tuner:
             return None
         return TimeLeft(
             seconds=self.time_budget - self.after - self._seconds(),
-            comparisons=COMPARISONS - bool(self._plain_losses) if self.parity else 0,
+            comparisons=COMPARISONS - bool(self.reference_losses) if self.parity else 0,
             taken=self.history.trial_seconds(records),
         )
 
@@ -300,6 +303,8 @@ class Tuner:
             return Parity(agrees=True)
         same_data = own.engine.shares_sequences
         against = plain.key, same_data
-        if not self._plain_losses.get(against):
-            self._plain_losses[against] = self._trials.losses(plain, same_data)
-        return compare(self._trials.losses(own, same_data), self._plain_losses[against], candidate.engine, plain.engine)
+        if not self.reference_losses.get(against):
+            self.reference_losses[against] = self._trials.losses(plain, same_data)
+        return compare(
+            self._trials.losses(own, same_data), self.reference_losses[against], candidate.engine, plain.engine
+        )
