@@ -52,7 +52,8 @@ def build_model(spec: TrialSpec, dtype: torch.dtype, device: str) -> PreTrainedM
         place = init_empty_weights(include_buffers=False) if device == "meta" else torch.device(device)
         with place, DrawnOn(spec.device) if device == "cpu" != spec.device else nullcontext():
             model = auto_class(config, spec.task).from_config(config, dtype=dtype)
-        _make_room(model)
+        if device == "meta":
+            _make_room(model)
     del keep_alive
     for technique in techniques_of(spec):
         technique.change_model(model)
@@ -93,14 +94,14 @@ class DrawnOn(TorchDispatchMode):
             torch.cuda.empty_cache()  # so that no piece counts as memory of the training
 
 
-def _make_room(model: torch.nn.Module) -> None:
+def _make_room(model: PreTrainedModel) -> None:
     """Put parameters that are on no device on the CPU; the kernel gives them memory once somebody writes there."""
-    made: dict[int, torch.nn.Parameter] = {}  # tied ones stay so
     for module in model.modules():
         for name, old in module.named_parameters(recurse=False):
             if old.is_meta:
                 empty = torch.empty_like(old, device="cpu")
-                setattr(module, name, made.setdefault(id(old), torch.nn.Parameter(empty, old.requires_grad)))
+                setattr(module, name, torch.nn.Parameter(empty, old.requires_grad))
+    model.tie_weights()  # making them on no device made two of those that one weight serves
 
 
 def _switch_off_dropout(config: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import TINY, Bench, tiny_trial
+from helpers import TINY, TINY_CONFIG, Bench, tiny_trial
 from safetensors.torch import load_file
 
 from ladder.backends.plain.rungs import PLAIN_RUNGS
@@ -13,13 +13,14 @@ from ladder.events.protocol import FailedEvent, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.tuning.parity import losses_of, parity_trial
 from ladder.workload.lora import Lora
-from ladder.workload.workload import Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import ModelShape, Workload
 
 ON_CPU = [rung.name for rung in PLAIN_RUNGS if not rung.devices]
 
 
-def losses(bench: Bench, spec: TrialSpec) -> list[float]:
-    run = bench.run(parity_trial(spec, TINY))
+def losses(bench: Bench, spec: TrialSpec, model: ModelShape = TINY) -> list[float]:
+    run = bench.run(parity_trial(spec, model))
     assert not failures(run), failures(run)[0].traceback
     return losses_of(run)
 
@@ -38,6 +39,22 @@ def test_a_rung_without_deepspeed_trains_as_stage_1_does(
     warm_bench: Bench, tmp_path: Path, of_zero1: list[float], rung: str
 ) -> None:
     own = losses(warm_bench, tiny_trial(tmp_path / "0001", 1, rung=rung))
+    assert own[-1] < 0.96 * own[0]
+    assert own == pytest.approx(of_zero1, rel=0.005)
+
+
+@pytest.mark.parametrize("rung", ON_CPU)
+def test_a_head_that_shares_the_embeddings_weights_still_does_on_all_ranks(
+    warm_bench: Bench, tmp_path: Path, rung: str
+) -> None:
+    config = TINY_CONFIG | {"tie_word_embeddings": True}
+    tied = shape_from_config(config, name="tied", source="file")
+    own, of_zero1 = (
+        losses(
+            warm_bench, tiny_trial(tmp_path / name, 1, rung=name).model_copy(update={"model_config_json": config}), tied
+        )
+        for name in (rung, "zero1")
+    )
     assert own[-1] < 0.96 * own[0]
     assert own == pytest.approx(of_zero1, rel=0.005)
 
