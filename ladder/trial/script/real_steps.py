@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ladder.trial.compilations import Compilations
+from ladder.trial.first_times import FirstTimes
 from ladder.trial.measuring import measured
 from ladder.trial.reporter import now
 from ladder.trial.script.hold import Grip
@@ -49,8 +49,8 @@ class RealSteps:
         self._seen = Seen(self._candidate, samples, grip.spec.world_size)
         self._losses = list[torch.Tensor]()
         self._windows = list[Window]()
-        self._compilations = Compilations()
-        self._now, self._untimed = _Now(self._compilations.count()), list[float]()
+        self._first_times = FirstTimes()
+        self._now, self._untimed = _Now(), list[float]()
         self._is_timing = False
         self._window = self._cycle = cycle
         self._began = self._last = now()
@@ -94,7 +94,7 @@ class RealSteps:
         synchronize(self._grip.spec.device)
         ended = now()
         window = self._over_ranks(ended - self._last)
-        self._now, self._last = _Now(self._compilations.count()), ended
+        self._now, self._last = _Now(), ended
         if self._is_warming(ended, window.whole_seconds):
             self._last = now()
             return False
@@ -140,14 +140,14 @@ class RealSteps:
     def _over_ranks(self, seconds: float) -> Window:
         """The steps since ranks came together last, which took this rank `seconds`."""
         kind, device, mine = torch.float64, self._grip.spec.device, self._now
-        compiled = self._compilations.count() - mine.compilations
-        longest = torch.tensor([seconds, mine.loading, compiled], dtype=kind, device=device)
+        firsts = float(self._first_times.any_since())
+        longest = torch.tensor([seconds, mine.loading, firsts], dtype=kind, device=device)
         whole = torch.tensor([mine.tokens, mine.padded], dtype=kind, device=device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         dist.all_reduce(whole)
-        slowest, wait, any_compiled, tokens, padded = (*longest.tolist(), *whole.tolist())
+        slowest, wait, firsts, tokens, padded = (*longest.tolist(), *whole.tolist())
         steps = mine.steps
-        return Window(steps, slowest / steps, wait / steps, tokens / steps, padded / steps, any_compiled > 0)
+        return Window(steps, slowest / steps, wait / steps, tokens / steps, padded / steps, firsts > 0)
 
     def report(self, model: Any, clipping: float | None = None) -> None:
         """Send what was measured, peaks of evaluation and save included, and the loop's own `clipping` of gradients.
@@ -183,8 +183,6 @@ class RealSteps:
 class _Now:
     """The optimizer steps since ranks came together last."""
 
-    compilations: int
-    """Before them."""
     steps: int = 0
     loading: float = 0.0
     tokens: int = 0
