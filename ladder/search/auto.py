@@ -18,6 +18,7 @@ from ladder.candidates import Engine
 from ladder.events.outcome import Record
 from ladder.search.audit import to_audit
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
+from ladder.search.ceiling import plainer
 from ladder.search.cost import candidate_seconds, expected_seconds, start_of
 from ladder.search.decisions import Measure, Stop
 from ladder.search.probes import probe_first
@@ -112,7 +113,7 @@ def auto_without(late: Collection[str], belief: Belief, records: Sequence[Record
         if speed is None:
             return Stop("no time is left for a candidate that may fit")
         return Stop(_bound(belief, left, speed).sentence())
-    offer = _best_offer(belief, worth, speed)
+    offer = _plainer_first(belief, worth, _best_offer(belief, worth, speed), speed)
     if (probe := _probe_first(belief, records, offer, worth, speed)) is not None:
         return probe
     candidates = tuple(each.candidate for each in offer.outlooks)
@@ -164,12 +165,35 @@ def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
 
 
 def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -> _Offer:
-    if speed is None:
-        speed = _NO_BEST * max(each.speed.tokens_per_second * max(each.fits, SLIM) for each in worth)
+    speed = _to_beat(worth, speed)
     by_setup = defaultdict(list)
     for each in worth:
         by_setup[each.candidate.setup].append(each)
     return max((_offer(belief, own, speed) for own in by_setup.values()), key=lambda offer: offer.gain / offer.seconds)
+
+
+def _to_beat(worth: Sequence[Outlook], speed: float | None) -> float:
+    """The best speed so far, or what stands for it before anything is measured."""
+    if speed is not None:
+        return speed
+    return _NO_BEST * max(each.speed.tokens_per_second * max(each.fits, SLIM) for each in worth)
+
+
+def _plainer_first(belief: Belief, worth: Sequence[Outlook], offer: _Offer, speed: float | None) -> _Offer:
+    """With one rank: the trial of an engine that does the same with less work, if one is left.
+
+    Once measured, it bounds the other, which then needs no trial. With more ranks, engines that divide their work in
+    another way differ by more than a prediction may decide.
+    """
+    if belief.space.world_size > 1 or not belief.space.workload.weights.is_whole:
+        return offer
+    top = max(offer.outlooks, key=lambda each: each.tokens_per_second * each.fits)
+    rivals = {each.candidate: each for each in worth if each.fits >= _SURE_ENOUGH}
+    for other in plainer(top.candidate, belief.space.world_size):
+        if (found := rivals.get(other)) is not None and other.engine not in belief.measured_engines:
+            own = [each for each in worth if each.candidate.setup == found.candidate.setup]
+            return _plainer_first(belief, worth, _offer(belief, own, _to_beat(worth, speed)), speed)
+    return offer
 
 
 def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:

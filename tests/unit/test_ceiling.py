@@ -102,3 +102,15 @@ def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
         records += [fitting(space, candidate) for candidate in decision.candidates]
     assert tried
     assert not [engine.key for engine in tried if engine.rung.devices or engine.rung.stage == 3]
+
+
+def first_engine(*names: str, ranks: int) -> str:
+    """That of the first trial, where there is room for all."""
+    space = space_of(*(Engine(RUNGS_BY_NAME[name]) for name in names), world_size=ranks, memory_limit=1 << 40)
+    decision = auto(space, [])
+    assert isinstance(decision, Measure)
+    return decision.engine.key
+
+
+def test_with_one_rank_fsdp2_is_measured_without_resharding_first():
+    assert first_engine("fsdp2", "fsdp2+no-reshard", ranks=1) == "fsdp2+no-reshard"
