@@ -13,22 +13,22 @@ class FirstTimes:
 
     Triton is asked by its `knobs.compilation.listener`, which it has since 3.4, once it was imported; what it reads
     from its cache on disk does not count. An earlier Triton is not heard. Memory that torch's allocator takes from the
-    GPU is taken for good, unless it gave some back before to have room: that goes on as long as the training.
+    GPU is taken for good, unless it has also given some back: that goes on as long as the training.
     """
 
     def __init__(self) -> None:
         self._kernels = 0
         self._is_listening = False
-        self._compiled = self._reserved = self._retries = 0
+        self._compiled = self._taken = self._given_back = 0
         self.any_since()
 
     def any_since(self) -> bool:
         """Since the last call."""
-        before = self._compiled, self._reserved, self._retries
+        before = self._compiled, self._taken, self._given_back
         self._compiled = self._kernels + self._frames()
-        self._reserved, self._retries = _memory()
+        self._taken, self._given_back = _memory()
         self._listen()
-        has_grown = self._reserved > before[1] and self._retries == before[2]
+        has_grown = self._taken > before[1] and self._given_back == before[2]
         return self._compiled > before[0] or has_grown
 
     def _frames(self) -> int:
@@ -51,6 +51,6 @@ class FirstTimes:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes that torch's allocator has ever taken from this process's GPU, and how often it gave back to have room."""
+    """Bytes that torch's allocator has ever taken from this process's GPU, and ever given back."""
     stats = torch.cuda.memory_stats() if torch.cuda.is_available() else {}
-    return int(stats.get("reserved_bytes.all.allocated", 0)), int(stats.get("num_alloc_retries", 0))
+    return int(stats.get("reserved_bytes.all.allocated", 0)), int(stats.get("reserved_bytes.all.freed", 0))

@@ -18,3 +18,8 @@ def test_they_count_if_that_goes_on_as_long_as_the_training() -> None:
     first = window(2.5, has_firsts=True)
     assert that_count([first] * 18) == []
     assert that_count([first] * 19) == [first] * 19
+
+
+def test_long_steps_count_in_any_case() -> None:
+    first = window(20.0, has_firsts=True)
+    assert that_count([first, window(18.0)]) == [first, window(18.0)]

@@ -120,6 +120,7 @@ class RealSteps:
             self._is_timing = not self._any_rank(self._grip.gauge.settle())  # a narrower limit: once more
             self._untimed.clear()
             self._grip.gauge.reset()
+            self._first_times.any_since()  # the gauge has given memory back
             self._grip.reporter.phase("measure")
             self._began = now()
             if self._is_timing:  # all ranks have the seconds of the slowest

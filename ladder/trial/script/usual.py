@@ -13,6 +13,9 @@ _FIRST_SECONDS = 45.0
 """Steps in which a kernel is compiled or memory reserved do not count, as a training does that once. But they do if
 they take longer than this: then it goes on as long as the training. Chosen: in the first 20 steps of TRL's SFT, four
 took 1.0 to 2.4 s longer than the others (measured on two H100)."""
+_LONG_SECONDS = 10.0
+"""Steps as long as this count in any case: what happens once is a small part of them, and more of them would cost much.
+Chosen, from the same figures."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def that_count(windows: Sequence[Window]) -> list[Window]:
     """Those whose speed is the training's: without those with what a training does once, unless that never ends."""
     if sum(window.whole_seconds for window in windows if window.has_firsts) > _FIRST_SECONDS:
         return list(windows)
-    return [window for window in windows if not window.has_firsts]
+    return [window for window in windows if not window.has_firsts or window.whole_seconds >= _LONG_SECONDS]
 
 
 def on_usual_batches(seconds: Sequence[float], tokens: Sequence[float], usual: float) -> list[float]:
