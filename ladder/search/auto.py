@@ -38,10 +38,6 @@ memory model, and three failures confirm it."""
 _NO_BEST = 0.7
 """While nothing is measured, gains are relative to this share of the highest expected speed. Chosen: low enough that
 several engines have a gain, so that their costs decide."""
-_NEARLY_THE_BEST = 0.8
-"""Before any trial, engines expected to reach this share of the highest speed may need their operators soon. Chosen:
-offload is expected to reach 0.46 to 0.74 where memory is plenty (OPT-125m, Llama-3.2-1B and Llama-2-7B on one and two
-H100), and 0.99 to 1 of the highest where it is scarce."""
 _QUANTILE = 1.645
 """For candidates of one engine, which share nearly all uncertainty. Chosen: the 95 % quantile of a normal distribution,
 while the search as a whole uses 90 %."""
@@ -128,12 +124,8 @@ def hopeful(space: Space, records: Sequence[Record], belief: Belief) -> list[Out
 
 
 def hopeful_engines(space: Space, records: Sequence[Record]) -> list[Engine]:
-    """The engines of `hopeful` candidates, in the space's order; before any trial, of those expected to win."""
-    found = hopeful(space, records, believe(space, records))
-    if not records:
-        expected = max((each.tokens_per_second * each.fits for each in found), default=0.0)
-        found = [each for each in found if each.tokens_per_second * each.fits >= _NEARLY_THE_BEST * expected]
-    engines = {each.candidate.engine for each in found}
+    """The engines of `hopeful` candidates, in the space's order."""
+    engines = {each.candidate.engine for each in hopeful(space, records, believe(space, records))}
     return [engine for engine in space.engines if engine in engines]
 
 

@@ -12,6 +12,7 @@ from helpers.searches import fitting, make_space
 from ladder.backends.base import Device
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
+from ladder.events.outcome import Record
 from ladder.machine.described import Machine
 from ladder.search.auto import auto, hopeful_engines
 from ladder.search.policy import Measure, walk
@@ -23,6 +24,8 @@ from ladder.tuning.preparation import without_operator
 from ladder.tuning.tune_events import ignore
 from ladder.units import GIB
 
+ROOMY = make_space("zero2", "zero2+opt-cpu", memory_limit=80 * GIB)
+SLOW = replace(fitting(ROOMY, ROOMY.by_key["zero2 ckpt=on mb=1"]), tokens_per_second=1.0)
 OFFLOADED, ON_GPU = RUNGS_BY_NAME["zero2+opt-cpu"], RUNGS_BY_NAME["zero2"]
 
 
@@ -56,10 +59,8 @@ class Bench:
         monkeypatch.setattr(operators, "OperatorBuilds", lambda _: self.builds)
         self.operators = Operators(["shm_comm"], "adamw", {}, self.loaded.extend, ignore, lambda: cancelled)
 
-    def building(self, space: Space, aside: Space, *, device: Device = "cuda", num_cores: int = 64) -> Building:
-        machine = Machine(
-            device=device, world_size=space.world_size, memory_limit=GIB, host_memory=GIB, num_cores=num_cores
-        )
+    def building(self, space: Space, aside: Space, *, device: Device = "cuda") -> Building:
+        machine = Machine(device=device, world_size=space.world_size, memory_limit=GIB, host_memory=GIB, num_cores=8)
         return Building(operators=self.operators, machine=machine, space=space, aside=aside)
 
 
@@ -104,27 +105,19 @@ def test_a_build_that_the_user_ended_says_nothing_of_its_operator(monkeypatch: p
 
 
 def test_only_engines_that_may_still_win_are_hopeful() -> None:
-    space = make_space("zero2", "zero2+opt-cpu", memory_limit=80 * GIB)
-    assert [engine.key for engine in hopeful_engines(space, ())] == ["zero2"]
-    best = next(each for each in space.candidates if each.engine.key == "zero2" and each.micro_batch == 1)
-    slow, unbeatable = (replace(fitting(space, best), tokens_per_second=speed) for speed in (1.0, 1e9))
-    assert "zero2+opt-cpu" in [engine.key for engine in hopeful_engines(space, [slow])]
-    assert hopeful_engines(space, [unbeatable]) == []
+    assert [engine.key for engine in hopeful_engines(ROOMY, ())] == ["zero2", "zero2+opt-cpu"]
+    assert "zero2+opt-cpu" in [engine.key for engine in hopeful_engines(ROOMY, [SLOW])]
+    assert hopeful_engines(ROOMY, [replace(SLOW, tokens_per_second=1e9)]) == []
 
 
-def test_before_any_trial_only_engines_that_are_expected_to_win_are_hopeful() -> None:
-    roomy = make_space("zero2", "zero3+param-cpu+opt-cpu", memory_limit=80 * GIB)
-    assert [engine.key for engine in hopeful_engines(roomy, ())] == ["zero2"]
-    tight = make_space("zero2", "zero2+opt-cpu", memory_limit=20 * GIB)
-    assert "zero2+opt-cpu" in [engine.key for engine in hopeful_engines(tight, ())]
-
-
-@pytest.mark.parametrize(("num_cores", "device", "begun"), [(64, "cuda", True), (4, "cuda", False), (64, "cpu", False)])
-def test_builds_begin_beside_the_first_trial_where_cores_are_spare(
-    num_cores: int, device: Device, begun: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("records", "device", "begun"), [([SLOW], "cuda", True), ([], "cuda", False), ([SLOW], "cpu", False)]
+)
+def test_builds_begin_after_the_first_trial_of_a_gpu(
+    records: list[Record], device: Device, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, space = Bench(monkeypatch), make_space("zero2+opt-cpu")
-    bench.building(space, space, device=device, num_cores=num_cores).foresee([])
+    bench = Bench(monkeypatch)
+    bench.building(ROOMY, ROOMY, device=device).foresee(records)
     assert ("cpu_adam" in bench.builds.beside_trials) == begun
 
 
