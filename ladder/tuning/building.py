@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ladder.candidates import Engine
 from ladder.events.outcome import Record
 from ladder.machine.described import Machine
 from ladder.search.auto import auto, hopeful_engines
@@ -41,24 +40,24 @@ class Building:
         self,
         decision: Measure,
         strategy: Strategy,
-        records: Sequence[Record],
+        records: Callable[[], Sequence[Record]],
         time_left: Callable[[Sequence[Record]], TimeLeft | None],
     ) -> Measure | None:
         """What can be measured while an operator is built that `decision` needs; None if it waits for nothing.
 
-        `records` are those of `aside`. Strategies other than the default have an order of their own, which they keep.
+        `records` gives those of `aside`. Strategies other than the default have an order of their own, which they keep.
         """
-        if self.operators is None or self.machine.device != "cuda" or strategy is not auto:
+        operators = self.operators
+        if operators is None or self.machine.device != "cuda" or strategy is not auto:
             return None
-        self.operators.foresee([decision.engine.rung])
-        ready = tuple(filter(self._is_ready, self.aside.engines))
-        if not ready or self._is_ready(decision.engine):
+        operators.foresee([decision.engine.rung])
+        if operators.are_ready(decision.engine.rung):
+            return None
+        ready = tuple(engine for engine in self.aside.engines if operators.are_ready(engine.rung))
+        if not ready:
             return None
         space = replace(self.aside, engines=ready)
-        known = less_disproved(relevant(space, records))
+        known = less_disproved(relevant(space, records()))
         left = time_left(known)
         found = auto(space, known) if left is None else within(auto, space, known, left)
         return found if isinstance(found, Measure) else None
-
-    def _is_ready(self, engine: Engine) -> bool:
-        return self.operators is None or self.operators.are_ready(engine.rung)

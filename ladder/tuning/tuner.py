@@ -150,7 +150,7 @@ class Tuner:
             if isinstance(decision, Stop):
                 return decision.reason
             self._building.foresee(records)
-            if meanwhile := self._building.before(decision, strategy, self._aside.records, self._time_left):
+            if meanwhile := self._building.before(decision, strategy, lambda: self._aside.records, self._time_left):
                 self._measure(meanwhile, self._aside)
             else:
                 self._measure(decision, self._trials)

@@ -22,7 +22,7 @@ from ladder.doctor.software import torch_and_driver
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.secrets import blanked_secrets
 from ladder.launch.trial_server import TrialServer
-from ladder.tuning.run import _slug
+from ladder.tuning.prepared import _slug
 
 pytestmark = pytest.mark.timeout(300)
 PACKAGE = Path(ladder.__file__).parent

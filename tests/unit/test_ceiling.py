@@ -104,13 +104,8 @@ def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
     assert not [engine.key for engine in tried if engine.rung.devices or engine.rung.stage == 3]
 
 
-def first_engine(*names: str, ranks: int) -> str:
-    """That of the first trial, where there is room for all."""
-    space = space_of(*(Engine(RUNGS_BY_NAME[name]) for name in names), world_size=ranks, memory_limit=1 << 40)
+def test_with_one_rank_fsdp2_is_measured_without_resharding_first():
+    space = space_of(*(Engine(RUNGS_BY_NAME[name]) for name in ("fsdp2", "fsdp2+no-reshard")), memory_limit=1 << 40)
     decision = auto(space, [])
     assert isinstance(decision, Measure)
-    return decision.engine.key
-
-
-def test_with_one_rank_fsdp2_is_measured_without_resharding_first():
-    assert first_engine("fsdp2", "fsdp2+no-reshard", ranks=1) == "fsdp2+no-reshard"
+    assert decision.engine.key == "fsdp2+no-reshard"

@@ -1,0 +1,117 @@
+"""A tune that is ready to begin: its options are checked, and what follows from them is known."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder import __version__
+from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.candidates import Rung, Technique
+from ladder.machine.described import Machine
+from ladder.search.space import Space
+from ladder.tuning.known import with_known
+from ladder.tuning.option_checks import backends_in
+from ladder.tuning.options import TuneOptions, choices_in
+from ladder.tuning.outputs import read_files, require_folder, require_writable
+from ladder.tuning.own_script import suiting
+from ladder.tuning.problem import make_space, micro_batches_of, problem_of, run_fingerprint, split_supported
+from ladder.tuning.technique_choices import require_effective_techniques, ways_of_checkpointing
+from ladder.tuning.tune_events import Subscriber
+from ladder.tuning.venue import Venue
+from ladder.tuning.workload_and_machine import workload_and_machine
+from ladder.workload.workload import Workload
+
+_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A tune that is ready to begin: its options are checked."""
+
+    options: TuneOptions
+    began: float
+    """When the tune began, on CLOCK_MONOTONIC; a wait for GPUs is left out."""
+    workload: Workload
+    machine: Machine
+    rungs: list[Rung]
+    micro_batches: tuple[int, ...]
+    techniques: list[Technique]
+    versions: dict[str, str]
+    fingerprint: str
+    facts: dict[str, Any]
+    run_dir: Path
+
+
+def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
+    """Check everything that could make the tune fail later, so that hours of trials are not lost."""
+    workload, machine = workload_and_machine(options, venue, tell)
+    if venue.paper_name is None:
+        machine = with_known(machine, tell)
+    micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
+    techniques, rungs = venue.techniques(choices_in(options), workload, machine), _rungs(options)
+    if workload.script is not None:
+        techniques = suiting(techniques, workload.script)
+    require_effective_techniques(techniques, problem_of(workload, machine), rungs)
+    versions = package_versions()
+    require_writable(options.output, read_files(options, workload.model))
+    if options.save_weights is not None:
+        require_folder(options.save_weights)
+    fingerprint, facts = run_fingerprint(workload, machine, versions, venue.laws)
+    return Prepared(
+        options=options,
+        began=time.monotonic(),
+        workload=workload,
+        machine=machine,
+        rungs=rungs,
+        micro_batches=micro_batches,
+        techniques=techniques,
+        versions=versions,
+        fingerprint=fingerprint,
+        facts=facts,
+        run_dir=options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}",
+    )
+
+
+def supported_space(prepared: Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
+    """The space to search on `machine`, and the rungs that cannot work there."""
+    options, (supported, unsupported) = prepared.options, split_supported(prepared.rungs, machine, prepared.workload)
+    space = make_space(
+        problem_of(prepared.workload, machine),
+        supported,
+        prepared.micro_batches,
+        techniques=prepared.techniques,
+        checkpointing=ways_of_checkpointing(prepared.versions["transformers"], documented=options.documented),
+        tolerance=options.tolerance,
+        audit=options.audit,
+    )
+    return space, unsupported
+
+
+def _rungs(options: TuneOptions) -> list[Rung]:
+    """The rungs to try."""
+    if options.rungs:
+        return [rung for rung in RUNGS_BY_NAME.values() if rung.name in options.rungs]
+    rungs = [rung for backend in backends_in(options) for rung in backend.rungs]
+    return [rung for rung in rungs if rung.documented or not options.documented]
+
+
+def package_versions(others: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of the packages that affect measurements, and of `others`, without importing them."""
+    versions = {"ladder": __version__, "python": platform.python_version()}
+    for name in (*_PACKAGES, *others):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name.strip("/").rsplit("/", 1)[-1]).strip("-.") or "model"
