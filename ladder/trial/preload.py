@@ -1,4 +1,4 @@
-"""What the trial server imports before it forks ranks, and the check that none of it initialises CUDA."""
+"""What the trial server imports before it forks ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -46,7 +45,10 @@ def preload(
     """
     for module in HIDDEN:
         sys.modules[module] = None  # type: ignore[assignment]  # importing it then raises ImportError
-    _note_who_touches_cuda()
+    if _on_gpus():
+        from ladder.trial.forked_cuda import check_begun
+
+        check_begun()
     for module in (*_PRELOAD, *also):
         importlib.import_module(module)
     for module in _PRELOAD_IF_THERE:
@@ -110,60 +112,11 @@ def load_operators(names: Sequence[str]) -> None:
 
     for operator in names:
         load(operator)
-    if os.environ.get("DS_ACCELERATOR") == "cuda" and (reason := _cuda_in_a_fork()) is not None:
-        if _touched_by:
-            raise RuntimeError(
-                f"{_touched_by[0]} initialises CUDA, so forked ranks cannot use it; use an environment without that "
-                f"package ({reason})"
-            )
-        raise RuntimeError(f"CUDA cannot be used in a forked process: {reason}")
+    if _on_gpus():
+        from ladder.trial.forked_cuda import check_begun
+
+        check_begun().fail_if_unusable()
 
 
-_touched_by: list[str] = []
-
-
-def _note_who_touches_cuda() -> None:
-    """From now on, record in `_touched_by` the lines of Python code that make torch initialise CUDA."""
-    import torch
-
-    initialize = torch.cuda._lazy_init
-
-    def noted() -> None:
-        if not torch.cuda.is_initialized():
-            _touched_by.append(_caller_outside(os.path.dirname(torch.__file__)))
-        initialize()
-
-    torch.cuda._lazy_init = noted
-
-
-def _caller_outside(folder: str) -> str:
-    """The innermost line on the stack that is neither in this file nor in `folder`: `/…/package/module.py:12`."""
-    lines = [
-        f"{frame.filename}:{frame.lineno}"
-        for frame in traceback.extract_stack()
-        if frame.filename != __file__ and not frame.filename.startswith((folder + os.sep, "<"))
-    ]
-    return lines[-1] if lines else ""
-
-
-def _cuda_in_a_fork() -> str | None:
-    """Fork and use CUDA, as every rank will do. None if that works, otherwise the reason."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return "torch has initialised it"
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        reason = ""
-        try:
-            torch.zeros(1, device="cuda")
-        except Exception as error:
-            reason = str(error).splitlines()[0]
-        os.write(write, reason.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        reason = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    return reason or (None if status == 0 else f"the fork ended with status {status}")
+def _on_gpus() -> bool:
+    return os.environ.get("DS_ACCELERATOR") == "cuda"

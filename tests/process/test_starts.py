@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import signal
 import subprocess
 import sys
@@ -110,3 +111,23 @@ def test_where_no_temporary_file_can_be_made_the_sentence_names_tmpdir(monkeypat
     monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
     with pytest.raises(EnvironmentFaultError, match=r"^A temporary file cannot be created \(.*\); set TMPDIR to "):
         build_operators(["shm_comm"], {})
+
+
+@pytest.mark.parametrize(("is_compiled", "is_kept"), [(False, True), (True, False)])
+def test_compiled_python_is_kept_in_the_cache_where_torch_has_none(
+    is_compiled: bool, is_kept: bool, tmp_path: Path
+) -> None:
+    package = tmp_path / "site" / "torch" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    if is_compiled:
+        py_compile.compile(str(package))
+    program = "import json; from ladder.launch.modules import module_environment as ours; print(json.dumps(ours({})))"
+    found = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": found, "PYTHONDONTWRITEBYTECODE": "1", "LADDER_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=os.environ | own, timeout=60
+    )
+    environment = json.loads(done.stdout)
+    assert environment.get("PYTHONPYCACHEPREFIX") == (str(tmp_path / "cache" / "bytecode") if is_kept else None)
+    assert ("PYTHONDONTWRITEBYTECODE" in environment) != is_kept

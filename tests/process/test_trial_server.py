@@ -21,6 +21,7 @@ from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, Step
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.trial_server import TrialServer, kill_marked
+from ladder.machine.gpus import visible_gpus
 
 ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
 
@@ -207,6 +208,20 @@ def test_who_touches_the_gpu_while_a_server_imports_is_named(
     with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 initialises CUDA, so forked ranks cannot"):
         server.wait_ready()
     assert processes_with(RUN_MARKER, marker) == []
+
+
+@pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")
+def test_a_package_that_initialises_cuda_without_torch_is_noticed(
+    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+) -> None:
+    (tmp_path / "curious.py").write_text("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+    found = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
+    marker = f"ladder-test-{secrets.token_hex(8)}"
+    environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
+    job = trial_job | {"preload": ["curious"], "operators": []}
+    server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
+    with pytest.raises(EnvironmentFaultError, match="forked process: a package has initialised it without torch"):
+        server.wait_ready()
 
 
 WRITE = """
