@@ -38,7 +38,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from ladder.tuning.prepared import package_versions
+        from ladder.tuning.versions import package_versions
 
         typer.echo("\n".join(f"{name} {version}" for name, version in package_versions().items()))
         raise typer.Exit

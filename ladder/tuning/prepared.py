@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import __version__
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung, Technique
 from ladder.machine.described import Machine
@@ -25,10 +21,9 @@ from ladder.tuning.problem import make_space, micro_batches_of, problem_of, run_
 from ladder.tuning.technique_choices import require_effective_techniques, ways_of_checkpointing
 from ladder.tuning.tune_events import Subscriber
 from ladder.tuning.venue import Venue
+from ladder.tuning.versions import package_versions
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.workload.workload import Workload
-
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +95,6 @@ def _rungs(options: TuneOptions) -> list[Rung]:
         return [rung for rung in RUNGS_BY_NAME.values() if rung.name in options.rungs]
     rungs = [rung for backend in backends_in(options) for rung in backend.rungs]
     return [rung for rung in rungs if rung.documented or not options.documented]
-
-
-def package_versions(others: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of the packages that affect measurements, and of `others`, without importing them."""
-    versions = {"ladder": __version__, "python": platform.python_version()}
-    for name in (*_PACKAGES, *others):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
 
 
 def _slug(name: str) -> str:

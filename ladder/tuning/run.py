@@ -25,6 +25,7 @@ from ladder.search.rehearsal import in_words, price
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
 from ladder.tuning.answering import answer_of
+from ladder.tuning.comparisons import Agreements, Comparisons
 from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.known import learn
@@ -32,12 +33,13 @@ from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, num_knob_trials
 from ladder.tuning.preparation import obstacles, require_precision, without_operator
-from ladder.tuning.prepared import Prepared, package_versions, prepare, supported_space
+from ladder.tuning.prepared import Prepared, prepare, supported_space
 from ladder.tuning.reach import require_within_reach
 from ladder.tuning.technique_choices import libraries_of
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
-from ladder.tuning.tuner import ReferenceLosses, Tuner, TuneResult
+from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import OpenVenue, Venue, venue_of
+from ladder.tuning.versions import package_versions
 
 # Errors of the disk; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
@@ -144,7 +146,8 @@ def _search_at(
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
     spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
-    reference_losses: ReferenceLosses = {}
+    # Simulated trials have no losses.
+    comparisons = None if on_paper else Comparisons(agreements=Agreements(machine=place.machine))
 
     def tuner(part: Space, spent: float, knob_trials: int) -> Tuner:
         return Tuner(
@@ -165,8 +168,7 @@ def _search_at(
             save_folder=options.save_weights,
             clock=place.clock,
             knob_trials=knob_trials,
-            parity=not on_paper,  # simulated trials have no losses
-            reference_losses=reference_losses,
+            comparisons=comparisons,
         )
 
     strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)

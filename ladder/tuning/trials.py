@@ -114,15 +114,18 @@ class Trials:
         if not self._can_begin(candidate.engine):
             return []
         while True:
-            run, why = self._shallow_trial(candidate, same_data)
+            run, why = self._run_shallow(candidate, same_data)
             self._count_false_starts(why)
             if not why or self.cancelled():
                 return losses_of(run)
 
-    def _shallow_trial(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str]:
+    def shallow_trial(self, candidate: Candidate, same_data: bool) -> TrialSpec:
+        """The trial of `losses`."""
+        return parity_trial(self._spec(_shallow(candidate), False), self.workload.model, same_data=same_data)
+
+    def _run_shallow(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str]:
         """The trial, and why it was a false start if it was one. It leaves no records, as the model is another."""
-        wanted = Measure(candidate.engine, (candidate,), "its losses on a shallow model")
-        spec = parity_trial(self._spec(wanted, False), self.workload.model, same_data=same_data)
+        spec, wanted = self.shallow_trial(candidate, same_data), _shallow(candidate)
         run = self._launched(spec, wanted)
         self.history.note_seconds(spec.trial, trial_seconds(run))
         self.tell(TrialEnds(run, ()))
@@ -204,6 +207,10 @@ class Trials:
         if best is None or not best.tokens_per_second:
             return None
         return self.workload.tokens_per_step / best.tokens_per_second
+
+
+def _shallow(candidate: Candidate) -> Measure:
+    return Measure(candidate.engine, (candidate,), "its losses on a shallow model")
 
 
 def _unsaved(spec: TrialSpec, records: Sequence[Record]) -> str:

@@ -22,16 +22,14 @@ from ladder.search.script_faults import is_beyond_doubt
 from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
 from ladder.search.time_left import TimeLeft, most_promising, within
 from ladder.tuning.building import Building
+from ladder.tuning.comparisons import Comparisons
 from ladder.tuning.knob_study import next_knobs
 from ladder.tuning.operators import Operators
-from ladder.tuning.parity import Parity, as_parity_candidate, as_reference, compare
+from ladder.tuning.parity import Parity
 from ladder.tuning.refusal import less_disproved, refusals
 from ladder.tuning.trials import Trials
 from ladder.tuning.tune_events import Note, Subscriber, ignore
 from ladder.workload.workload import Workload
-
-ReferenceLosses = dict[tuple[str, bool], list[float]]
-"""Losses of reference engines, by the candidate's key and whether all ranks had the same data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +81,8 @@ class Tuner:
     """The clock for the time budget, in seconds; the launcher's own if time is simulated."""
     knob_trials: int = 0
     """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows."""
-    parity: bool = False
-    """Whether to compare a candidate's losses with the reference engine's before its proof."""
-    reference_losses: ReferenceLosses = field(default_factory=dict)
-    """Those that are known; tuners of one tune share them."""
+    comparisons: Comparisons | None = None
+    """Compares a candidate's losses with the reference engine's before its proof."""
     _trials: Trials = field(init=False)
     _aside: Trials = field(init=False)
     _building: Building = field(init=False)
@@ -185,7 +181,7 @@ class Tuner:
             return None
         return TimeLeft(
             seconds=self.time_budget - self.after - self._seconds(),
-            comparisons=COMPARISONS - bool(self.reference_losses) if self.parity else 0,
+            comparisons=COMPARISONS - self.comparisons.has_reference if self.comparisons is not None else 0,
             taken=self.history.trial_seconds(records),
         )
 
@@ -273,7 +269,9 @@ class Tuner:
 
     def _run_proof(self, decision: Prove) -> None:
         candidate = decision.candidate
-        parity = self._compare_losses(candidate) if self.parity else Parity(agrees=True)
+        parity = Parity(agrees=True)
+        if self.comparisons is not None:
+            parity = self.comparisons.of(candidate, self._trials, self.tell)
         if parity.agrees is False:
             outcome = Outcome(kind="crash", moment=PARITY, sentence=parity.sentence)
             name, _ = self.history.next_trial()
@@ -296,15 +294,3 @@ class Tuner:
         if (left := self._time_left(records)) is None:
             return math.inf
         return max(0.0, left.seconds - left.reserve(believe(self.space, records), records, [candidate]))
-
-    def _compare_losses(self, candidate: Candidate) -> Parity:
-        own, plain = as_parity_candidate(candidate), as_reference(candidate)
-        if own == plain:
-            return Parity(agrees=True)
-        same_data = own.engine.shares_sequences
-        against = plain.key, same_data
-        if not self.reference_losses.get(against):
-            self.reference_losses[against] = self._trials.losses(plain, same_data)
-        return compare(
-            self._trials.losses(own, same_data), self.reference_losses[against], candidate.engine, plain.engine
-        )

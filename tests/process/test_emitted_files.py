@@ -24,7 +24,7 @@ from ladder.events.outcome import Measurement
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.ulysses import ULYSSES
-from ladder.tuning.prepared import package_versions
+from ladder.tuning.versions import package_versions
 from ladder.workload.workload import ModelShape, Workload
 
 for needed in ("torch", "deepspeed", "transformers", "accelerate"):

@@ -19,6 +19,7 @@ from ladder.search.policy import exhaustive
 from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import Hybrid
 from ladder.trial.techniques import techniques_of
+from ladder.tuning.comparisons import Comparisons
 from ladder.tuning.parity import compare, losses_of, parity_trial
 from ladder.tuning.tune_events import TrialBegins, TuneEvent
 from ladder.tuning.tuner import Tuner
@@ -87,7 +88,7 @@ def test_a_tune_over_two_nodes_compares_the_losses_of_an_engine_with_copies_and_
             history=history,
             launcher=warm_bench.launcher,
             tell=listen,
-            parity=True,
+            comparisons=Comparisons(),
         ).tune(exhaustive)
     proofs = [record for record in result.records if record.purpose == "proof"]
     assert [record.outcome.kind for record in proofs] == ["fits"]

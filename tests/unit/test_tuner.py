@@ -29,6 +29,7 @@ from ladder.search.space import Space, measured
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import engine_in
 from ladder.tuning.answering import require_answer
+from ladder.tuning.comparisons import Agreements, Comparisons
 from ladder.tuning.parity import compare
 from ladder.tuning.problem import micro_batches_of, run_fingerprint
 from ladder.tuning.tune_events import Note, TuneEvent
@@ -275,7 +276,7 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     tmp_path: Path, losses: list[float], rung: str, warns: bool
 ) -> None:
     launcher = Learner(losses)
-    result = tune(tmp_path / "run", launcher, parity=True)
+    result = tune(tmp_path / "run", launcher, comparisons=Comparisons())
     assert result.answer is not None
     assert result.answer.candidate_key.startswith(rung)
     assert any("losses were not compared" in warning for warning in result.answer.warnings) == warns
@@ -288,8 +289,35 @@ def test_what_does_not_train_like_the_plain_rung_is_not_the_answer(
     assert len(compared) == len(set(compared)), "what holds at one micro-batch holds at the others"
     assert all(record.trial not in {spec.trial for spec in shallow} for record in result.records if record.measurement)
     again = Learner(losses)
-    assert tune(tmp_path / "run", again, parity=True).answer == result.answer
+    assert tune(tmp_path / "run", again, comparisons=Comparisons()).answer == result.answer
     assert again.specs == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "memory_limit", "torch", "made"),
+    [
+        ([9.0, 8.0, 7.0], 1, "2.11.0", 0),
+        ([9.0, 8.0, 7.0], 2, "2.11.0", 0),
+        ([9.0, 8.0, 7.0], 1, "2.12.0", 2),
+        ([9.0, 9.0, 9.0], 1, "2.11.0", 2),
+    ],
+)
+def test_losses_that_agreed_in_an_earlier_tune_with_the_same_libraries_are_not_compared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], memory_limit: int, torch: str, made: int
+) -> None:
+    monkeypatch.setenv("LADDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("ladder.tuning.comparisons.package_versions", lambda _: {"torch": torch})
+    comparisons = Comparisons(agreements=Agreements(machine=TWO_RANKS))
+    tune(tmp_path / "first", Learner(losses), comparisons=comparisons)
+    monkeypatch.setattr("ladder.tuning.comparisons.package_versions", lambda _: {"torch": "2.11.0"})
+    again = Learner([9.0, 8.0, 7.0])
+    machine = replace(TWO_RANKS, memory_limit=TWO_RANKS.memory_limit * memory_limit)
+    comparisons = Comparisons(agreements=Agreements(machine=machine))
+    result = tune_over(
+        again, tmp_path / "again", WORKLOAD, strategy=exhaustive, machine=machine, comparisons=comparisons
+    )
+    assert result.answer is not None
+    assert len([spec for spec in again.specs if spec.parity]) == made
 
 
 def test_a_comparison_that_its_server_did_not_survive_is_made_again(tmp_path: Path) -> None:
@@ -305,7 +333,7 @@ def test_a_comparison_that_its_server_did_not_survive_is_made_again(tmp_path: Pa
                 )
             return run
 
-    result = tune(tmp_path / "run", Losing([9.0, 9.0, 9.0]), parity=True)
+    result = tune(tmp_path / "run", Losing([9.0, 9.0, 9.0]), comparisons=Comparisons())
     assert result.answer is not None
     assert result.answer.candidate_key.startswith("zero1"), "zero2 loses its steps, as the second comparison shows"
 
@@ -331,7 +359,7 @@ def test_a_comparison_after_which_the_machine_is_in_no_state_for_trials_ends_the
 
     launcher = Spoiler([9.0, 8.0, 7.0])
     with pytest.raises(EnvironmentFaultError, match="still held"):
-        tune(tmp_path / "run", launcher, parity=True)
+        tune(tmp_path / "run", launcher, comparisons=Comparisons())
     assert launcher.specs[-1].parity
 
 
@@ -362,7 +390,7 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
             unsupported={},
             history=history,
             launcher=launcher,
-            parity=True,
+            comparisons=Comparisons(),
         )
         result = tuner.tune(exhaustive)
     assert result.answer is not None
