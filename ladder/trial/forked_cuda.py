@@ -10,7 +10,7 @@ import traceback
 import torch
 
 _SUCCESS = 0
-"""What the driver's functions return; before `cuInit` they return CUDA_ERROR_NOT_INITIALIZED instead."""
+"""Derived: CUDA_SUCCESS. Before `cuInit`, the driver's functions return CUDA_ERROR_NOT_INITIALIZED."""
 _touched_by: list[str] = []
 """Lines of Python code that made torch initialise CUDA."""
 
