@@ -159,7 +159,10 @@ def apart(proof: Record, trial: Record | None) -> str:
     if abs(difference) < _APART:
         return ""
     which = f"{abs(difference):.0%} {'faster' if difference > 0 else 'slower'}"
-    return f"its proof was {which} than its trial, so smaller differences between candidates here may be noise"
+    return (
+        f"its proof was {which} than its trial, so smaller differences between candidates here may be noise, and a "
+        "training may differ as much"
+    )
 
 
 def _ending(run: TrialRun) -> Outcome | None:

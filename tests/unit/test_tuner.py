@@ -423,7 +423,10 @@ def test_a_proof_at_another_speed_than_the_trial_says_how_far_speeds_vary(
     answer = tune(tmp_path / "run", launcher).answer
     assert answer is not None
     assert [warning for warning in answer.warnings if "than its trial" in warning] == (
-        [f"its proof was {words} than its trial, so smaller differences between candidates here may be noise"]
+        [
+            f"its proof was {words} than its trial, so smaller differences between candidates here may be noise, and a "
+            "training may differ as much"
+        ]
         if words
         else []
     )
