@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from ladder.backends.registry import BACKENDS, family_of
-from ladder.candidates import Candidate, Engine
+from ladder.backends.registry import BACKENDS, family_of, is_main
+from ladder.candidates import Candidate, Engine, Rung
 from ladder.events.protocol import TrialSpec
 from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
@@ -235,7 +235,7 @@ class Physics:
         update = clock.update() + boundary - accumulate
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
         rung, key = candidate.engine.rung, candidate.engine.key
-        family = family_of(rung)
+        family = _program_of(rung)
         turned = candidate.engine.knobs or rung.knobs
         whole = self._stray("engine_time", family) * (self._stray("knob_time", key) if turned else 1)
         whole *= self._stray("engine_variant_time", f"{rung.name} {candidate.checkpointing}")
@@ -244,6 +244,11 @@ class Physics:
         depth = f"{family} {self._workload.model.num_layers}"
         micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
         return micro * whole, (micro + update) * whole
+
+
+def _program_of(rung: Rung) -> str:
+    """What deviates as one: FSDP2 is the same program whether it divides weights again after the forward pass."""
+    return family_of(rung if is_main(rung) or not rung.stage else replace(rung, stage=3))
 
 
 def _micro_steps(clock: StepClock, candidate: Candidate) -> tuple[float, float]:

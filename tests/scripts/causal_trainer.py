@@ -9,7 +9,6 @@ import sys
 from dataclasses import dataclass, field
 from itertools import chain
 
-import torch.distributed as dist
 import transformers
 from datasets import DatasetDict, load_dataset
 from transformers import (
@@ -114,8 +113,6 @@ def main() -> None:
     trainer.save_metrics("eval", metrics)
     if training.push_to_hub:
         trainer.push_to_hub(tasks="text-generation")
-    if dist.is_initialized():  # gloo's threads, left to the interpreter's end, now and then abort it
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

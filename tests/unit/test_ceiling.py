@@ -104,8 +104,13 @@ def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
     assert not [engine.key for engine in tried if engine.rung.devices or engine.rung.stage == 3]
 
 
-def test_with_one_rank_fsdp2_is_measured_without_resharding_first():
-    space = space_of(*(Engine(RUNGS_BY_NAME[name]) for name in ("fsdp2", "fsdp2+no-reshard")), memory_limit=1 << 40)
-    decision = auto(space, [])
-    assert isinstance(decision, Measure)
-    assert decision.engine.key == "fsdp2+no-reshard"
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fsdp2_is_measured_without_resharding_and_with_it_only_where_that_may_be_faster(ranks: int):
+    names = ("fsdp2", "fsdp2+no-reshard")
+    space = space_of(*(Engine(RUNGS_BY_NAME[name]) for name in names), world_size=ranks, memory_limit=1 << 40)
+    records: list[Record] = []
+    tried = set()
+    while isinstance(decision := auto(space, records), Measure):
+        tried.add(decision.engine.key)
+        records += [fitting(space, candidate) for candidate in decision.candidates]
+    assert tried == {"fsdp2+no-reshard"}
