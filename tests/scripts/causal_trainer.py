@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import sys
 from dataclasses import dataclass, field
 from itertools import chain
 
+import torch.distributed as dist
 import transformers
 from datasets import DatasetDict, load_dataset
 from transformers import (
@@ -117,3 +119,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():  # its thread would now and then ask for Python's lock when Python has ended, and abort
+        gc.collect()  # what is left of the model holds the group
+        dist.destroy_process_group()

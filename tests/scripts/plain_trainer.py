@@ -1,5 +1,6 @@
 """A Trainer script without DeepSpeed that reports how it trained."""
 
+import gc
 import json
 import os
 import sys
@@ -32,3 +33,7 @@ report = {
     "compiled": [name for name, each in trainer.model_wrapped.named_modules() if hasattr(each, "_orig_mod")],
 }
 (out / f"rank{os.environ.get('RANK', '0')}.json").write_text(json.dumps(report))
+if torch.distributed.is_initialized():  # as at the end of causal_trainer.py
+    del accelerator, trainer, model
+    gc.collect()
+    torch.distributed.destroy_process_group()

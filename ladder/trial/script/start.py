@@ -6,6 +6,7 @@ fails leaves its reason beside SPEC, as the ranks of trials do.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -45,6 +46,7 @@ def main() -> None:
         note_checkpoints(grip)
         run_program(program, spec, spec.script)
         if is_ours and dist.is_initialized():  # gloo's threads, left to the interpreter's end, now and then abort it
+            gc.collect()  # what is left of the script's model holds the group
             dist.destroy_process_group()
     except SystemExit:
         raise
