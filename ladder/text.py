@@ -1,8 +1,11 @@
-"""Makes names, paths and the output of trials safe for messages, as they may contain anything."""
+"""Makes names, paths and the output of trials safe for messages, as they may contain anything. And digests."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from typing import Any
 
 _SHORT_LINE = 14
 """Characters. Chosen: within the 16 that tables have for a rung's name on a narrow terminal."""
@@ -11,6 +14,11 @@ _SHORT_LINE = 14
 def shown(value: object) -> str:
     """`value` as one line of text with control characters escaped, so that it cannot change the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(value))
+
+
+def digest_of(facts: Any, digits: int) -> str:
+    """Hex digits that change whenever anything in `facts`, which JSON can hold, changes."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:digits]
 
 
 def in_short_lines(rung: str) -> str:

@@ -7,7 +7,6 @@ sheets.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -22,7 +21,7 @@ from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.gpus import driver_version
 from ladder.machine.rates import Points, rates_of
-from ladder.text import shown
+from ladder.text import digest_of, shown
 
 VERSION = 1
 """Of the file's format and of what is measured. Chosen: increased when older figures would mean something else."""
@@ -87,8 +86,7 @@ def facts_of_nodes(names: Sequence[str], first: Mapping[str, Any]) -> dict[str, 
 
 def file_of(facts: Mapping[str, Any]) -> Path:
     """Where the machine with these facts has its file."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "machines" / f"{digest}.json"
+    return cache_folder() / "machines" / f"{digest_of(facts, 16)}.json"
 
 
 def read_known(facts: Mapping[str, Any]) -> tuple[KnownMachine | None, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +12,18 @@ from ladder.events.protocol import TrialSpec
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import facts_of
+from ladder.techniques.registry import TECHNIQUES
+from ladder.text import digest_of
 from ladder.tuning.parity import Parity, as_parity_candidate, as_reference, compare
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.tuning.versions import package_versions
 
-_LIBRARIES = ("bitsandbytes", "liger-kernel", "peft", "torchao", "triton")
+_LIBRARIES = (
+    "bitsandbytes",
+    "peft",
+    "triton",
+    *(library.distribution for technique in TECHNIQUES.values() for library in technique.libraries),
+)
 """Beside those that every answer names: they compute in some trials."""
 _OF_ONE_TUNE = {"trial", "folder", "gpu_uuids", "memory_limit", "save_folder", "stop_at"}
 """What a trial's losses do not depend on."""
@@ -50,8 +55,7 @@ class Agreements:
 
     def _file_of(self, specs: Sequence[TrialSpec]) -> Path:
         trained = [spec.model_dump(mode="json", exclude=_OF_ONE_TUNE) for spec in specs]
-        text = json.dumps({**self._facts, "trials": trained}, sort_keys=True)
-        return cache_folder() / "losses" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        return cache_folder() / "losses" / f"{digest_of({**self._facts, 'trials': trained}, 16)}.json"
 
 
 class ShallowTrials(Protocol):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
@@ -13,7 +11,7 @@ from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
 from ladder.errors import UsageError
 from ladder.search.space import Space
-from ladder.text import shown
+from ladder.text import digest_of, shown
 from ladder.workload.lora import Lora, lora_from_file
 from ladder.workload.shapes import default_seq_len, depth_of, usual_task
 from ladder.workload.trained import check_trained
@@ -213,4 +211,4 @@ def run_fingerprint(
         facts["allocator"] = machine.allocator
     if simulated is not None:
         facts["simulated machine"] = dict(simulated)
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12], facts
+    return digest_of(facts, 12), facts

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ladder.text import digest_of
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script
 from ladder.workload.trained import LoadIn, Weights, weights_of
@@ -124,4 +123,4 @@ class Workload:
         if self.lora or self.load_in or self.freeze:
             facts.append([asdict(self.lora) if self.lora else None, self.load_in, list(self.freeze)])
         facts += [self.script.identity] if self.script else []
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+        return digest_of(facts, 12)

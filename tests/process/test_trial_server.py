@@ -7,7 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -193,35 +193,36 @@ def test_what_touches_the_gpu_when_imported_is_no_part_of_a_server(
     assert not (tmp_path / "imported").exists()
 
 
-def test_who_touches_the_gpu_while_a_server_imports_is_named(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    (tmp_path / "curious.py").write_text(
-        "import torch\nfrom contextlib import suppress\nwith suppress(Exception):\n    torch.cuda.current_device()\n"
-    )
-    found = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
-    marker = f"ladder-test-{secrets.token_hex(8)}"
+@pytest.fixture
+def curious(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]) -> Callable[[str], None]:
+    """Waits for a server for GPUs that imports a module with this code; it leaves no process."""
+
+    def wait_ready(code: str) -> None:
+        (tmp_path / "curious.py").write_text(code)
+        found = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
+        marker = f"ladder-test-{secrets.token_hex(8)}"
+        environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
+        job = trial_job | {"preload": ["curious"], "operators": []}
+        server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
+        try:
+            server.wait_ready()
+        finally:
+            assert processes_with(RUN_MARKER, marker) == []
+
+    return wait_ready
+
+
+def test_who_touches_the_gpu_while_a_server_imports_is_named(curious: Callable[[str], None]) -> None:
+    asks = "import torch\nfrom contextlib import suppress\nwith suppress(Exception):\n    torch.cuda.current_device()\n"
     # Where there is no GPU, the fork that tries to use it cannot either.
-    environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
-    job = trial_job | {"preload": ["curious"], "operators": []}
-    server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
     with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 initialises CUDA, so forked ranks cannot"):
-        server.wait_ready()
-    assert processes_with(RUN_MARKER, marker) == []
+        curious(asks)
 
 
 @pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")
-def test_a_package_that_initialises_cuda_without_torch_is_noticed(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    (tmp_path / "curious.py").write_text("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
-    found = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
-    job = trial_job | {"preload": ["curious"], "operators": []}
-    server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
+def test_a_package_that_initialises_cuda_without_torch_is_noticed(curious: Callable[[str], None]) -> None:
     with pytest.raises(EnvironmentFaultError, match="forked process: a package has initialised it without torch"):
-        server.wait_ready()
+        curious("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
 
 
 WRITE = """
