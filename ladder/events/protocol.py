@@ -203,10 +203,18 @@ class TrialSpec(_Frozen):
     """What is trained instead of a model with random weights."""
     share: Share | None = None
     """The part of one node, if the trial runs on several; None is all of it."""
+    may_stay: bool = False
+    """Its ranks may have run another trial before, and may wait for another one after a clean end."""
 
     def is_late(self, now: float) -> bool:
         """Whether it is too late for more than what the trial has to do."""
         return self.stop_at is not None and now > self.stop_at
+
+    @property
+    def processes(self) -> tuple[object, ...]:
+        """What its processes are started for: those of a trial that is alike in this can run it too."""
+        environment = tuple(sorted(self.environment.items()))
+        return self.device, self.world_size, self.gpu_uuids, self.backend_module, self.rank_modules, environment
 
     @property
     def local_ranks(self) -> range:

@@ -57,3 +57,5 @@ class TrialRun:
     """By candidate key."""
     nodes: tuple[str, ...] = ()
     """By rank, the name of its node; empty on this host alone."""
+    stays: bool = False
+    """Its ranks wait for another trial. They have ended well, and have no exit status."""

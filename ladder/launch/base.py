@@ -29,7 +29,8 @@ class Deadlines:
 
 
 class Launcher(Protocol):
-    """What every launcher guarantees: `run` returns only when no process of the trial is left."""
+    """What every launcher guarantees: `run` returns only when no process of the trial is left, but ranks that wait for
+    another one, which `close` ends."""
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         """Run one trial. Raises EnvironmentFaultError if the machine cannot start one."""

@@ -15,6 +15,7 @@ from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.launch.nvml import Gpus, Sampler
 from ladder.launch.oom_kills import OomKills
+from ladder.launch.staying import is_doubtful, set_aside
 from ladder.launch.trial_server import TrialServer
 from ladder.launch.watch import Watch, now
 
@@ -55,6 +56,8 @@ class LocalLauncher(Launcher):
         """The operators that the server has loaded, or loads as it starts."""
         self._server: TrialServer | None = None if cold else self._started()
         self._ready = False
+        self._staying: TrialSpec | None = None
+        """The trial whose ranks wait for another one."""
         self._cold, self._kill_seconds = cold, kill_seconds
         self._cancelled, self._on_port = cancelled, on_port
         self._gpus = Gpus(gpu_uuids) if gpu_uuids else None
@@ -64,11 +67,36 @@ class LocalLauncher(Launcher):
         self._job["operators"] = list(dict.fromkeys((*self._job["operators"], *operators)))
 
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
+        """As `Launcher.run`, but for ranks that wait for another trial, if `spec` lets them.
+
+        A trial that ended badly in ranks that ran another one before is repeated in new ones, unless the earlier one
+        cannot be the cause.
+        """
+        if self._cold or spec.share is not None:  # several nodes would have to agree
+            spec = spec.model_copy(update={"may_stay": False})
+        requested, again = now(), self._can_serve(spec)
+        run = self._run(spec, deadlines, listener, again=again)
+        if again and is_doubtful(run):
+            set_aside(run)
+            run = self._run(spec, deadlines, listener, again=False)
+        run.requested = requested
+        return run
+
+    def _can_serve(self, spec: TrialSpec) -> bool:
+        """Whether ranks wait that can run `spec`."""
+        is_alike = self._staying is not None and spec.may_stay and spec.processes == self._staying.processes
+        return is_alike and self._loaded.issuperset(self._job["operators"])
+
+    def _run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener, *, again: bool) -> TrialRun:
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
         spec_file = folder / ("spec.json" if spec.share is None else f"spec-from-rank{spec.share.first}.json")
         spec_file.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
-        run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)], requested=now())
+        run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)])
+        if not again and (stuck := self._end_staying()) is not None:
+            run.started = run.ended = now()
+            run.stop = stuck
+            return run
         server = self._ready_server()
         if server is None:
             run.started = run.ended = now()
@@ -76,20 +104,23 @@ class LocalLauncher(Launcher):
             return run
         sampler = Sampler(self._gpus) if self._gpus else None
         if self._gpus and sampler:
-            self._gpus.mark()
+            if not again:
+                self._gpus.mark()
             sampler.start()
         oom_kills = OomKills(server.pid)
         serves, left = False, []
         try:
-            serves = self._follow(run, server, spec_file, deadlines, listener, sampler)
+            serves = self._follow(run, server, spec_file, deadlines, listener, sampler, again=again)
         finally:
             if sampler:
                 sampler.stop()
+            self._staying = spec if run.stays else None
             if self._cold or not serves:
                 left = self._drop_server()
             self._remove_swap(spec)
         run.oom_kills = oom_kills.since()
-        run.stop = _unkillable(left, spec) or self._unreleased(spec) or _unreported(run) or run.stop
+        held = None if run.stays else self._unreleased(spec)
+        run.stop = _unkillable(left, spec) or held or _unreported(run) or run.stop
         run.ended = now()
         if sampler:
             run.device_use = {
@@ -134,10 +165,22 @@ class LocalLauncher(Launcher):
         self._loaded = set(self._job["operators"])
         return self._make_server()
 
+    def _end_staying(self) -> Ending | None:
+        """End the ranks that wait for another trial; what keeps the next one from starting, if something does."""
+        spec, self._staying = self._staying, None
+        if spec is None or self._server is None:
+            return None
+        self._server.kill_ranks()
+        deadline = now() + self._kill_seconds
+        while (events := self._server.poll(_TICK_SECONDS)) is not None and now() < deadline:
+            if any(event["event"] == "empty" for event in events):
+                return self._unreleased(spec)
+        return _unkillable(self._drop_server(), spec) or self._unreleased(spec)
+
     def _drop_server(self) -> list[int]:
         """End the server, if there is one. Returns the pids of processes that could not be killed."""
         left = self._server.close() if self._server is not None else []
-        self._server, self._ready = None, False
+        self._server, self._ready, self._staying = None, False, None
         return left
 
     def _follow(
@@ -148,9 +191,14 @@ class LocalLauncher(Launcher):
         deadlines: Deadlines,
         listener: Listener,
         sampler: Sampler | None,
+        *,
+        again: bool,
     ) -> bool:
-        """Follow a trial from its start until none of its processes is left. False if the server ended or is stuck."""
-        server.start(run.spec.trial, spec_file)
+        """Follow a trial from its start until none of its processes is left, or all stay.
+
+        False if the server ended or is stuck.
+        """
+        server.start(run.spec.trial, spec_file, again=again)
         watch = Watch(run.spec, deadlines, listener, now())
         for rank, file in watch.files.items():
             run.events[rank] = file.events
@@ -207,14 +255,15 @@ class LocalLauncher(Launcher):
 
 
 def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> bool:
-    """Record the server's events in `run`; True once no process of the trial is left."""
+    """Record the server's events in `run`; True once no process of the trial is left, or all stay."""
     for event in events:
         if event["event"] == "started":
             run.started = now()
         elif event["event"] == "exit":
             run.exits[event["rank"]] = event["status"]
             watch.note_exit(event["rank"])
-        elif event["event"] == "empty":
+        elif event["event"] in ("empty", "stays"):
+            run.stays = event["event"] == "stays"
             return True
     return False
 

@@ -95,8 +95,9 @@ class TrialServer:
             return False
         raise EnvironmentFaultError(f"The trial server did not start; see the end of {self._log}.")
 
-    def start(self, trial: str, spec: Path) -> None:
-        self._send({"op": "start", "trial": trial, "spec": str(spec)})
+    def start(self, trial: str, spec: Path, *, again: bool = False) -> None:
+        """Start a trial: in new processes or, `again`, in those that stayed after another one."""
+        self._send({"op": "start", "trial": trial, "spec": str(spec), "again": again})
 
     def kill_ranks(self) -> None:
         self._send({"op": "kill"})

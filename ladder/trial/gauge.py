@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,9 +39,17 @@ _SLACK_BYTES = 64 * MIB
 """The least slack. Chosen: as much as cuBLAS's workspace, for limits so small that the fraction is less."""
 
 
+_LEFT = 0.5
+"""On a CPU: the share of an engine's memory that may be left in the process, free but not given back. Chosen: the next
+engine uses it first, so that its own peak is above."""
+
+
 class Gauge(Protocol):
     def start(self, limit: int) -> None:
-        """Limit this process to `limit` bytes from now on; called after its process group is initialised."""
+        """Limit this process to `limit` bytes from now on; called before each trial, with a process group."""
+
+    def is_clear(self) -> bool:
+        """Whether the trial before left so little memory that another one is measured as in a new process."""
 
     def reset(self) -> None:
         """Forget the peaks."""
@@ -74,6 +84,7 @@ class CudaGauge:
         pynvml.nvmlInit()
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
         self._before = self._used()
+        self._outside_after_first: int | None = None
         self._limit = 0
         self._retries = 0
         self._host = HostMemory()
@@ -90,6 +101,14 @@ class CudaGauge:
         # DeepSpeed asks how much is free before it flattens parameters on the GPU: it must see the limit.
         get_accelerator().available_memory = lambda device_index=None: self.free()
         self.settle()
+
+    def is_clear(self) -> bool:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        outside = self._outside()
+        if self._outside_after_first is None:  # with the handles and kernels that every engine needs
+            self._outside_after_first = outside
+        return max(torch.cuda.memory_reserved(), outside - self._outside_after_first) <= self._slack()
 
     def _slack(self) -> int:
         """Bytes below the limit that the allocator must leave free."""
@@ -152,17 +171,24 @@ class CpuGauge:
         self._before = 0
         self._peak = 0
         self._host = HostMemory()
+        self._sampler = threading.Thread(target=self._sample, name="gauge", daemon=True)
 
     def start(self, limit: int) -> None:
         self._host.start()
-        threading.Thread(target=self._sample, name="gauge", daemon=True).start()
-        self._limit, self._before = limit, _data_bytes()
+        self._limit = limit
+        if not self._sampler.is_alive():  # otherwise what an earlier trial left counts against this one
+            self._sampler.start()
+            self._before = _data_bytes()
         resource.setrlimit(resource.RLIMIT_DATA, (self._before + limit, resource.RLIM_INFINITY))
 
     def _sample(self) -> None:
         tick = threading.Event()
         while not tick.wait(self._PERIOD_SECONDS):
             self._peak = max(self._peak, _data_bytes())
+
+    def is_clear(self) -> bool:
+        _give_back()
+        return _data_bytes() - self._before <= _LEFT * (self._peak - self._before)
 
     def settle(self) -> bool:
         """Nothing to do: the limit applies to the whole process."""
@@ -188,6 +214,12 @@ class CpuGauge:
 
     def free(self) -> int:
         return max(0, self._before + self._limit - _data_bytes())
+
+
+def _give_back() -> None:
+    """Let the C library return free memory to the kernel, where it can (glibc)."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _data_bytes() -> int:

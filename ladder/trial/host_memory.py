@@ -11,7 +11,7 @@ _PERIOD_SECONDS = 0.05
 
 
 class HostMemory:
-    """Samples what the process holds for itself, from its start on.
+    """Samples what the process holds for itself, from `start` on.
 
     The kernel's own peak (VmHWM) also counts mapped files, above all those of weights, which all ranks share and the
     kernel drops when memory is short.
@@ -19,9 +19,13 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._peak = 0
+        self._sampler = threading.Thread(target=self._sample, name="host memory", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._sample, name="host memory", daemon=True).start()
+        """Forget the peak; sample from the first call on."""
+        self._peak = 0
+        if not self._sampler.is_alive():
+            self._sampler.start()
 
     def _sample(self) -> None:
         tick = threading.Event()

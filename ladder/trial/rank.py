@@ -21,6 +21,7 @@ from ladder.trial.gauge import Gauge, make_gauge
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import build_model
 from ladder.trial.reporter import Reporter, now
+from ladder.trial.staying import Line, can_stay, log_to
 from ladder.trial.subject import RandomModel
 from ladder.trial.techniques import techniques_of
 
@@ -31,10 +32,10 @@ _FIRST_ELEMENTS = 4 << 20
 buckets."""
 
 
-def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> int:
+def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line: Line) -> int:
     """Run rank `rank`; returns its exit status. Rank 0 gets the listening socket on which it serves the rendezvous.
 
-    `rank` counts over all nodes.
+    `rank` counts over all nodes. After a clean end the rank may stay, and run the trials that `line` names.
     """
     faulthandler.enable()  # a segmentation fault leaves its stack in the rank's log
     ending = _Ending(spec, Reporter(Path(spec.folder) / f"rank{rank}.jsonl"))
@@ -43,13 +44,23 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> in
         uuid = spec.gpu_uuids[spec.local_ranks.index(rank)] if spec.gpu_uuids else None
         gauge = ending.gauge = make_gauge(spec.device, uuid)
         _join(spec, rank, port, listen_fd)
-        if spec.script is None:
-            gauge.start(spec.memory_limit)
-            _train_model(spec, ending.reporter, gauge)
-        else:
+        if spec.script is not None:
             from ladder.trial.script.running import train_script
 
             train_script(spec, spec.script, ending.reporter, gauge, ending.leave)
+            return ending.report()
+        _train_model(spec, ending.reporter, gauge)
+        while can_stay(spec, gauge):
+            ending.report()
+            following = line.next_trial()
+            if following is None:
+                return 0
+            log_to(following.folder, rank)
+            print(f"ladder: this process ran trial {spec.trial} before", flush=True)
+            spec, ending = following, _Ending(following, Reporter(Path(following.folder) / f"rank{rank}.jsonl"))
+            ending.gauge = gauge
+            ending.reporter.phase("process_group")
+            _train_model(spec, ending.reporter, gauge)
     except BaseException as error:
         return ending.report(error)
     return ending.report()
@@ -162,13 +173,16 @@ class _Clock:
 
 
 def _train_model(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:
-    """Measure the candidates on a model with random weights."""
+    """Measure the candidates on a model with random weights, of which nothing is left then."""
+    gauge.start(spec.memory_limit)
     reporter.phase("model")
     backend = backend_of(spec)
     model = build_model(spec, backend.weights_type(spec), backend.build_device(spec))
     reporter.phase("engine")
     training = backend.start(model, spec)
     measure_all(spec, RandomModel(model, training, spec, reporter), reporter, gauge)
+    if spec.may_stay:
+        backend.let_go(training)
 
 
 def failure_event(error: BaseException, spec: TrialSpec, reporter: Reporter, free: int | None) -> FailedEvent:

@@ -12,6 +12,9 @@ requests:
     {"op": "kill"}                                              →  every rank and every descendant gets SIGKILL
                                                                 →  {"event": "exit", "rank": 0, "status": -9}
                                                                 →  {"event": "empty"}: no process is left
+                                                                →  {"event": "stays"}: its ranks wait for another trial
+
+With `"again": true`, a start gives the trial to the ranks that stayed. They are killed by "kill" or with the server.
 
 The end of stdin means that the controller has ended: the server kills what it started and ends. It is a child
 subreaper, so processes that a rank leaves behind become its children. Ranks ask the kernel to kill them when the server
@@ -28,7 +31,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -52,6 +55,9 @@ class Server:
     def __init__(self, requests: int, events: int) -> None:
         self._requests, self._events = requests, events
         self._ranks: dict[int, int] = {}
+        self._lines: dict[int, socket.socket] = {}
+        """By rank, where it says that it stays after its trial, and is told the next one."""
+        self._staying: set[int] = set()
         self._buffer = b""
         self._busy = False
         self._pid = os.getpid()
@@ -65,7 +71,9 @@ class Server:
         try:
             self._send(event="ready", threads=len(os.listdir("/proc/self/task")))
             while True:
-                readable, _, _ = select.select([self._requests, self._wake], [], [])
+                heard: list[Any] = [self._requests, self._wake, *self._lines.values()]
+                readable, _, _ = select.select(heard, [], [])
+                self._hear(readable)
                 if self._wake in readable:
                     _drain(self._wake)
                     self._reap()
@@ -84,6 +92,8 @@ class Server:
             if request["op"] == "start":
                 self._start(request)
             elif request["op"] == "kill":
+                self._staying.clear()
+                self._busy = self._busy or bool(self._ranks)  # those that stayed end too
                 kill_descendants()
             elif request["op"] == "load":
                 _or_unable(self._events, partial(load_operators, request["operators"]))
@@ -95,6 +105,9 @@ class Server:
 
         spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
         self._busy = True
+        if request["again"]:
+            self._start_again(spec, request["spec"])
+            return
         address, port = (spec.share.address, spec.share.port) if spec.share is not None else ("127.0.0.1", 0)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as listener:
@@ -103,13 +116,49 @@ class Server:
                 listener.listen(spec.world_size)
                 port = listener.getsockname()[1]
             for rank in spec.local_ranks:
+                ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._lines[rank] = ours
                 pid = os.fork()
                 if pid == 0:
-                    self._become_rank(spec, rank, listener, port)
+                    self._become_rank(spec, rank, listener, port, its)
+                its.close()
                 self._ranks[pid] = rank
+        self._send_started(port)
+
+    def _start_again(self, spec: Any, path: str) -> None:
+        """Give the trial to the ranks that stayed. If one has ended since, the others end, as after any other death."""
+        self._staying.clear()
+        if set(self._ranks.values()) == self._lines.keys() == set(spec.local_ranks):
+            for line in self._lines.values():
+                with suppress(BrokenPipeError):
+                    line.send(os.fsencode(path))
+        else:
+            kill_descendants()
+        self._send_started(0)
+        self._reap()
+
+    def _send_started(self, port: int) -> None:
         self._send(event="started", port=port, pids={rank: pid for pid, rank in self._ranks.items()})
 
-    def _become_rank(self, spec: Any, rank: int, listener: socket.socket, port: int) -> NoReturn:
+    def _hear(self, readable: Sequence[Any]) -> None:
+        """Note which ranks stay, and which lines have ended with their rank."""
+        for rank, line in list(self._lines.items()):
+            if line not in readable:
+                continue
+            try:
+                is_ready = bool(line.recv(64))
+            except ConnectionResetError:  # it was killed before it read what it was told
+                is_ready = False
+            if is_ready:
+                self._staying.add(rank)
+            else:
+                self._lines.pop(rank).close()
+                self._staying.discard(rank)
+        if self._busy and self._ranks and self._staying == set(self._ranks.values()):
+            self._busy = False
+            self._send(event="stays")
+
+    def _become_rank(self, spec: Any, rank: int, listener: socket.socket, port: int, line: socket.socket) -> NoReturn:
         status = 1
         try:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -120,16 +169,18 @@ class Server:
             _volunteer()
             for fd in (self._requests, self._events, self._wake, self._wake_write):
                 os.close(fd)
-            log = os.open(Path(spec.folder) / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            for other in self._lines.values():
+                other.close()
+            from ladder.trial.staying import Line, log_to
+
+            log_to(spec.folder, rank)
             # The rendezvous takes the descriptor over; the other ranks must not keep it open.
             listen_fd = listener.detach() if rank == 0 else None
             if rank != 0:
                 listener.close()
             from ladder.trial.rank import run_rank
 
-            status = run_rank(spec, rank, port, listen_fd)
+            status = run_rank(spec, rank, port, listen_fd, Line(line))
         finally:
             with suppress(OSError):  # the log's disk may be full
                 sys.stdout.flush()

@@ -119,6 +119,7 @@ def trial_spec(
         stop_at=stop_at,
         save_folder=save_folder,
         script=script,
+        may_stay=not proof and script is None,
     )
 
 

@@ -62,7 +62,7 @@ class RankReported:
 
 @dataclass(frozen=True)
 class TrialEnds:
-    """A trial has ended, and so have all its processes."""
+    """A trial has ended, and so have all its processes, unless they wait for the next trial."""
 
     run: TrialRun
     """What was observed."""

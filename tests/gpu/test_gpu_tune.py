@@ -178,6 +178,26 @@ def test_fsdp2_on_one_gpu_is_tried_and_proven(tmp_path: Path, adapters: list[str
     assert not table["why"].str.contains("losses differ from those", na=False).any()
 
 
+def test_engines_in_processes_that_stayed_are_measured_as_in_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
+    arguments = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024"]
+    arguments += ["--backend", "deepspeed", "--no-liger", "--strategy", "exhaustive", "--micro-batch", "4"]
+    arguments += ["--rung", "zero0", "--rung", "zero1", "--rung", "zero2"]
+    tables = {}
+    for name, extra in {"stayed": [], "new": ["--cold"]}.items():
+        files = ["--run-dir", str(tmp_path / name), "--output", str(tmp_path / f"{name}.json")]
+        assert main([*arguments, *extra, *files]) == 0
+        table = pd.read_csv(tmp_path / name / "trials.csv")
+        tables[name] = table[table["outcome"] == "fits"].set_index(["rung", "checkpointing"])
+    stayed, new = tables["stayed"], tables["new"]
+    logs = [file.read_text() for file in (tmp_path / "stayed" / "trials").glob("*/rank0.log")]
+    assert sum("this process ran trial" in log for log in logs) >= 2
+    assert sorted(stayed.index) == sorted(new.index)
+    for key in new.index:
+        assert stayed["peak_allocated_gib"][key] == pytest.approx(new["peak_allocated_gib"][key], rel=0.01)
+    assert not list((tmp_path / "stayed" / "trials").glob("*/rank0-before.jsonl"))
+
+
 def test_what_was_taken_is_taken_again_only_where_a_narrower_limit_has_no_room_for_it() -> None:
     """In a process of its own, which the limit outlives."""
     code = """

@@ -63,6 +63,16 @@ class RankBackend(ABC):
     def join(self, spec: TrialSpec) -> None:  # noqa: B027 - the process group may be all that is needed
         """Called after the process group is initialised and before memory is limited."""
 
+    def can_be_followed(self, spec: TrialSpec) -> bool:
+        """Whether the engine of `spec` leaves a process in which another one can be made, and measured as in a new one.
+
+        What it left in memory is checked besides.
+        """
+        return False
+
+    def let_go(self, training: Any) -> None:  # noqa: B027 - the processes of most end
+        """Take back what `training` registered elsewhere, so that its model can be freed."""
+
     def divides_weights(self, spec: TrialSpec) -> bool:
         """Whether ranks divide them, packed ones too, which then have to be stored as floating-point numbers."""
         return False

@@ -18,6 +18,9 @@ from ladder.trial.model import DTYPES, forget_steps, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
 
+_LEAVES_HOOKS = 3
+"""The stage of ZeRO whose engine is not freed."""
+
 
 class DeepSpeedTraining:
     def __init__(self, engine: Any, spec: TrialSpec) -> None:
@@ -49,6 +52,10 @@ class DeepSpeedTraining:
             self._engine.save_16bit_model(save_folder)
         else:
             self._gathered()
+
+    def let_go(self) -> None:
+        """End what DeepSpeed keeps beside the engine."""
+        self._engine.destroy()
 
     def _gathered(self, *, only_trained: bool = False) -> Any:
         """The weights on rank 0's host."""
@@ -85,6 +92,14 @@ class DeepSpeed(RankBackend):
         if spec.parity:
             forget_steps(engine.optimizer)
         return DeepSpeedTraining(engine, spec)
+
+    def can_be_followed(self, spec: TrialSpec) -> bool:
+        """Hooks of stage 3 keep the engine (deepspeed 0.19.8), and what is offloaded is pinned or on a drive."""
+        settings = spec.deepspeed["zero_optimization"]
+        return spec.zero_stage < _LEAVES_HOOKS and not any(name.startswith("offload_") for name in settings)
+
+    def let_go(self, training: DeepSpeedTraining) -> None:
+        training.let_go()
 
     def divides_weights(self, spec: TrialSpec) -> bool:
         """Stage 3 gathers all parameters in one type."""

@@ -24,6 +24,9 @@ class RankTechnique:
     compiles = False
     """The first step of a candidate compiles kernels, so its time says nothing of others."""
 
+    can_be_followed = False
+    """It leaves a process in which another engine can be made, and measured as in a new one."""
+
     precision = ""
     """What accelerate calls its mixed precision; empty for that of the trial."""
 

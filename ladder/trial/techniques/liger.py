@@ -9,6 +9,7 @@ from ladder.trial.techniques import RankTechnique
 
 class Liger(RankTechnique):
     evaluation_arguments = {"skip_logits": True}  # noqa: RUF012
+    can_be_followed = True
 
     def change_model(self, model: PreTrainedModel) -> None:
         """As the Trainer's `use_liger_kernel` does. RuntimeError if that would silently have no effect."""
