@@ -88,7 +88,9 @@ def test_a_length_or_tolerance_that_cannot_be_is_refused_before_the_file_is_read
         ladder.verify("none.json", **asked)
 
 
-def verification(record: Record, tolerance: float = 0.05, device: Literal["cuda", "cpu"] = "cuda") -> Verification:
+def verification(
+    record: Record, tolerance: float = 0.05, device: Literal["cuda", "cpu"] = "cuda", **changes: Any
+) -> Verification:
     return Verification(
         path=Path("best_config.json"),
         candidate_key=record.candidate_key,
@@ -101,6 +103,7 @@ def verification(record: Record, tolerance: float = 0.05, device: Literal["cuda"
         device=device,
         tolerance=tolerance,
         seconds=1.0,
+        **changes,
     )
 
 
@@ -113,6 +116,16 @@ def test_it_holds_down_to_the_tolerance(speed: float, holds: bool) -> None:
     else:
         with pytest.raises(SlowerThanPromisedError, match=r"5\.1% slower"):
             seen.require()
+
+
+@pytest.mark.parametrize(("speed", "holds"), [(1100.0, True), (800.0, True), (761.0, True), (759.0, False)])
+def test_where_a_range_is_promised_it_holds_down_to_the_tolerance_below_its_lower_end(
+    speed: float, holds: bool
+) -> None:
+    record = make_record(make_candidate(), tokens_per_second=speed, measurement=make_measurement())
+    seen = verification(record, promised_range=(800.0, 1200.0))
+    assert seen.holds is holds
+    assert f"{speed:,.0f} tokens/s (800 to 1,200 promised), " in seen.sentence()
 
 
 def test_what_runs_out_of_memory_no_longer_fits_however_fast_it_was() -> None:
