@@ -1,8 +1,12 @@
-"""`ladder verify`, before any trial: files that are no promise, options that contradict each other, what holds."""
+"""`ladder verify`, before any trial: files that are no promise, options that contradict each other, what holds.
+
+And what benchmarks/promise.py counts.
+"""
 
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,3 +190,22 @@ def test_a_model_folder_is_found_again_from_any_other_folder(tmp_path: Path, mon
     assert _model(found) == str(tmp_path / "model")
     assert _model({"name": "model", "source": "folder", "folder": str(tmp_path / "moved")}) == "model"
     assert _model({"name": "org/model", "source": "hub", "folder": None}) == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("reached", "promised", "last_line"),
+    [
+        (98.0, None, "scripts=1 worst_pct=2.0 ranges=0 widest_pct=0.0"),
+        (104.0, None, "scripts=1 worst_pct=4.0 ranges=0 widest_pct=0.0"),
+        (118.0, [90.0, 120.0], "scripts=1 worst_pct=0.0 ranges=1 widest_pct=30.0"),
+        (81.0, [90.0, 120.0], "scripts=1 worst_pct=10.0 ranges=1 widest_pct=30.0"),
+        (126.0, [90.0, 120.0], "scripts=1 worst_pct=5.0 ranges=1 widest_pct=30.0"),
+    ],
+)
+def test_the_benchmark_counts_what_is_outside_of_a_promised_range_and_says_how_wide_ranges_are(
+    monkeypatch: pytest.MonkeyPatch, reached: float, promised: list[float] | None, last_line: str
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    row = {"reached_samples_per_second": reached, "promised_samples_per_second": 100.0}
+    benchmark = import_module("promise")
+    assert benchmark.last_line([row | {"promised_samples_per_second_range": promised}]) == last_line
