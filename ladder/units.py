@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 """Defined by IEC 80000-13: powers of 1,024."""
@@ -35,6 +36,11 @@ def format_bytes(num_bytes: float | None) -> str:
 def gib(num_bytes: float | None) -> float | None:
     """`num_bytes` in GiB, rounded to three digits."""
     return None if num_bytes is None else round(num_bytes / GIB, 3)
+
+
+def in_words(speeds: Sequence[float]) -> str:
+    """One speed, or the lowest and the highest."""
+    return " to ".join(f"{speed:,.0f}" for speed in speeds)
 
 
 def counted(number: int, noun: str) -> str:

@@ -130,6 +130,12 @@ KEYS = {
     "device": ("string", "`cuda` or `cpu`."),
     "gpu": ("string or null", "The name of the GPU; null on a CPU."),
     "tokens_per_second": ("number", "The speed over all ranks, as the proof measured it."),
+    "tokens_per_second_range": (
+        "array or null",
+        "The lowest and the highest speed to expect of a training, where the machine's speed varies; null where "
+        "`tokens_per_second` should hold to 3 %. They are the extremes of the proof, of up to five parts of it, and of "
+        "the answer's trial. `ladder verify` compares with the lower end.",
+    ),
     "step_seconds": ("number", "Seconds of one optimizer step with its accumulation."),
     "mfu": (
         "number or null",
@@ -186,7 +192,10 @@ KEYS = {
     "proof.optimizer_steps": ("integer", "Optimizer steps that were timed."),
     "proof.evaluation": ("boolean", "Whether an evaluation pass ran."),
     "proof.gathered_16bit_weights": ("boolean", "Whether the weights were gathered as for a save."),
-    "proof.tokens_per_second": ("number", "The speed of the proof. `ladder verify` compares with it."),
+    "proof.tokens_per_second": (
+        "number",
+        "The speed of the proof. `ladder verify` compares with it, unless there is a `tokens_per_second_range`.",
+    ),
     "warnings": ("array", "What you should know before you train with the answer."),
     "environment": ("object", "Environment variables of the trials, by name. Training needs them too."),
     "versions": ("object", "Versions of the packages that were measured, by name."),
@@ -200,6 +209,7 @@ PLAIN_KEYS = {
     "micro_batch": ("integer", "As above."),
     "accumulation": ("integer", "As above."),
     "tokens_per_second": ("number", "Of all GPUs together, in its proof."),
+    "tokens_per_second_range": ("array or null", "As above."),
     "peak_device_gib": ("number", "All memory in use on the GPU that used most, in its proof."),
 }
 
@@ -211,6 +221,7 @@ SCRIPT_KEYS = {
     "optimizer": ("string", "Its own optimizer. `ladder run` keeps one that has no counterpart in `workload`."),
     "mean_tokens": ("number", "Tokens per sample on average, without padding."),
     "samples_per_second": ("number", "The speed in samples over all ranks: `tokens_per_second` / `mean_tokens`."),
+    "samples_per_second_range": ("array or null", "The same of both ends of `tokens_per_second_range`."),
     "promised_device_gib": (
         "number or null",
         "The most that a whole training holds on a GPU, in GiB: 1 % more than `memory_per_gpu.peak_device_gib`, "

@@ -70,7 +70,7 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         how = "proven in fresh processes" if done.simulated is None else f"simulated on {escape(done.simulated)}"
         console.print(
             f"[bold green]{escape(answer.candidate.key)}[/]: {answer.tokens_per_second:,.0f} tokens/s in its proof"
-            f"{_in_its_trial(done)}, {format_bytes(answer.measurement.peak_device)} of "
+            f"{_in_its_trial(done)}{_speed_of_a_training(answer)}, {format_bytes(answer.measurement.peak_device)} of "
             f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom){_in_a_training(answer)}, {how}."
         )
         if done.result.answer and (said := compared(done.result.space, done.result.records, done.result.answer)):
@@ -100,13 +100,18 @@ def _print_plain(plain: Answer | None, console: Console, with_deepspeed: Answer 
     )
     console.print(
         f"Without DeepSpeed: [bold green]{escape(plain.candidate.key)}[/]: {plain.tokens_per_second:,.0f} tokens/s in "
-        f"its proof{than}, {format_bytes(plain.measurement.peak_device)} of {format_bytes(plain.memory_limit)}"
-        f"{_in_a_training(plain)}."
+        f"its proof{than}{_speed_of_a_training(plain)}, {format_bytes(plain.measurement.peak_device)} of "
+        f"{format_bytes(plain.memory_limit)}{_in_a_training(plain)}."
     )
     for warning in plain.warnings:
         if with_deepspeed is not None and warning in with_deepspeed.warnings:
             continue
         console.print(f"[yellow]Warning:[/] {escape(warning)}.")
+
+
+def _speed_of_a_training(answer: Answer) -> str:
+    """The range of its speed, if the machine is not steady enough for one figure."""
+    return f", {answer.promised_speed} in a training" if answer.tokens_per_second_range else ""
 
 
 def _in_a_training(answer: Answer) -> str:

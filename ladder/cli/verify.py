@@ -71,7 +71,11 @@ def _as_json(done: Verification) -> str:
         "holds": done.holds,
         "outcome": done.record.outcome.kind,
         "sentence": done.sentence(),
-        "tokens_per_second": {"promised": done.promised_tokens_per_second, "seen": done.record.tokens_per_second},
+        "tokens_per_second": {
+            "promised": done.promised_tokens_per_second,
+            "promised_range": done.promised_range,
+            "seen": done.record.tokens_per_second,
+        },
         "peak_device_gib": {
             "promised": gib(done.promised_device_bytes),
             "seen": gib(seen.peak_device) if seen else None,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement
+from ladder.units import in_words
 from ladder.workload.workload import Workload
 
 _CACHED_LATER = 0.01
@@ -25,6 +26,8 @@ class Answer:
     """Of the winner; bytes are of the rank that uses most, seconds of the slowest."""
     tokens_per_second: float
     """Of all ranks together, with the workload's global batch."""
+    tokens_per_second_range: tuple[float, float] | None = None
+    """The lowest and the highest of a training, where the machine's speed varies; None if the one figure holds."""
     step_seconds: float
     """One optimizer step, accumulation included."""
     mfu: float | None
@@ -75,6 +78,11 @@ class Answer:
     def headroom(self) -> float:
         """GPU memory left at the peak, as a fraction of the limit; negative if the peak is above the limit."""
         return 1 - self.measurement.peak_device / self.memory_limit
+
+    @property
+    def promised_speed(self) -> str:
+        """Its one figure or its range, with the unit."""
+        return f"{in_words(self.tokens_per_second_range or (self.tokens_per_second,))} tokens/s"
 
     @property
     def promised_device(self) -> int | None:

@@ -150,6 +150,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "device": answer.device,
         "gpu": answer.gpu_name,
         "tokens_per_second": round(answer.tokens_per_second, 2),
+        "tokens_per_second_range": _range(answer, 1, 2),
         "step_seconds": round(answer.step_seconds, 6),
         "mfu": None if answer.mfu is None else round(answer.mfu, 4),
         "bound_tokens_per_second": None if answer.bound is None else round(answer.bound, 1),
@@ -173,6 +174,12 @@ def _section(answer: Answer) -> dict[str, Any]:
         "versions": answer.versions,
         "run_dir": os.path.abspath(answer.run_dir),
     }
+
+
+def _range(answer: Answer, tokens: float, digits: int) -> list[float] | None:
+    """The lowest and the highest promised speed, in units of so many tokens."""
+    speeds = answer.tokens_per_second_range
+    return None if speeds is None else [round(speed / tokens, digits) for speed in speeds]
 
 
 def _model_and_workload(workload: Workload) -> dict[str, Any]:
@@ -222,6 +229,7 @@ def _script(answer: Answer) -> dict[str, Any]:
             "optimizer": facts.optimizer,
             "mean_tokens": round(facts.mean_tokens, 2),
             "samples_per_second": round(answer.tokens_per_second / facts.mean_tokens, 3),
+            "samples_per_second_range": _range(answer, facts.mean_tokens, 3),
             "promised_device_gib": gib(answer.promised_device),
             "padding": None if seen.padding is None else round(seen.padding, 4),
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
@@ -245,6 +253,7 @@ def plain_summary(answer: Answer) -> dict[str, Any]:
         "micro_batch": candidate.micro_batch,
         "accumulation": candidate.accumulation,
         "tokens_per_second": round(answer.tokens_per_second, 2),
+        "tokens_per_second_range": _range(answer, 1, 2),
         "peak_device_gib": gib(answer.measurement.peak_device),
     }
 

@@ -89,7 +89,7 @@ def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
 def _headline(answer: Answer) -> str:
     return f"""\
 Written by ladder for {answer.workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}:
-{answer.candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} \
+{answer.candidate.key}, {answer.promised_speed}, peak {format_bytes(answer.measurement.peak_device)} \
 of {format_bytes(answer.memory_limit)} per GPU.{_warnings(answer)}"""
 
 

@@ -102,7 +102,7 @@ def _explanation(answer: Answer, paths: OutputPaths) -> str:
     return f"""\
 Written by ladder for {workload.model.name} on {answer.world_size} × {answer.gpu_name or answer.device}, without \
 DeepSpeed:
-{candidate.key}, {answer.tokens_per_second:,.0f} tokens/s, peak {format_bytes(answer.measurement.peak_device)} \
+{candidate.key}, {answer.promised_speed}, peak {format_bytes(answer.measurement.peak_device)} \
 of {format_bytes(answer.memory_limit)} per GPU.{warned}
 
 {weights}A Trainer script:                 bash {paths.launch.name} --trainer train.py --its-own arguments

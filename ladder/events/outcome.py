@@ -40,6 +40,8 @@ class Measurement:
     """Median of a micro-step with the optimizer step."""
     spread: float
     """The noise: half the interquartile range of the optimizer steps, divided by their median."""
+    window_speeds: tuple[float, ...] = ()
+    """Of consecutive windows of the optimizer steps, divided by the speed of a step of median seconds."""
     num_steps: int
     """Timed optimizer steps."""
     skipped_steps: int = 0

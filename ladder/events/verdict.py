@@ -10,18 +10,15 @@ from typing import Literal
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement, Outcome, Purpose, Record
+from ladder.events.promise import window_speeds
 from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec, relative_spread
 from ladder.events.trial_run import DeviceUse, TrialRun
 from ladder.text import shown
 from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
 
-_APART = 0.1
-"""If the speeds of a proof and its trial differ by more than this fraction, the machine's speed varies. Chosen: on a
-busy shared host, one candidate reached 28,676, 31,936 and 32,477 tokens/s within eight minutes (measured)."""
-
 _WAITING = 0.1
-"""Of a step, from which on the wait for a data loader is worth a warning. Chosen: as `_APART`."""
+"""Of a step, from which on the wait for a data loader is worth a warning. Chosen: less is hardly worth the trouble."""
 
 
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
@@ -101,11 +98,13 @@ def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
 
 def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumulation: int) -> Measurement:
     first = events[0]
+    steps = first.steps(accumulation)
     fullest = max(events, key=lambda event: event.peak_device)
     return Measurement(
         accumulate_seconds=statistics.median(first.accumulate_seconds) if first.accumulate_seconds else None,
         boundary_seconds=statistics.median(first.boundary_seconds),
-        spread=relative_spread(first.steps(accumulation)),
+        spread=relative_spread(steps),
+        window_speeds=window_speeds(steps, first.step_seconds(accumulation)),
         num_steps=len(first.boundary_seconds),
         skipped_steps=first.skipped_steps,
         peak_allocated=max(event.peak_allocated for event in events),
@@ -137,32 +136,12 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
         warnings.append(f"thin headroom: {1 - measurement.peak_device / limit:.1%} of memory left at the peak")
     if measurement.compile_seconds is not None:
         warnings.append(f"compiling took {measurement.compile_seconds:.0f} s of its first step, which is not counted")
-    if _waits(measurement):
+    if (measurement.loader_share or 0.0) > _WAITING:
         warnings.append(
             f"{measurement.loader_share:.0%} of a step waits for the script's data loader, which more of its workers "
             "may shorten"
         )
     return tuple(warnings)
-
-
-def _waits(measurement: Measurement) -> bool:
-    return (measurement.loader_share or 0.0) > _WAITING
-
-
-def apart(proof: Record, trial: Record | None) -> str:
-    """A warning if a proof's speed differs from that of its candidate's trial; otherwise empty."""
-    if trial is None or not trial.tokens_per_second or not proof.tokens_per_second:
-        return ""
-    if proof.measurement is not None and _waits(proof.measurement):  # a trial's batches are there already
-        return ""
-    difference = proof.tokens_per_second / trial.tokens_per_second - 1
-    if abs(difference) < _APART:
-        return ""
-    which = f"{abs(difference):.0%} {'faster' if difference > 0 else 'slower'}"
-    return (
-        f"its proof was {which} than its trial, so smaller differences between candidates here may be noise, and a "
-        "training may differ as much"
-    )
 
 
 def _ending(run: TrialRun) -> Outcome | None:

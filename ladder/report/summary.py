@@ -11,6 +11,7 @@ from ladder.emit.config import candidate_key_in
 from ladder.emit.exporters.base import making_accelerate
 from ladder.emit.files import OutputPaths
 from ladder.events.outcome import MEMORY_OUTCOMES, Record
+from ladder.events.promise import promised_range
 from ladder.machine.machine_speed import mfu
 from ladder.report.first_fit import compared
 from ladder.report.run_data import ReportedRun
@@ -20,7 +21,7 @@ from ladder.search.policy import faster_without_deepspeed
 from ladder.search.remedies import remedies
 from ladder.search.space import REFUSED, Space, measured
 from ladder.techniques.keys import engine_in
-from ladder.units import counted, format_bytes, parameters_in_words
+from ladder.units import counted, format_bytes, in_words, parameters_in_words
 
 _NONE = "–"
 SIMULATED = "Simulated: a simulator answered each trial and each proof, and no GPU ran."
@@ -99,10 +100,12 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     candidate = space.by_key[record.candidate_key]
     first = measured(run.records).get(record.candidate_key)
     trial = first.tokens_per_second if first is not None else None
+    promised = promised_range(record, first)
     used = mfu(space.workload, speed, space.world_size, space.gpu_name)
     figures = [
         (f"tokens/s, all {run.rank_word}s", f"{speed:,.0f}"),
         *([("tokens/s, in its trial", f"{trial:,.0f}")] if trial and run.answer else []),
+        *([("tokens/s, in a training", in_words(promised))] if promised and run.answer else []),
         ("optimizer step", f"{seen.step_seconds(candidate.accumulation):.3g} s"),
         (f"memory per {run.rank_word}", f"{format_bytes(seen.peak_device)} of {format_bytes(space.memory_limit)}"),
         ("headroom", f"{1 - seen.peak_device / space.memory_limit:.1%}"),

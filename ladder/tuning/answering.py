@@ -9,6 +9,7 @@ from pathlib import Path
 from ladder.emit import Answer
 from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import MEMORY_OUTCOMES, Measurement, Record
+from ladder.events.promise import promised_range
 from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
 from ladder.search.bound import bound
@@ -44,6 +45,7 @@ def answer_of(
         candidate=candidate,
         measurement=measurement,
         tokens_per_second=record.tokens_per_second,
+        tokens_per_second_range=promised_range(record, trial),
         step_seconds=measurement.step_seconds(candidate.accumulation),
         mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
         bound=limit.tokens_per_second if limit is not None else None,

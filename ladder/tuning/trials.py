@@ -11,9 +11,10 @@ from pathlib import Path
 from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
+from ladder.events.promise import apart
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
-from ladder.events.verdict import apart, false_start, judge, trial_seconds
+from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History

@@ -108,11 +108,13 @@ def _verification(
     """What was seen, beside what the file promises."""
     memory = {name: int(gib * GIB) for name, gib in promise["memory_per_gpu"].items() if name.endswith("_gib")}
     most = promise.get("script", {}).get("promised_device_gib")
+    speeds = promise["tokens_per_second_range"]
     return Verification(
         path=path,
         candidate_key=candidate.key,
         record=record,
         promised_tokens_per_second=promise["tokens_per_second"],
+        promised_range=(speeds[0], speeds[1]) if speeds else None,
         promised_device_bytes=int(most * GIB) if most is not None else memory["peak_device_gib"],
         promised_allocated_bytes=memory["peak_allocated_gib"],
         promised_reserved_bytes=memory["peak_reserved_gib"],

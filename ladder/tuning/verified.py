@@ -8,7 +8,7 @@ from typing import Literal
 
 from ladder.errors import MoreMemoryThanPromisedError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
-from ladder.units import MIB, format_bytes
+from ladder.units import MIB, format_bytes, in_words
 
 _MORE = {"cuda": (0.01, 64 * MIB), "cpu": (0.25, 512 * MIB)}
 """By device: the share of the promise, and the least bytes, by which a peak may be above it. Measured on H200s: tensors
@@ -25,6 +25,8 @@ class Verification:
     candidate_key: str
     record: Record
     promised_tokens_per_second: float
+    promised_range: tuple[float, float] | None = None
+    """The lowest and the highest tokens/s of a training, if the file promises no single figure."""
     promised_device_bytes: int
     promised_allocated_bytes: int
     """In tensors, at its peak; of a script with the longest of its samples."""
@@ -44,9 +46,14 @@ class Verification:
 
     @property
     def slower(self) -> float | None:
-        """How much slower it is, as a fraction of the promise; negative if it is faster, None if it does not fit."""
-        speed = self.record.tokens_per_second
-        return None if speed is None else 1 - speed / self.promised_tokens_per_second
+        """How much slower it is, as a fraction of the promise, of a range its lower end; negative if it is faster, None
+        if it does not fit."""
+        speed, (lowest, *_) = self.record.tokens_per_second, self._promised_speeds
+        return None if speed is None else 1 - speed / lowest
+
+    @property
+    def _promised_speeds(self) -> tuple[float, ...]:
+        return self.promised_range or (self.promised_tokens_per_second,)
 
     @property
     def holds(self) -> bool:
@@ -80,7 +87,7 @@ class Verification:
         if seen is None or speed is None:
             return self.record.outcome.sentence
         return (
-            f"{speed:,.0f} tokens/s ({self.promised_tokens_per_second:,.0f} promised), "
+            f"{speed:,.0f} tokens/s ({in_words(self._promised_speeds)} promised), "
             f"{format_bytes(seen.peak_device)} of {format_bytes(self.memory_limit)} per GPU "
             f"({format_bytes(self.promised_device_bytes)} promised), {seen.num_steps} optimizer steps"
         )

@@ -23,7 +23,7 @@ def promise(small_tune: Path, name: str, *, tokens_per_second: float | None = No
     """A best_config.json that promises something else, as if ladder had written it."""
     document: dict[str, Any] = json.loads((small_tune / "best_config.json").read_text())
     if tokens_per_second is not None:
-        document["ladder"]["tokens_per_second"] = tokens_per_second
+        document["ladder"] |= {"tokens_per_second": tokens_per_second, "tokens_per_second_range": None}
     if limit is not None:
         document["ladder"]["memory_per_gpu"]["limit_bytes"] = limit
     document["ladder"]["digest"] = _digest(document)

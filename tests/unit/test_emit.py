@@ -107,6 +107,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "device": "cuda",
         "gpu": "NVIDIA H200",
         "tokens_per_second": 32_768.0,
+        "tokens_per_second_range": None,
         "step_seconds": 2.0,
         "mfu": 0.41,
         "bound_tokens_per_second": 80_000.0,

@@ -1,8 +1,12 @@
-"""`ladder verify`, before any trial: files that are no promise, options that contradict each other, what holds."""
+"""`ladder verify`, before any trial: files that are no promise, options that contradict each other, what holds.
+
+And what benchmarks/promise.py counts.
+"""
 
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +92,9 @@ def test_a_length_or_tolerance_that_cannot_be_is_refused_before_the_file_is_read
         ladder.verify("none.json", **asked)
 
 
-def verification(record: Record, tolerance: float = 0.05, device: Literal["cuda", "cpu"] = "cuda") -> Verification:
+def verification(
+    record: Record, tolerance: float = 0.05, device: Literal["cuda", "cpu"] = "cuda", **changes: Any
+) -> Verification:
     return Verification(
         path=Path("best_config.json"),
         candidate_key=record.candidate_key,
@@ -101,6 +107,7 @@ def verification(record: Record, tolerance: float = 0.05, device: Literal["cuda"
         device=device,
         tolerance=tolerance,
         seconds=1.0,
+        **changes,
     )
 
 
@@ -113,6 +120,16 @@ def test_it_holds_down_to_the_tolerance(speed: float, holds: bool) -> None:
     else:
         with pytest.raises(SlowerThanPromisedError, match=r"5\.1% slower"):
             seen.require()
+
+
+@pytest.mark.parametrize(("speed", "holds"), [(1100.0, True), (800.0, True), (761.0, True), (759.0, False)])
+def test_where_a_range_is_promised_it_holds_down_to_the_tolerance_below_its_lower_end(
+    speed: float, holds: bool
+) -> None:
+    record = make_record(make_candidate(), tokens_per_second=speed, measurement=make_measurement())
+    seen = verification(record, promised_range=(800.0, 1200.0))
+    assert seen.holds is holds
+    assert f"{speed:,.0f} tokens/s (800 to 1,200 promised), " in seen.sentence()
 
 
 def test_what_runs_out_of_memory_no_longer_fits_however_fast_it_was() -> None:
@@ -173,3 +190,22 @@ def test_a_model_folder_is_found_again_from_any_other_folder(tmp_path: Path, mon
     assert _model(found) == str(tmp_path / "model")
     assert _model({"name": "model", "source": "folder", "folder": str(tmp_path / "moved")}) == "model"
     assert _model({"name": "org/model", "source": "hub", "folder": None}) == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("reached", "promised", "last_line"),
+    [
+        (98.0, None, "scripts=1 worst_pct=2.0 ranges=0 widest_pct=0.0"),
+        (104.0, None, "scripts=1 worst_pct=4.0 ranges=0 widest_pct=0.0"),
+        (118.0, [90.0, 120.0], "scripts=1 worst_pct=0.0 ranges=1 widest_pct=30.0"),
+        (81.0, [90.0, 120.0], "scripts=1 worst_pct=10.0 ranges=1 widest_pct=30.0"),
+        (126.0, [90.0, 120.0], "scripts=1 worst_pct=5.0 ranges=1 widest_pct=30.0"),
+    ],
+)
+def test_the_benchmark_counts_what_is_outside_of_a_promised_range_and_says_how_wide_ranges_are(
+    monkeypatch: pytest.MonkeyPatch, reached: float, promised: list[float] | None, last_line: str
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    row = {"reached_samples_per_second": reached, "promised_samples_per_second": 100.0}
+    benchmark = import_module("promise")
+    assert benchmark.last_line([row | {"promised_samples_per_second_range": promised}]) == last_line

@@ -17,8 +17,8 @@ from helpers.values import bundled_workload
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.cli.main import _with_script
-from ladder.cli.tune_result import _in_a_training
-from ladder.emit import best_config
+from ladder.cli.tune_result import _in_a_training, _speed_of_a_training
+from ladder.emit import best_config, emit_all
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
 from ladder.runs.snapshot import space_from_dict, space_to_dict
@@ -423,10 +423,25 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
         "optimizer": "adamw_torch_fused",
         "mean_tokens": 128.0,
         "samples_per_second": 100.0,
+        "samples_per_second_range": None,
         "promised_device_gib": 4.04,
         "padding": 0.25,
         "loader_share": 0.01,
     }
+
+
+def test_a_range_of_speeds_is_in_every_file_and_on_the_last_line(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"workload": {"script": make_script()}, "tokens_per_second": 12_800.0}
+    found = answer("zero2", **facts, tokens_per_second_range=(11_520.0, 14_080.0))
+    found = replace(found, plain=replace(found, candidate=make_candidate("ddp", micro_batch=4, accumulation=2)))
+    emit_all(found, tmp_path / "best_config.json")
+    section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
+    assert (section["tokens_per_second"], section["tokens_per_second_range"]) == (12_800.0, [11_520.0, 14_080.0])
+    assert section["script"]["samples_per_second_range"] == [90.0, 110.0]
+    assert section["plain"]["tokens_per_second_range"] == [11_520.0, 14_080.0]
+    assert ", 11,520 to 14,080 tokens/s, peak" in (tmp_path / "best_config.launch.sh").read_text()
+    assert _speed_of_a_training(found) == ", 11,520 to 14,080 tokens/s in a training"
+    assert _speed_of_a_training(answer("zero2")) == ""
 
 
 def test_what_was_not_measured_of_a_script_is_null() -> None:

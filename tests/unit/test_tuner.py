@@ -424,8 +424,8 @@ def test_a_proof_at_another_speed_than_the_trial_says_how_far_speeds_vary(
     assert answer is not None
     assert [warning for warning in answer.warnings if "than its trial" in warning] == (
         [
-            f"its proof was {words} than its trial, so smaller differences between candidates here may be noise, and a "
-            "training may differ as much"
+            f"its proof was {words} than its trial, so its speed is promised as a range, and smaller differences "
+            "between candidates here may be noise"
         ]
         if words
         else []

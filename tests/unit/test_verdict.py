@@ -20,6 +20,7 @@ from helpers import (
 )
 
 from ladder.events.outcome import OutcomeKind, Record
+from ladder.events.promise import apart, promised_range, window_speeds
 from ladder.events.protocol import (
     DoneEvent,
     Event,
@@ -31,7 +32,7 @@ from ladder.events.protocol import (
     parse_event,
 )
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
-from ladder.events.verdict import apart, judge, trial_seconds
+from ladder.events.verdict import judge, trial_seconds
 from ladder.units import GIB, MIB
 
 FIRST, SECOND = make_candidate(micro_batch=1, accumulation=4), make_candidate(micro_batch=2, accumulation=2)
@@ -314,3 +315,60 @@ def test_a_proof_that_waited_for_its_data_is_not_said_to_have_been_disturbed(
     trial = make_record(FIRST, tokens_per_second=1000.0)
     proof = make_record(FIRST, tokens_per_second=300.0, measurement=make_measurement(loader_share=loader_share))
     assert bool(apart(proof, trial)) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("steps", "speeds"),
+    [
+        ([2.0], (1.0,)),
+        ([2.0, 2.0, 2.0, 4.0], (0.8,)),  # a training's speed includes its slow steps
+        ([2.0] * 4 + [4.0] * 4, (1.0, 0.5)),
+        ([2.0] * 11 + [2.2], (1.0, 1.0, 2 / 2.05)),  # one disturbed step says little
+        ([2.0] * 40 + [4.0] * 10, (1.0, 1.0, 1.0, 1.0, 0.5)),
+    ],
+)
+def test_speeds_are_means_of_up_to_five_windows_of_four_steps_or_more(
+    steps: list[float], speeds: tuple[float, ...]
+) -> None:
+    assert window_speeds(steps, 2.0) == pytest.approx(speeds)
+
+
+def test_the_windows_of_a_measurement_are_of_steps_with_the_candidates_accumulation() -> None:
+    slower_later = measured(accumulate_seconds=[1.0] * 4 + [2.0] * 4, boundary_seconds=[1.0] * 4 + [2.0] * 4)
+    measurement = records_of([slower_later], [slower_later])[0].measurement
+    assert measurement is not None
+    assert measurement.window_speeds == pytest.approx((6 / 4, 6 / 8))
+
+
+@pytest.mark.parametrize(
+    ("windows", "trial_speed", "loader_share", "promised"),
+    [
+        ((1.0,), 1000.0, None, None),
+        ((0.98, 1.02), 1029.0, None, None),
+        ((), None, None, None),  # a proof without a trial
+        ((0.96, 1.02), None, None, (960.0, 1020.0)),
+        ((0.99, 1.04), 1000.0, None, (990.0, 1040.0)),
+        ((0.99, 1.01), 1400.0, None, (990.0, 1400.0)),
+        ((0.99, 1.01), 700.0, None, (700.0, 1010.0)),
+        ((0.9, 1.1), 1050.0, None, (900.0, 1100.0)),
+        ((1.0,), 1080.0, 0.08, None),  # the trial did not wait for the loader, which explains the difference
+        ((1.0,), 1250.0, 0.08, (1000.0, 1150.0)),  # and here a part of it
+        ((1.0,), 900.0, 0.08, (900.0, 1000.0)),  # but not that a proof is faster
+    ],
+)
+def test_a_range_is_promised_where_windows_or_the_trial_are_further_from_the_proof_than_three_per_cent(
+    windows: tuple[float, ...],
+    trial_speed: float | None,
+    loader_share: float | None,
+    promised: tuple[float, float] | None,
+) -> None:
+    seen = make_measurement(window_speeds=windows, loader_share=loader_share)
+    trial = make_record(FIRST, tokens_per_second=trial_speed) if trial_speed else None
+    found = promised_range(make_record(FIRST, tokens_per_second=1000.0, measurement=seen), trial)
+    assert found == (promised if promised is None else pytest.approx(promised))
+
+
+def test_a_trial_that_failed_says_nothing_of_the_speed() -> None:
+    proof = make_record(FIRST, tokens_per_second=1000.0)
+    assert promised_range(proof, make_record(FIRST, "gpu_oom")) is None
+    assert promised_range(make_record(FIRST, "gpu_oom"), proof) is None

@@ -1,0 +1,73 @@
+"""What a training will reach: the speed of the proof, or a range where the speed of the machine varies."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ladder.events.outcome import Record
+
+_KEPT = 0.03
+"""A promise of one figure: a training reaches it within this fraction. Chosen: on machines with a steady speed, the
+trainings of TRL's scripts did (measured by benchmarks/promise.py; results/1xh200-scripts)."""
+
+_APART = 0.1
+"""If the speeds of a proof and its trial differ by more than this fraction, a warning says so. Chosen: on a busy shared
+host, one candidate reached 28,676, 31,936 and 32,477 tokens/s within eight minutes (measured)."""
+
+_WINDOWS, _STEPS = 5, 4
+"""Into how many windows the steps of a proof are divided at most, and how many steps each has at least. Derived: if the
+windows vary at random, the speed of a long training lies between the slowest of five and the fastest in 15 of 16
+cases. Chosen: one disturbed step among four, 10 % longer, moves their mean by less than `_KEPT`."""
+
+
+def window_speeds(steps: Sequence[float], promised: float) -> tuple[float, ...]:
+    """Speeds of consecutive windows of timed steps, over that of a step of `promised` seconds.
+
+    Means, not medians: a training's speed includes its slow steps.
+    """
+    count = max(1, min(_WINDOWS, len(steps) // _STEPS))
+    ends = [len(steps) * number // count for number in range(count + 1)]
+    return tuple(promised / statistics.fmean(steps[first:end]) for first, end in pairwise(ends))
+
+
+def promised_range(proof: Record, trial: Record | None) -> tuple[float, float] | None:
+    """The lowest and the highest tokens/s of a training, or None if the proof's one figure is good enough.
+
+    These are the extremes of the proof, of the windows of its steps, and of the same candidate's trial, which ran at
+    another time.
+    """
+    speed = proof.tokens_per_second
+    if not speed or proof.measurement is None:
+        return None
+    speeds = [speed, *(speed * window for window in proof.measurement.window_speeds)]
+    if (other := _comparable(proof, trial)) is not None:
+        speeds.append(other)
+    low, high = min(speeds), max(speeds)
+    return (low, high) if low < (1 - _KEPT) * speed or high > (1 + _KEPT) * speed else None
+
+
+def apart(proof: Record, trial: Record | None) -> str:
+    """A warning if a proof's speed differs from that of its candidate's trial; otherwise empty."""
+    other, speed = _comparable(proof, trial), proof.tokens_per_second
+    if other is None or trial is None or not trial.tokens_per_second or not speed or abs(speed / other - 1) < _APART:
+        return ""
+    difference = speed / trial.tokens_per_second - 1
+    which = f"{abs(difference):.0%} {'faster' if difference > 0 else 'slower'}"
+    return (
+        f"its proof was {which} than its trial, so its speed is promised as a range, and smaller differences between "
+        "candidates here may be noise"
+    )
+
+
+def _comparable(proof: Record, trial: Record | None) -> float | None:
+    """The speed of `trial` if it had waited for a script's data loader like `proof`; None if either has no speed.
+
+    A trial's batches are there already. A proof's wait makes its step longer by at most that time, and by less if the
+    GPU still computes meanwhile. Whatever this explains of the difference is not noise.
+    """
+    if trial is None or not trial.tokens_per_second or not proof.tokens_per_second:
+        return None
+    waits = (proof.measurement.loader_share or 0.0) if proof.measurement is not None else 0.0
+    return min(max(proof.tokens_per_second, (1 - waits) * trial.tokens_per_second), trial.tokens_per_second)
