@@ -47,12 +47,14 @@ def start_seconds(rung: Rung, num_parameters: int, num_trained: int | None = Non
     """Seconds of a trial before its first step and for its end; `num_trained` of the parameters are, None for all.
 
     Measured on four H200 with 0.7 to 6.7 billion parameters: model and engine take 2.4 to 5.3 s without offload, 5 s
-    plus 2.2 to 2.8 s per billion with the optimizer on the host, 7 s plus 6 s per billion with everything on NVMe. An
-    offloaded optimizer holds what is trained alone; parameters on NVMe are 2 of 14 bytes (derived).
+    plus 2.2 to 2.8 s per billion with the optimizer on the host, 7 s plus 6 s per billion with everything on NVMe. Of
+    this, DeepSpeed's imports were 1.1 to 2.5 s, which trials leave out since: 1.0 s is left for Llama-3.2-1B, and 3.9 s
+    for FSDP2, of whose weights rank 0 draws all (measured on two H100; benchmarks/results/time-to-answer). An offloaded
+    optimizer holds what is trained alone; parameters on NVMe are 2 of 14 bytes (derived).
     """
     billions = num_parameters / 1e9
     trained = billions if num_trained is None else num_trained / 1e9
-    seconds = _PROCESSES + 2.2 + 0.4 * billions
+    seconds = _PROCESSES + 0.5 + 0.4 * billions
     if rung.offload_optimizer == "cpu":
         seconds += 3.0 + 2.2 * trained
     if rung.offload_param == "cpu":

@@ -152,7 +152,7 @@ class Physics:
         model += together * assignment.built_on_host / _PAGE_BYTES
         model += assignment.built_in_shards / self._world_size / 10e9
         model += assignment.moved_to_host / self._rig.bus + 2.0 * assignment.moved_to_host / _PAGE_BYTES
-        engine = 2.0 + 14.0 * assignment.share / 40e9
+        engine = 0.3 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
         engine += use.disk / self._rig.drive
         factor = self._stray("start")

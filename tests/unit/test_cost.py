@@ -17,16 +17,17 @@ PROCESSES = (1.5, 3.5)
 @pytest.mark.parametrize(
     ("rung", "at_least", "at_most"),
     [
-        ("zero2", (2.4, 0.0), (5.3, 0.0)),
-        ("zero2+opt-cpu", (5.0, 2.2), (6.0, 2.8)),
-        ("zero3+param-nvme+opt-nvme", (7.0, 5.5), (8.0, 6.5)),
+        ("zero2", (0.7, 0.0), (4.2, 0.0)),
+        ("zero2+opt-cpu", (3.3, 2.2), (4.9, 2.8)),
+        ("zero3+param-nvme+opt-nvme", (5.3, 5.5), (6.9, 6.5)),
     ],
 )
 @pytest.mark.parametrize("billions", [0.7, 6.7])
 def test_an_engine_starts_after_the_seconds_that_were_measured(
     rung: str, at_least: tuple[float, float], at_most: tuple[float, float], billions: float
 ) -> None:
-    """The bounds are seconds, and seconds a billion parameters, of model and engine."""
+    """The bounds are seconds, and seconds a billion parameters, of model and engine, as measured on four H200 less the
+    1.1 to 1.7 s that engines took longer there because DeepSpeed imported more."""
     seconds = start_seconds(RUNGS_BY_NAME[rung], int(billions * BILLION))
     shortest = at_least[0] + at_least[1] * billions + PROCESSES[0]
     longest = at_most[0] + at_most[1] * billions + PROCESSES[1]
