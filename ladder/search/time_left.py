@@ -18,7 +18,7 @@ from ladder.search.decisions import Measure, Stop, Strategy
 from ladder.search.space import Space, fastest, proven
 from ladder.units import counted
 
-_KNOWN_BEFORE = 5.0
+_KNOWN_BEFORE = 3.0
 """The prediction of trials counts as this many seconds of trials that took as long as predicted. Chosen: the start of
 a small model, so that a single trial corrects more than half of an error."""
 _MARGIN = 1.1

@@ -20,7 +20,7 @@ from ladder.trial.gauge import Gauge
 from ladder.trial.techniques import techniques_of
 
 _MOST_BYTES = 4096
-"""Of a line from the server: the longest path that Linux allows."""
+"""Of a line from the server. Defined in Linux: the longest path."""
 
 
 class Line:

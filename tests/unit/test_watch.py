@@ -125,7 +125,7 @@ class Server:
         self._clock, self._turns, self._pause = clock, turns, pause
         self.killed = False
 
-    def start(self, trial: str, spec: Path) -> None: ...
+    def start(self, trial: str, spec: Path, *, again: bool) -> None: ...
 
     def wait_ready(self, cancelled: Callable[[], bool]) -> bool:
         return True
