@@ -19,7 +19,7 @@ from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
 
 _LEAVES_HOOKS = 3
-"""The stage of ZeRO whose engine is not freed (measured: its model is there after `destroy` and a garbage collection)."""
+"""The stage of ZeRO whose engine is not freed (measured: its model outlives `destroy` and a garbage collection)."""
 
 
 class DeepSpeedTraining:
