@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ladder.errors import EnvironmentFaultError
 from ladder.report.about import ABOUT_NAME, note_about, read_about
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
 from ladder.report.scale_points import ScaleResult
+from ladder.report.table import csv_text, rows
 from ladder.text import shown
 
 
@@ -27,7 +28,7 @@ def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
         steps[name] = lambda: write_atomically(run.folder / name, compose())
 
     steps[ABOUT_NAME] = lambda: note_about(run.folder, on_gpus=run.space.device == "cuda" and not run.simulated)
-    add("trials.csv", lambda: csv_of(run))
+    add("trials.csv", lambda: csv_of([run]))
     if answer is not None:
         steps[ANSWER_NAME] = lambda: emit_all(answer, run.folder / ANSWER_NAME)
     # The last file, because it shows the others' content and names the answer's files.
@@ -66,14 +67,11 @@ def write_scale(result: ScaleResult, path: Path) -> None:
     write_atomically(path, text)
 
 
-def csv_of(run: ReportedRun) -> str:
-    """The text of trials.csv. EnvironmentFaultError without pandas."""
-    try:
-        from ladder.report.table import frame
-
-        return frame(run.entries, run.trial_seconds).to_csv(index=False)
-    except ModuleNotFoundError as error:
-        raise _missing(error, "trials.csv") from error
+def csv_of(runs: Sequence[ReportedRun]) -> str:
+    """The text of trials.csv. Several runs are told apart by their names in a first column."""
+    tables = [(run.name, rows(run.entries, run.trial_seconds)) for run in runs]
+    several = len(runs) > 1
+    return csv_text([{"run": name, **row} if several else row for name, table in tables for row in table])
 
 
 def _missing(error: ModuleNotFoundError, file: str) -> EnvironmentFaultError:

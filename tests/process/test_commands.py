@@ -64,6 +64,16 @@ def test_a_plan_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_tune_loads_no_pandas(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
+        "assert 'pandas' not in sys.modules; sys.exit(status)"
+    )
+    arguments = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--quiet"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0
+
+
 def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, "schema"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
