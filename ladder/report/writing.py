@@ -22,27 +22,27 @@ def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
     Nothing is raised, since the answer itself is already written: a full disk, a missing package or a bug in a figure
     must not make the tune fail.
     """
-    steps: dict[str, Callable[[], object]] = {}
-
-    def add(name: str, compose: Callable[[], str]) -> None:
-        steps[name] = lambda: write_atomically(run.folder / name, compose())
-
-    steps[ABOUT_NAME] = lambda: note_about(run.folder, on_gpus=run.space.device == "cuda" and not run.simulated)
-    add("trials.csv", lambda: csv_of([run]))
+    folder, on_gpus = run.folder, run.space.device == "cuda" and not run.simulated
+    trouble = [_trouble(ABOUT_NAME, lambda: note_about(folder, on_gpus=on_gpus))]
+    run = replace(run, about=read_about(folder))
+    trouble.append(_trouble("trials.csv", lambda: write_atomically(folder / "trials.csv", csv_of([run]))))
     if answer is not None:
-        steps[ANSWER_NAME] = lambda: emit_all(answer, run.folder / ANSWER_NAME)
+        trouble.append(_trouble(ANSWER_NAME, lambda: emit_all(answer, folder / ANSWER_NAME)))
     # The last file, because it shows the others' content and names the answer's files.
-    add("report.html", lambda: page_of([replace(run, about=read_about(run.folder))]))
-    trouble = []
-    for name, write in steps.items():
-        try:
-            write()
-        except EnvironmentFaultError as error:
-            trouble.append(str(error))
-        except Exception as error:
-            what = shown(f"{type(error).__name__}: {error}")
-            trouble.append(f"{name} could not be written ({what}), a bug in ladder; `ladder report` shows where.")
-    return trouble
+    trouble.append(_trouble("report.html", lambda: write_atomically(folder / "report.html", page_of([run]))))
+    return list(filter(None, trouble))
+
+
+def _trouble(name: str, write: Callable[[], object]) -> str:
+    """Why `write` could not write `name`; empty if it could."""
+    try:
+        write()
+    except EnvironmentFaultError as error:
+        return str(error)
+    except Exception as error:
+        what = shown(f"{type(error).__name__}: {error}")
+        return f"{name} could not be written ({what}), a bug in ladder; `ladder report` shows where."
+    return ""
 
 
 def page_of(runs: list[ReportedRun]) -> str:
