@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def _trouble(name: str, write: Callable[[], object]) -> str:
         what = shown(f"{type(error).__name__}: {error}")
         return f"{name} could not be written ({what}), a bug in ladder; `ladder report` shows where."
     return ""
+
+
+def load_page() -> None:
+    """Import what report.html needs and compile its templates, while there is time. `page_of` says what is missing."""
+    with suppress(ModuleNotFoundError):
+        from ladder.report.page import compile_templates
+
+        compile_templates()
 
 
 def page_of(runs: list[ReportedRun]) -> str:

@@ -14,7 +14,7 @@ from ladder.emit.plain import emit_plain
 from ladder.events.outcome import Record
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
-from ladder.report.writing import write_reports
+from ladder.report.writing import load_page, write_reports
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_to_dict
 from ladder.search.cost import COMPARISONS
@@ -172,7 +172,9 @@ def _search_at(
         )
 
     strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
-    if not on_paper and not relevant(space, history.records):  # the trial server is importing its packages meanwhile
+    # What follows takes no time of the tune: the trial server is importing its packages meanwhile.
+    load_page()
+    if not on_paper and not relevant(space, history.records):
         _say_price(space, strategy, options.time_budget, tell)
     return tune_in_turn(tuner, space, strategy, knob_trials=num_knobs)
 

@@ -28,7 +28,7 @@ from ladder.report.run_data import ReportedRun, named_apart
 from ladder.report.speed_figure import speed_against_memory
 from ladder.report.summary import introduction, usage
 from ladder.report.table import rows
-from ladder.report.writing import write_reports
+from ladder.report.writing import load_page, page_of, write_reports
 from ladder.runs.journal import Journal, ReadOnlyJournal
 from ladder.search.belief import believe
 from ladder.search.space import REFUSED
@@ -112,6 +112,12 @@ def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_instal
     assert not (run_dir / "report.html").exists()
     assert main(["report", str(run_dir), "--format", "html"]) == 4
     assert "pip install jinja2" in capsys.readouterr().err
+
+
+def test_a_loaded_page_has_nothing_left_to_compile(run: ReportedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_page()
+    monkeypatch.setattr("jinja2.Environment.compile", lambda *_: pytest.fail("a template was not compiled"))
+    assert "<svg" in page_of([run])
 
 
 def test_a_bug_in_a_figure_does_not_undo_a_tune(
