@@ -29,6 +29,7 @@ from ladder.tuning.comparisons import Agreements, Comparisons
 from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.known import learn
+from ladder.tuning.meanwhile import meanwhile
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, num_knob_trials
@@ -146,6 +147,8 @@ def _search_at(
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
     spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
+    if not on_paper:  # the reports will ask for the same predictions
+        tell = meanwhile(tell, lambda: ledger(space, relevant(space, history.records), unsupported))
     # Simulated trials have no losses.
     comparisons = None if on_paper else Comparisons(agreements=Agreements(machine=place.machine))
 
