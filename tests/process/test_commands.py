@@ -64,10 +64,11 @@ def test_a_plan_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_tune_loads_no_pandas(tmp_path: Path) -> None:
+def test_a_tune_loads_no_pandas_and_only_a_simulated_one_a_simulator(tmp_path: Path) -> None:
     code = (
-        "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
-        "assert 'pandas' not in sys.modules; sys.exit(status)"
+        "import sys, ladder.tuning.run; assert 'ladder.simulation.launcher' not in sys.modules;"
+        "from ladder.cli.main import main; status = main(sys.argv[1:]);"
+        "assert 'ladder.simulation.launcher' in sys.modules and 'pandas' not in sys.modules; sys.exit(status)"
     )
     arguments = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--quiet"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, timeout=60)
