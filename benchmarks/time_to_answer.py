@@ -38,7 +38,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).resolve().parents[1]
 _SMOKE = ("tiny-llama", "--gpus", "0")
-_LADDER = "import sys; from ladder.cli.main import main; sys.exit(main(sys.argv[1:]))"
+_LADDER = "import sys; from ladder.cli.main import main; sys.exit(main())"
 _MOST_SECONDS = 1800.0
 
 

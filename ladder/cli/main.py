@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -99,6 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _CLOSED_PIPE
     except KeyboardInterrupt:  # before the command handles signals itself
         return _INTERRUPTED
+    finally:
+        if arguments is None:  # the process ends, and Python would look through all its objects for garbage once more
+            gc.freeze()
 
 
 _WITH_A_SCRIPT = ("tune", "plan", "sbatch", "verify", "run")

@@ -106,13 +106,4 @@ def _text(runs: list[ReportedRun], output_format: ReportFormat) -> str:
         return markdown(runs)
     from ladder.report.writing import csv_of
 
-    if len(runs) == 1:
-        return csv_of(runs[0])
-    import pandas as pd
-
-    from ladder.report.table import frame
-
-    frames = [frame(run.entries, run.trial_seconds) for run in runs]
-    for run, table in zip(runs, frames, strict=True):
-        table.insert(0, "run", run.name)
-    return pd.concat(frames).to_csv(index=False)
+    return csv_of(runs)

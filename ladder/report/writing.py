@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ladder.errors import EnvironmentFaultError
 from ladder.report.about import ABOUT_NAME, note_about, read_about
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
 from ladder.report.scale_points import ScaleResult
+from ladder.report.table import csv_text, rows
 from ladder.text import shown
 
 
@@ -21,27 +23,35 @@ def write_reports(run: ReportedRun, answer: Answer | None = None) -> list[str]:
     Nothing is raised, since the answer itself is already written: a full disk, a missing package or a bug in a figure
     must not make the tune fail.
     """
-    steps: dict[str, Callable[[], object]] = {}
-
-    def add(name: str, compose: Callable[[], str]) -> None:
-        steps[name] = lambda: write_atomically(run.folder / name, compose())
-
-    steps[ABOUT_NAME] = lambda: note_about(run.folder, on_gpus=run.space.device == "cuda" and not run.simulated)
-    add("trials.csv", lambda: csv_of(run))
+    folder, on_gpus = run.folder, run.space.device == "cuda" and not run.simulated
+    trouble = [_trouble(ABOUT_NAME, lambda: note_about(folder, on_gpus=on_gpus))]
+    run = replace(run, about=read_about(folder))
+    trouble.append(_trouble("trials.csv", lambda: write_atomically(folder / "trials.csv", csv_of([run]))))
     if answer is not None:
-        steps[ANSWER_NAME] = lambda: emit_all(answer, run.folder / ANSWER_NAME)
+        trouble.append(_trouble(ANSWER_NAME, lambda: emit_all(answer, folder / ANSWER_NAME)))
     # The last file, because it shows the others' content and names the answer's files.
-    add("report.html", lambda: page_of([replace(run, about=read_about(run.folder))]))
-    trouble = []
-    for name, write in steps.items():
-        try:
-            write()
-        except EnvironmentFaultError as error:
-            trouble.append(str(error))
-        except Exception as error:
-            what = shown(f"{type(error).__name__}: {error}")
-            trouble.append(f"{name} could not be written ({what}), a bug in ladder; `ladder report` shows where.")
-    return trouble
+    trouble.append(_trouble("report.html", lambda: write_atomically(folder / "report.html", page_of([run]))))
+    return list(filter(None, trouble))
+
+
+def _trouble(name: str, write: Callable[[], object]) -> str:
+    """Why `write` could not write `name`; empty if it could."""
+    try:
+        write()
+    except EnvironmentFaultError as error:
+        return str(error)
+    except Exception as error:
+        what = shown(f"{type(error).__name__}: {error}")
+        return f"{name} could not be written ({what}), a bug in ladder; `ladder report` shows where."
+    return ""
+
+
+def load_page() -> None:
+    """Import what report.html needs and compile its templates, while there is time. `page_of` says what is missing."""
+    with suppress(ModuleNotFoundError):
+        from ladder.report.page import compile_templates
+
+        compile_templates()
 
 
 def page_of(runs: list[ReportedRun]) -> str:
@@ -66,14 +76,11 @@ def write_scale(result: ScaleResult, path: Path) -> None:
     write_atomically(path, text)
 
 
-def csv_of(run: ReportedRun) -> str:
-    """The text of trials.csv. EnvironmentFaultError without pandas."""
-    try:
-        from ladder.report.table import frame
-
-        return frame(run.entries, run.trial_seconds).to_csv(index=False)
-    except ModuleNotFoundError as error:
-        raise _missing(error, "trials.csv") from error
+def csv_of(runs: Sequence[ReportedRun]) -> str:
+    """The text of trials.csv. Several runs are told apart by their names in a first column."""
+    tables = [(run.name, rows(run.entries, run.trial_seconds)) for run in runs]
+    several = len(runs) > 1
+    return csv_text([{"run": name, **row} if several else row for name, table in tables for row in table])
 
 
 def _missing(error: ModuleNotFoundError, file: str) -> EnvironmentFaultError:

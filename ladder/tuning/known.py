@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ladder.doctor.drive import read_speed
 from ladder.events.outcome import Record
 from ladder.launch.machine_measuring import measure_points
-from ladder.launch.nodes.cluster import Cluster
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import KnownMachine, facts_of, keep_known, measured, read_known, taught
 from ladder.machine.nvme import check_nvme_path
@@ -17,11 +17,13 @@ from ladder.machine.rates import Found
 from ladder.search.belief import believe
 from ladder.search.space import Space
 from ladder.search.speed import lessons
-from ladder.tuning.nodes_venue import without_gpus
-from ladder.tuning.preparation import rank_environment
+from ladder.tuning.preparation import rank_environment, without_gpus
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.matrices import matrices_of
 from ladder.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from ladder.launch.nodes.cluster import Cluster
 
 
 def with_known(machine: Machine, tell: Subscriber) -> Machine:

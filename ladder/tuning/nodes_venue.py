@@ -21,7 +21,12 @@ from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.tuning.operators import Operators
-from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
+from ladder.tuning.preparation import (
+    environment_of_trials,
+    operators_of_every_trial,
+    with_obstacles,
+    without_gpus,
+)
 from ladder.tuning.script_look import look_at
 from ladder.tuning.sweep import run_marker
 from ladder.tuning.tune_events import Note, Subscriber, noting
@@ -147,11 +152,6 @@ def shared_folder(options: TuneOptions) -> Path:
         return folder
     make_private(options.run_dir)
     return options.run_dir
-
-
-def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
-    """Each agent knows its own GPUs."""
-    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 
 def _nodes(options: TuneOptions) -> tuple[list[Node], int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ladder.backends.registry import backend_of
@@ -112,3 +112,8 @@ def rank_environment(machine: Machine) -> dict[str, str]:
     if machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in machine.gpus)
     return environment
+
+
+def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """For agents on nodes, each of which knows its own GPUs."""
+    return {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}

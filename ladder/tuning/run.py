@@ -14,7 +14,7 @@ from ladder.emit.plain import emit_plain
 from ladder.events.outcome import Record
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
-from ladder.report.writing import write_reports
+from ladder.report.writing import load_page, write_reports
 from ladder.runs.history import History
 from ladder.runs.snapshot import space_to_dict
 from ladder.search.cost import COMPARISONS
@@ -29,6 +29,7 @@ from ladder.tuning.comparisons import Agreements, Comparisons
 from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.known import learn
+from ladder.tuning.meanwhile import meanwhile
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, num_knob_trials
@@ -43,9 +44,9 @@ from ladder.tuning.versions import package_versions
 
 # Errors of the disk; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
-_DELIVERY_SECONDS = 2.0
-"""After the proof, for the files of the answer, the report and the end of the trial server. Measured: 2.0 s on two busy
-CPU cores."""
+_DELIVERY_SECONDS = 1.0
+"""After the proof, for the files of the answer, the report and the end of the trial server. Chosen: more than the 0.2 s
+on two busy CPU cores (measured: benchmarks/results/time-to-answer)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,8 @@ def _search_at(
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
     spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
+    if not on_paper:  # the reports will ask for the same predictions
+        tell = meanwhile(tell, lambda: ledger(space, relevant(space, history.records), unsupported))
     # Simulated trials have no losses.
     comparisons = None if on_paper else Comparisons(agreements=Agreements(machine=place.machine))
 
@@ -172,7 +175,9 @@ def _search_at(
         )
 
     strategy, num_knobs = STRATEGIES[options.strategy], num_knob_trials(options)
-    if not on_paper and not relevant(space, history.records):  # the trial server is importing its packages meanwhile
+    # What follows takes no time of the tune: the trial server is importing its packages meanwhile.
+    load_page()
+    if not on_paper and not relevant(space, history.records):
         _say_price(space, strategy, options.time_budget, tell)
     return tune_in_turn(tuner, space, strategy, knob_trials=num_knobs)
 

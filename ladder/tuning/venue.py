@@ -1,4 +1,4 @@
-"""Where a tune's trials run: on this host or on a simulated machine; and everything that differs between the two."""
+"""Where a tune's trials run, and everything that differs between places: here, this host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung, Technique
 from ladder.emit import Answer
 from ladder.errors import UsageError
@@ -20,9 +19,6 @@ from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
-from ladder.simulation.launcher import SimulatedLauncher
-from ladder.simulation.paper_machine import SimulatedMachine, read_machine
-from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.operators import Operators
 from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
 from ladder.tuning.script_look import look_here
@@ -95,7 +91,9 @@ def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: 
     UsageError if one is given without the other, or if an option has no effect on a simulated machine.
     """
     if options.launcher == "simulated":
-        return OnPaper(_paper_machine(options), options, tell, cancelled)
+        from ladder.tuning.paper_venue import OnPaper, paper_machine  # only a simulated tune waits for this import
+
+        return OnPaper(paper_machine(options), options, tell, cancelled)
     if options.machine is not None:
         raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
     if options.launcher == "slurm-jobs":
@@ -195,63 +193,6 @@ class ThisHost:
         """Nothing to end: the leases are given back by whoever made them."""
 
 
-class OnPaper:
-    """A simulated machine: no processes, no waiting, and no libraries needed."""
-
-    def __init__(
-        self, simulated: SimulatedMachine, options: TuneOptions, tell: Subscriber, cancelled: Callable[[], bool]
-    ) -> None:
-        self._simulated, self._options, self._tell, self._cancelled = simulated, options, tell, cancelled
-
-    @property
-    def paper_name(self) -> str:
-        """The name in its file."""
-        return self._simulated.name
-
-    @property
-    def laws(self) -> Mapping[str, Any]:
-        """Everything in its file."""
-        return self._simulated.model_dump()
-
-    def machine(self) -> Machine:
-        """As on a real machine, NVMe rungs need an --nvme-path."""
-        options = self._options
-        machine = self._simulated.machine(options.gpus, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
-        without = {rung.name: "no --nvme-path was given" for rung in RUNGS_BY_NAME.values() if "nvme" in rung.devices}
-        return replace(
-            machine,
-            nvme_path=options.nvme_path,
-            unsupported=machine.unsupported | ({} if options.nvme_path else without),
-        )
-
-    def look(self, command: Sequence[str], machine: Machine) -> Script:
-        """Nothing runs on a simulated machine."""
-        raise UsageError("--launcher simulated runs nothing, so it cannot try a script; name a MODEL instead.")
-
-    def introduce(self) -> None:
-        """Say that nothing is measured."""
-        answered = f"a simulator of the machine {self.paper_name} answers each trial and the proof"
-        self._tell(Note(f"Simulated: {answered}, and no GPU runs."))
-
-    def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
-        """Only those that were asked for."""
-        return techniques_tried(choices, workload, machine.device, on_paper=True)
-
-    @contextmanager
-    def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:
-        """`machine` is the simulated machine, limited to what the user allows."""
-        launcher = SimulatedLauncher(self._simulated, model=workload.model, cancelled=self._cancelled)
-        with closing(launcher):
-            yield OpenVenue(machine=machine, launcher=launcher, clock=launcher.now)
-
-    def signed(self, answer: Answer, machine: Machine) -> Answer:
-        """With warnings that it is simulated."""
-        return said_to_be_simulated(answer, self.paper_name)
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
 def job_of(workload: Workload) -> dict[str, Any]:
     """What a trial server imports for it."""
     if workload.script is None:
@@ -261,24 +202,3 @@ def job_of(workload: Workload) -> dict[str, Any]:
         return {**known, "preload": adapters}
     more = {"preload": ["ladder.trial.script.running"], PRELOAD_IF_THERE: list(workload.script.facts.modules)}
     return {"model_config": None, "task": workload.task, **more}
-
-
-def _paper_machine(options: TuneOptions) -> SimulatedMachine:
-    """UsageError if no machine is named, or if an option has no effect on a simulated one."""
-    if options.machine is None:
-        raise UsageError("--launcher simulated needs a --machine, such as a100-80 or a machine file.")
-    for name, value in (
-        ("--cold", options.cold),
-        ("--wait", options.wait),
-        ("--save-weights", options.save_weights),
-        ("--nodes", options.nodes),
-        ("--hostfile", options.hostfile),
-    ):
-        if value:
-            raise UsageError(f"{name} has no effect with --launcher simulated, which runs no trials; leave it out.")
-    if options.gpus == 0:
-        raise UsageError("--gpus 0 asks for CPU ranks, and simulated machines have GPUs; leave out --gpus 0.")
-    simulated = read_machine(options.machine)
-    if options.nvme_path is not None and not simulated.nvme_space:
-        raise UsageError(f"--nvme-path: the machine {simulated.name} has no NVMe drive (nvme_space); leave it out.")
-    return simulated

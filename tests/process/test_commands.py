@@ -64,6 +64,26 @@ def test_a_plan_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_tune_loads_no_pandas_and_only_a_simulated_one_a_simulator(tmp_path: Path) -> None:
+    code = (
+        "import sys, ladder.tuning.run; assert 'ladder.simulation.launcher' not in sys.modules;"
+        "from ladder.cli.main import main; status = main(sys.argv[1:]);"
+        "assert 'ladder.simulation.launcher' in sys.modules and 'pandas' not in sys.modules; sys.exit(status)"
+    )
+    arguments = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--quiet"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("call", "frozen"), [("main()", True), ("main(['schema'])", False)])
+def test_only_a_command_that_ends_its_process_leaves_no_object_to_search_for_garbage(call: str, frozen: bool) -> None:
+    code = f"import gc, sys; from ladder.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "schema"], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == str(frozen)
+
+
 def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, "schema"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)

@@ -22,8 +22,7 @@ from ladder.machine.known_machine import facts_of, file_of, read_known
 from ladder.machine.machine import detect_machine
 from ladder.machine.rates import rates_of
 from ladder.tuning.known import with_known
-from ladder.tuning.nodes_venue import without_gpus
-from ladder.tuning.preparation import rank_environment
+from ladder.tuning.preparation import rank_environment, without_gpus
 
 WANTED = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
 

@@ -26,9 +26,10 @@ from ladder.tuning.declaring import checked
 from ladder.tuning.job_options import mem_of, more_of
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
+from ladder.tuning.paper_venue import OnPaper
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import Subscriber
-from ladder.tuning.venue import OnPaper, OpenVenue
+from ladder.tuning.venue import OpenVenue
 from ladder.units import GIB
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.report.table import frame, left_out, rows, terminal_table, unsupported_line
+from ladder.report.table import csv_text, frame, left_out, rows, terminal_table, unsupported_line
 from ladder.search.ledger import Entry, Predicted, Status
 from ladder.units import GIB
 
@@ -84,6 +84,13 @@ def test_the_frame_has_every_entry_and_survives_csv(tmp_path: Any) -> None:
     assert list(again["why"]) == [item.why for item in ENTRIES]
     counts = pd.read_csv(tmp_path / "trials.csv", dtype=str)["micro_batch"].dropna()
     assert list(counts) == [str(item.micro_batch) for item in ENTRIES if item.micro_batch]
+
+
+def test_trials_csv_is_what_pandas_would_write() -> None:
+    measurement = make_measurement(watts=500.0)
+    record = make_record(SLOW, measurement=measurement, tokens_per_second=1e16, warnings=('one, "two"', "three\nfour"))
+    entries = [*ENTRIES, entry(SLOW, record=record, why="a, b")]
+    assert csv_text(rows(entries, {})) == frame(entries, {}).to_csv(index=False)
 
 
 def test_the_terminal_shows_the_answer_first_then_what_fits_then_failures_then_the_rest() -> None:

@@ -160,10 +160,11 @@ def test_however_many_trials_there_is_no_time_for_each_speed_is_predicted_once(
     assert len(asked) == len(set(asked)) > 10
 
 
-def test_one_belief_serves_all_who_ask_after_a_trial_and_the_next_trial_makes_another() -> None:
+def test_one_belief_serves_all_who_ask_until_another_trial_has_ended_that_is_no_proof() -> None:
     records = [fitting(SPACE, FIRST)]
     known = believe(SPACE, records)
     assert believe(SPACE, tuple(records)) is known
     assert believe(SPACE, [*records, fitting(SPACE, OTHER)]) is not known
     assert believe(SPACE, [fitting(SPACE, FIRST, slower=1.1)]) is not known
+    assert believe(SPACE, [*records, replace(fitting(SPACE, FIRST), purpose="proof")]) is known
     assert believe(make_space(), records) is not known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -74,11 +75,22 @@ def html(runs: Sequence[ReportedRun]) -> str:
 
 def rendered(template: str, **words: Any) -> str:
     """A page of this package's look."""
-    environment = Environment(
+    look = {"css": _asset("report.css"), "js": _asset("report.js"), "version": __version__}
+    return _templates().get_template(template).render(**look, **words)
+
+
+def compile_templates() -> None:
+    """Do now what would otherwise take time when the first page is made."""
+    for name in _templates().list_templates(extensions=("j2",)):
+        _templates().get_template(name)
+
+
+@cache
+def _templates() -> Environment:
+    """The templates of this package. Each is compiled once."""
+    return Environment(
         loader=PackageLoader("ladder.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    look = {"css": _asset("report.css"), "js": _asset("report.js"), "version": __version__}
-    return environment.get_template(template).render(**look, **words)
 
 
 _ANSWERS = "The answer of each run, or the fastest that fits so far."

@@ -1,0 +1,46 @@
+"""What reports need is predicted while a proof's ranks start."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from helpers import tiny_trial
+
+from ladder.tuning.meanwhile import meanwhile
+from ladder.tuning.tune_events import TrialBegins, TuneEvent
+
+
+def begins(folder: Path, *, proof: bool) -> TrialBegins:
+    return TrialBegins(tiny_trial(folder, 1).model_copy(update={"proof": proof}), "to be seen")
+
+
+def joined() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "meanwhile":
+            thread.join()
+
+
+def test_the_work_begins_on_another_thread_with_a_proof_and_with_no_other_trial(tmp_path: Path) -> None:
+    told, worked_on = list[TuneEvent](), list[threading.Thread]()
+    tell = meanwhile(told.append, lambda: worked_on.append(threading.current_thread()))
+    events = [begins(tmp_path, proof=False), begins(tmp_path, proof=True)]
+    tell(events[0])
+    joined()
+    assert worked_on == []
+    tell(events[1])
+    joined()
+    assert len(worked_on) == 1
+    assert worked_on[0] is not threading.current_thread()
+    assert told == events
+
+
+def test_an_error_of_the_work_ends_only_its_thread(tmp_path: Path) -> None:
+    seen = list[threading.ExceptHookArgs]()
+    before, threading.excepthook = threading.excepthook, seen.append
+    try:
+        meanwhile(lambda event: None, lambda: 1 / 0)(begins(tmp_path, proof=True))
+        joined()
+    finally:
+        threading.excepthook = before
+    assert seen == []
