@@ -60,6 +60,7 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
             spec, ending = following, _Ending(following, Reporter(Path(following.folder) / f"rank{rank}.jsonl"))
             ending.gauge = gauge
             ending.reporter.phase("process_group")
+            backend_of(spec).join(spec)
             _train_model(spec, ending.reporter, gauge)
     except BaseException as error:
         return ending.report(error)

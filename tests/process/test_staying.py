@@ -85,6 +85,17 @@ def test_ranks_stay_after_engines_that_leave_nothing_behind(tmp_path: Path) -> N
     assert followed == ["zero0", "zero1", "zero2"]
 
 
+def test_ddp_follows_an_engine_of_deepspeed_and_nothing_follows_ddp(bench: Bench, tmp_path: Path) -> None:
+    bench.run(trial(tmp_path / "0001", "zero2"))
+    ranks, seen = pids(bench), set[int]()
+    second = bench.run(trial(tmp_path / "0002", "ddp"), lambda rank, event: seen.update(pids(bench)))
+    assert seen == ranks
+    assert bench.ranks() == []
+    alone = bench.run(trial(tmp_path / "0003", "ddp"))
+    assert measured(second).losses == measured(alone).losses
+    assert not (tmp_path / "0002" / "rank0-before.jsonl").exists()
+
+
 def test_ranks_of_an_engine_that_leaves_something_behind_end(bench: Bench, tmp_path: Path) -> None:
     run = bench.run(trial(tmp_path / "0001", "zero3"))
     measured(run)
@@ -123,7 +134,8 @@ def test_what_fails_in_ranks_that_stayed_is_tried_again_in_new_ones(bench: Bench
     run = bench.run(without_memory(tmp_path / "0002", "zero1"), lambda rank, event: seen.update(pids(bench)))
     assert_out_of_memory(run)
     assert seen - stayed  # it was judged by new processes
-    assert '"failed"' in (tmp_path / "0002" / "rank0-before.jsonl").read_text()
+    before = [(tmp_path / "0002" / f"rank{rank}-before.jsonl").read_text() for rank in range(WORLD_SIZE)]
+    assert any('"failed"' in events for events in before)
     assert bench.ranks() == []
 
 

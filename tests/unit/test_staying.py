@@ -78,9 +78,9 @@ def test_what_ranks_reported_before_a_repetition_is_kept_under_another_name(tmp_
     ("changes", "alike"),
     [
         ({"trial": "0009", "memory_limit": GIB, "seed": 1, "probe": True, "parity": True}, True),
+        ({"backend_module": "ladder.trial.backends.plain"}, True),
         ({"environment": {"NAME": "value"}}, False),
         ({"rank_modules": ("ladder.trial.techniques.liger",)}, False),
-        ({"backend_module": "ladder.trial.backends.plain"}, False),
         ({"world_size": 1}, False),
         ({"gpu_uuids": ("GPU-1", "GPU-2")}, False),
     ],
