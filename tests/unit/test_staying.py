@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from helpers import WORLD_SIZE, tiny_trial
+from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate, tiny_trial
+from helpers.values import machine_with
 
 from ladder.events.outcome import OutcomeKind
-from ladder.events.protocol import DoneEvent, Event, FailedEvent
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, ScriptSpec, StepPolicy
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.staying import is_doubtful, set_aside
+from ladder.tuning.trial_request import trial_spec
 from ladder.units import GIB, MIB
 
 Device = Literal["cuda", "cpu"]
@@ -88,3 +90,31 @@ def test_what_ranks_reported_before_a_repetition_is_kept_under_another_name(tmp_
 def test_trials_share_processes_only_where_these_are_made_for_the_same(changes: dict[str, Any], alike: bool) -> None:
     spec = tiny_trial(Path("/run/trials/0002"), 1)
     assert (spec.model_copy(update=changes).processes == spec.processes) == alike
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "may"),
+    [
+        ("cuda", {}, True),
+        ("cuda", {"probe": True}, True),
+        ("cuda", {"proof": True}, False),
+        ("cuda", {"script": ScriptSpec(command=("train.py",))}, False),
+        ("cpu", {}, False),
+    ],
+)
+def test_only_trials_of_random_weights_on_gpus_may_share_processes(
+    device: str, changes: dict[str, Any], may: bool
+) -> None:
+    candidate = make_candidate("zero2")
+    spec = trial_spec(
+        "0001",
+        Path("/run/trials/0001"),
+        bundled_workload(),
+        machine_with(2, device),
+        candidate.engine,
+        {},
+        [as_a_rank_sees(candidate)],
+        steps=StepPolicy(),
+        **changes,
+    )
+    assert spec.may_stay is may
