@@ -161,8 +161,18 @@ KEYS = {
         "The largest memory of the whole process in GiB, with the CUDA context and NCCL, as NVML counts it. Where the "
         "GPU has room, a long training may hold 1 % more, as a cache of torch's allocator.",
     ),
+    "memory_per_gpu.outside_torch_gib": (
+        "number",
+        "What the process held outside torch's allocator, in GiB: the CUDA context and NCCL. `ladder run` leaves room "
+        "for it under a limit.",
+    ),
     "memory_per_gpu.limit_gib": ("number", "The limit under which the answer was measured, in GiB."),
     "memory_per_gpu.limit_bytes": ("integer", "The same limit in bytes."),
+    "memory_per_gpu.limited": (
+        "boolean",
+        "Whether the limit is below the whole GPU, because of `--gpu-memory`. If so, `ladder run` holds a training to "
+        "it.",
+    ),
     "headroom": ("number", "Memory left at the peak, as a fraction of the limit."),
     "host_memory_gib": (
         "number",

@@ -16,6 +16,8 @@ class Problem:
     device: str
     memory_limit: int
     """Bytes per rank."""
+    is_limited: bool = False
+    """The limit is below what the device has."""
     host_memory: int
     """Bytes for all ranks together."""
     gpu_name: str | None = None

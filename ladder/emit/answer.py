@@ -39,6 +39,8 @@ class Answer:
     gpu_name: str | None
     memory_limit: int
     """Bytes that a rank may use on its GPU."""
+    is_limited: bool = False
+    """The limit is below what the GPU has."""
     host_threads: int
     """OMP_NUM_THREADS of each rank when it was measured."""
     allocator: dict[str, str]

@@ -131,6 +131,8 @@ class ScriptSpec(_Frozen):
     """TrainingArguments of a trial or a run."""
     resume: str = ""
     """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
+    torch_limit: int = 0
+    """Of a run with a `memory_limit`: bytes for torch's allocator on a GPU."""
     facts: ScriptFacts | None = None
     """What the look found; for a trial."""
 
@@ -182,7 +184,7 @@ class TrialSpec(_Frozen):
     """All ranks get the same sequences, so that losses can be compared with those under sequence parallelism."""
     candidates: tuple[CandidateSpec, ...]
     memory_limit: int
-    """Bytes that a rank may use: the GPU's memory, or less."""
+    """Bytes that a rank may use: the GPU's memory, or less. 0 in a run is no limit."""
     steps: StepPolicy = StepPolicy()
     proof: bool = False
     """Also run an evaluation pass and gather the 16-bit weights."""

@@ -18,6 +18,16 @@ BEST_FOR_TRIALS = {"PYTORCH_CUDA_ALLOC_CONF": f"{GROWING},{PINNING}", **HUGE_PAG
 """Settings for the allocators of torch and of the C library; the user's own settings override them."""
 
 
+_WHOLE = 0.99
+"""Of a device, from which on a limit is none. Chosen: under another driver, or on another node, a GPU of the same name
+has a little less memory."""
+
+
+def memory_of_cpu_rank(host_memory: int, world_size: int) -> int:
+    """Bytes that each CPU rank may use if nobody says how many."""
+    return int(0.8 * host_memory / world_size)
+
+
 @dataclass(frozen=True)
 class Gpu:
     uuid: str
@@ -57,6 +67,14 @@ class Machine:
     @property
     def gpu_name(self) -> str | None:
         return self.gpus[0].name if self.gpus else None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a rank may use less than its device has."""
+        has = [gpu.total_bytes for gpu in self.gpus]
+        if self.device == "cpu":
+            has = [memory_of_cpu_rank(self.host_memory, self.world_size)]
+        return bool(has) and self.memory_limit < _WHOLE * min(has)
 
     @property
     def host_threads(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.machine.described import Gpu, Machine
+from ladder.machine.described import Gpu, Machine, memory_of_cpu_rank
 from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import compiler, usable_cores
 from ladder.machine.host import host_memory as all_host_memory
@@ -60,7 +60,7 @@ def detect_machine(
     chosen = tuple(choose(found, gpus or len(found), gpu_memory)) if found else ()
     host = host_memory or all_host_memory()
     world_size = len(chosen) or CPU_RANKS
-    size = min((gpu.total_bytes for gpu in chosen), default=int(0.8 * host / world_size))
+    size = min((gpu.total_bytes for gpu in chosen), default=memory_of_cpu_rank(host, world_size))
     if chosen and gpu_memory and gpu_memory > size:
         raise UsageError(
             f"--gpu-memory {format_bytes(gpu_memory)} is more than the GPUs have ({format_bytes(size)}); lower it."

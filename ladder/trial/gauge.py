@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +14,10 @@ import pynvml
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from ladder.events.memory_limit import slack
 from ladder.trial.failure import OverLimitError
 from ladder.trial.host_memory import HostMemory
-from ladder.units import MIB, format_bytes
+from ladder.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +32,6 @@ class Reading:
     held_host: int
     """At the moment."""
     alloc_retries: int
-
-
-_SLACK_FRACTION = 0.005
-"""Of the limit, reserved for libraries that allocate a little more outside torch after the limit is set. Chosen: while
-weights were gathered, NVML once showed 0.4 % more than torch's allocator and the context together (measured)."""
-_SLACK_BYTES = 64 * MIB
-"""The least slack. Chosen: as much as cuBLAS's workspace, for limits so small that the fraction is less."""
 
 
 _LEFT = 0.5
@@ -98,8 +93,7 @@ class CudaGauge:
     def start(self, limit: int) -> None:
         self._limit = limit
         self._host.start()
-        # DeepSpeed asks how much is free before it flattens parameters on the GPU: it must see the limit.
-        get_accelerator().available_memory = lambda device_index=None: self.free()
+        tell_deepspeed(self.free)
         self.settle()
 
     def is_clear(self) -> bool:
@@ -108,22 +102,17 @@ class CudaGauge:
         outside = self._outside()
         if self._outside_after_first is None:  # with the handles and kernels that every engine needs
             self._outside_after_first = outside
-        return max(torch.cuda.memory_reserved(), outside - self._outside_after_first) <= self._slack()
-
-    def _slack(self) -> int:
-        """Bytes below the limit that the allocator must leave free."""
-        return max(_SLACK_BYTES, int(_SLACK_FRACTION * self._limit))
+        return max(torch.cuda.memory_reserved(), outside - self._outside_after_first) <= slack(self._limit)
 
     def settle(self) -> bool:
         torch.cuda.synchronize()
         outside = self._outside()
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        room = self._limit - outside - self._slack()
+        room = self._limit - outside - slack(self._limit)
         if room <= 0:
             raise OverLimitError(
                 f"the CUDA context and libraries alone use {format_bytes(outside)} of {format_bytes(self._limit)}"
             )
-        torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
+        limit_torch(room)
         return torch.cuda.max_memory_reserved() > room
 
     def lift(self) -> None:
@@ -155,7 +144,7 @@ class CudaGauge:
         )
 
     def free(self) -> int:
-        return max(0, self._limit - self._slack() - self._outside() - torch.cuda.memory_allocated())
+        return max(0, self._limit - slack(self._limit) - self._outside() - torch.cuda.memory_allocated())
 
 
 class CpuGauge:
@@ -178,30 +167,30 @@ class CpuGauge:
         self._limit = limit
         if not self._sampler.is_alive():  # otherwise what an earlier trial left counts against this one
             self._sampler.start()
-            self._before = _data_bytes()
-        resource.setrlimit(resource.RLIMIT_DATA, (self._before + limit, resource.RLIM_INFINITY))
+            self._before = data_bytes()
+        limit_data(self._before + limit)
 
     def _sample(self) -> None:
         tick = threading.Event()
         while not tick.wait(self._PERIOD_SECONDS):
-            self._peak = max(self._peak, _data_bytes())
+            self._peak = max(self._peak, data_bytes())
 
     def is_clear(self) -> bool:
         _give_back()
-        return _data_bytes() - self._before <= _LEFT * (self._peak - self._before)
+        return data_bytes() - self._before <= _LEFT * (self._peak - self._before)
 
     def settle(self) -> bool:
         """Nothing to do: the limit applies to the whole process."""
         return False
 
     def lift(self) -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        limit_data(resource.RLIM_INFINITY)
 
     def reset(self) -> None:
         self._peak = 0
 
     def read(self) -> Reading:
-        peak = max(0, max(self._peak, _data_bytes()) - self._before)
+        peak = max(0, max(self._peak, data_bytes()) - self._before)
         return Reading(
             allocated=peak,
             reserved=peak,
@@ -213,7 +202,23 @@ class CpuGauge:
         )
 
     def free(self) -> int:
-        return max(0, self._before + self._limit - _data_bytes())
+        return max(0, self._before + self._limit - data_bytes())
+
+
+def limit_torch(room: int) -> None:
+    """Let torch's allocator take `room` bytes of the current GPU."""
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
+
+
+def tell_deepspeed(free: Callable[[], int]) -> None:
+    """Let DeepSpeed see the limit: it asks how much is free before it flattens parameters on the GPU."""
+    get_accelerator().available_memory = lambda device_index=None: free()
+
+
+def limit_data(most: int) -> None:
+    """Let this process's data segment have `most` bytes."""
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
 
 
 def _give_back() -> None:
@@ -222,7 +227,8 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _data_bytes() -> int:
+def data_bytes() -> int:
+    """Of this process's data segment."""
     with open("/proc/self/status") as status:
         for line in status:
             if line.startswith("VmData:"):

@@ -56,3 +56,6 @@ class RunOptions:
             "If memory runs out, go on from the last checkpoint with a measured candidate that takes less.", WORKLOAD
         ),
     ] = False
+    memory_limit: Annotated[
+        bool, Option("Hold the training to the limit of the tune, if that is below the whole GPU.", MACHINE)
+    ] = True

@@ -54,6 +54,7 @@ def answer_of(
         device=machine.device,
         gpu_name=machine.gpu_name,
         memory_limit=machine.memory_limit,
+        is_limited=space.is_limited,
         host_threads=machine.host_threads,
         allocator=machine.allocator,
         nvme_path=machine.nvme_path,

@@ -112,6 +112,7 @@ def problem_of(workload: Workload, machine: Machine) -> Problem:
         world_size=machine.world_size,
         device=machine.device,
         memory_limit=machine.memory_limit,
+        is_limited=machine.is_limited,
         host_memory=machine.host_memory,
         gpu_name=machine.gpu_name,
         num_cores=machine.num_cores,

@@ -18,6 +18,7 @@ from ladder.emit.config import SECTION, candidate_key_in, load_best_config
 from ladder.emit.nodes import PORT
 from ladder.emit.settings import settings_in
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import MEMORY_OUTCOMES
 from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrialSpec, parse_event
 from ladder.machine.gpus import visible_gpus
@@ -26,6 +27,7 @@ from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.step_down import Plan, smaller
 from ladder.tuning.trial_request import candidate_spec, rank_modules_of
 from ladder.tuning.tune_events import Note, Subscriber
+from ladder.units import GIB, format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +57,12 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     command = asked.script or tuple(section.get("script", {}).get("command", ()))
     if not command:
         raise UsageError(f"{str(path)!r} was not tuned for a script; name yours: ladder run {path} -- train.py …")
-    settings = settings_in(document)
-    visible = len(visible_gpus()) if settings.device == "cuda" else settings.ranks_of_a_node
-    if visible < (needed := settings.ranks_of_a_node):
-        on_each = " on each node" if settings.num_nodes > 1 else ""
-        raise EnvironmentFaultError(f"{str(path)!r} is for {needed} GPUs{on_each}, and {visible} are visible here.")
-    if settings.num_nodes > 1:
-        require_nodes(path, settings.num_nodes, asked)
-    candidate = candidate_of(candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size)
-    config = {key: value for key, value in document.items() if key != SECTION}
-    own = section.get("script", {}).get("optimizer", "")
-    plan, tried = Plan(settings=settings, candidate=candidate, config=config, optimizer=own), {candidate.key}
-    has_checkpoint = False
+    plan = _first_plan(document, path, asked)
+    if plan.memory_limit:
+        whose = " of its GPU" if plan.settings.device == "cuda" else ""
+        size = format_bytes(plan.memory_limit)
+        tell(Note(f"Each rank may use {size}{whose}, as in the tune; --no-memory-limit lifts this limit."))
+    has_checkpoint, tried = False, {plan.candidate.key}
     while True:
         end = _trained(command, plan)
         has_checkpoint = has_checkpoint or end.has_checkpoint
@@ -76,7 +72,7 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         less = smaller(Path(section["run_dir"]), plan, tried, has_checkpoint, end.failure.outcome)
         if less is None:
             reads = " and can read its checkpoint" if has_checkpoint else ""
-            tell(Note(f"{said} No measured candidate takes less{reads}; tune again with a smaller --gpu-memory."))
+            tell(Note(f"{said} No measured candidate takes less{reads}; {_other_help(plan, end.failure.outcome)}."))
             return end.status
         held = f"{less.candidate.key} was measured with less"
         start = "from the last checkpoint" if has_checkpoint else "from the beginning, as there is no checkpoint"
@@ -86,6 +82,45 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         tell(Note(f"{said} {held}: going on with it {start}, with the same global batch."))
         plan = replace(less, resume=end.written or plan.resume)
         tried.add(less.candidate.key)
+
+
+def _first_plan(document: Mapping[str, Any], path: Path, asked: RunOptions) -> Plan:
+    """How the answer in `document`, which was read from `path`, trains. Raises as `run_script`."""
+    section, settings = document[SECTION], settings_in(document)
+    visible = len(visible_gpus()) if settings.device == "cuda" else settings.ranks_of_a_node
+    if visible < (needed := settings.ranks_of_a_node):
+        on_each = " on each node" if settings.num_nodes > 1 else ""
+        raise EnvironmentFaultError(f"{str(path)!r} is for {needed} GPUs{on_each}, and {visible} are visible here.")
+    if settings.num_nodes > 1:
+        require_nodes(path, settings.num_nodes, asked)
+    limit, of_torch = limits_in(section, asked)
+    return Plan(
+        settings=settings,
+        candidate=candidate_of(
+            candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size
+        ),
+        config={key: value for key, value in document.items() if key != SECTION},
+        optimizer=section.get("script", {}).get("optimizer", ""),
+        memory_limit=limit,
+        torch_limit=of_torch,
+    )
+
+
+def limits_in(section: Mapping[str, Any], asked: RunOptions) -> tuple[int, int]:
+    """Bytes that each rank may use, and how many of them torch's allocator on a GPU; zeros where there is no limit."""
+    memory = section["memory_per_gpu"]
+    if not (asked.memory_limit and memory["limited"]):
+        return 0, 0
+    limit: int = memory["limit_bytes"]
+    outside, reserved = (int(memory[name] * GIB) for name in ("outside_torch_gib", "peak_reserved_gib"))
+    return limit, for_torch(limit, outside, reserved)
+
+
+def _other_help(plan: Plan, outcome: str) -> str:
+    """What helps a training whose memory ran out, if no other candidate does."""
+    if plan.memory_limit and outcome == "gpu_oom":
+        return "--no-memory-limit lets it take more than the tune's limit, if the device has more"
+    return "tune again with a smaller --gpu-memory, and start that answer with --no-memory-limit"
 
 
 def require_nodes(path: Path, num_nodes: int, asked: RunOptions) -> None:
@@ -126,12 +161,13 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
             deepspeed=dict(plan.config),
             rank_modules=rank_modules_of(plan.candidate.engine),
             candidates=(candidate_spec(plan.candidate),),
-            memory_limit=0,
+            memory_limit=plan.memory_limit,
             script=ScriptSpec(
                 command=tuple(command),
                 mode="run",
                 arguments=plan.arguments,
                 resume=plan.resume,
+                torch_limit=plan.torch_limit,
             ),
         )
         file = Path(folder) / "spec.json"

@@ -12,6 +12,7 @@ from ladder.candidates import Candidate
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import arguments_in_place
 from ladder.errors import LadderError
+from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import Measurement
 from ladder.search.space import Space, measured
 from ladder.tuning.stored import stored_output
@@ -36,6 +37,10 @@ class Plan:
     """Of the script's own, as transformers names it."""
     resume: str = ""
     """The checkpoint of a Trainer from which it goes on; empty for its beginning."""
+    memory_limit: int = 0
+    """Bytes that each rank may use; 0 for all that there is."""
+    torch_limit: int = 0
+    """How many of them torch's allocator may, on a GPU."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -92,7 +97,9 @@ def smaller(run_dir: Path, plan: Plan, tried: set[str], checkpoint: bool, outcom
             continue
         found = _with(plan, space.by_key[key], space)
         if held(seen) <= limit and (not checkpoint or found.layout == plan.layout):
-            return found
+            limit = plan.memory_limit
+            of_torch = for_torch(limit, seen.outside_torch, seen.peak_reserved) if limit else 0
+            return replace(found, torch_limit=of_torch)
     return None
 
 

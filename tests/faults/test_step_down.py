@@ -51,6 +51,8 @@ def test_a_training_steps_down_and_goes_on_from_its_last_checkpoint_with_the_sam
     less = "zero2 ckpt=on mb=16 was measured with less"
     assert told(done) == [f"{RAN_OUT} {less}: going on with it from the last checkpoint, with the same global batch."]
     before, after = (state_in(short_of_memory / "resumed" / f"checkpoint-{step}") for step in (6, 8))
+    limit = "Each rank may use 3.00 GiB, as in the tune; --no-memory-limit lifts this limit."
+    assert (done.output + done.errors).splitlines().count(limit) == 1
     assert after["log_history"][:6] == before["log_history"]
     assert [after["global_step"], after["epoch"], after["train_batch_size"]] == [8, 1.0, 16]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -196,6 +197,28 @@ def test_engines_in_processes_that_stayed_are_measured_as_in_new_ones(tmp_path: 
     for key in new.index:
         assert stayed["peak_allocated_gib"][key] == pytest.approx(new["peak_allocated_gib"][key], rel=0.01)
     assert not list((tmp_path / "stayed" / "trials").glob("*/rank0-before.jsonl"))
+
+
+def test_a_run_under_a_limit_may_have_what_its_tune_left_to_torch_and_no_more() -> None:
+    """In a process of its own, which the limit outlives."""
+    code = """
+import torch
+from deepspeed.accelerator import get_accelerator
+from ladder.events.protocol import ScriptSpec, TrialSpec
+from ladder.trial.script.limited import limit_run
+script = ScriptSpec(command=("train.py",), mode="run", torch_limit=2 << 30)
+limit_run(TrialSpec.model_construct(device="cuda", memory_limit=3 << 30), script)
+taken = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+print(get_accelerator().available_memory() == 1 << 30)
+try:
+    torch.empty(3 << 29, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("out of memory")
+"""
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "LOCAL_RANK": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == ["True", "out of memory"]
 
 
 def test_what_was_taken_is_taken_again_only_where_a_narrower_limit_has_no_room_for_it() -> None:

@@ -18,7 +18,7 @@ from ladder.candidates import Rung
 from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
-from ladder.machine.described import Gpu, Machine
+from ladder.machine.described import Gpu, Machine, bare_machine
 from ladder.machine.gpus import allocator_settings, may_register
 from ladder.machine.machine import CPU_RANKS, detect_machine, unsupported_reason
 from ladder.units import GIB
@@ -124,6 +124,16 @@ def test_the_smallest_card_sets_the_limit_of_all(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine, "visible_gpus", lambda: [GPUS[0], Gpu("GPU-small", "NVIDIA A100", 40 * GIB)])
     monkeypatch.setattr(machine, "obstacle", lambda gpu, needed: None)
     assert detected().memory_limit == 40 * GIB
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_only_a_limit_that_is_below_the_whole_device_is_one() -> None:
+    assert [detected(gpu_memory=size and size * GIB).is_limited for size in (None, 40, 138, 139, 140)] == [
+        *(False, True, True, False, False)
+    ]
+    on_cpu = [detected(gpus=0, host_memory=10 * GIB, gpu_memory=size) for size in (None, GIB, 4 * GIB, 8 * GIB)]
+    assert [each.is_limited for each in on_cpu] == [False, True, False, False]
+    assert not bare_machine(8, 40 * GIB).is_limited, "nothing else is known of its GPUs"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from helpers.tunes import TWO_RANKS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate
 from ladder.emit.settings import settings_of
+from ladder.events.memory_limit import for_torch
 from ladder.tuning import step_down
 from ladder.tuning.step_down import Plan, smaller
 from ladder.units import GIB
@@ -23,6 +25,8 @@ RUNGS = ("zero1", "zero2", "zero2+opt-cpu", "zero3", "zero3+param-cpu", "zero3+o
 LEAN, NOT_LEAN = "zero3+param-cpu+opt-cpu+lean", "zero3+param-cpu+opt-cpu"
 WORKLOAD = script_workload(make_script())
 SPACE, _ = space_on(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME[name] for name in (*RUNGS, LEAN, NOT_LEAN)], [1, 8])
+
+SEEN = make_measurement()
 
 
 def candidate_on(rung: str, micro_batch: int = 8) -> Candidate:
@@ -82,6 +86,15 @@ def test_with_a_checkpoint_only_what_can_read_it_is_taken(
     assert found.settings.stage == found.config["zero_optimization"]["stage"] == RUNGS_BY_NAME[rung].stage
     batch = found.settings.micro_batch * found.settings.accumulation
     assert batch == plan.settings.micro_batch * plan.settings.accumulation == 16
+
+
+@pytest.mark.parametrize("limit", [0, 5 * GIB])
+def test_a_limit_stays_and_leaves_torch_what_the_next_candidate_needs(limit: int, measured: None) -> None:
+    plan = replace(plan_on("zero2"), memory_limit=limit, torch_limit=limit)
+    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint=False, outcome="gpu_oom")
+    assert found is not None
+    outside, reserved = SEEN.outside_torch, SEEN.peak_reserved
+    assert (found.memory_limit, found.torch_limit) == (limit, for_torch(limit, outside, reserved) if limit else 0)
 
 
 def test_a_candidate_that_was_tried_is_not_tried_again(measured: None) -> None:

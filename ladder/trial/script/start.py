@@ -21,6 +21,7 @@ from ladder.trial.operators import load
 from ladder.trial.rank import failure_event
 from ladder.trial.reporter import Reporter
 from ladder.trial.script.hold import name_moments, note_checkpoints
+from ladder.trial.script.limited import lift_limit, limit_run
 from ladder.trial.script.program import program_of
 from ladder.trial.script.running import run_program, take_hold
 from ladder.trial.techniques import techniques_of
@@ -44,6 +45,8 @@ def main() -> None:
         grip = take_hold(spec, spec.script, program, reporter, CpuGauge(), _never)
         name_moments(grip)
         note_checkpoints(grip)
+        if spec.memory_limit:
+            limit_run(spec, spec.script)
         run_program(program, spec, spec.script)
         if is_ours and dist.is_initialized():  # gloo's threads, left to the interpreter's end, now and then abort it
             gc.collect()  # what is left of the script's model holds the group
@@ -51,6 +54,8 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:
+        if spec.memory_limit:
+            lift_limit(spec)
         reporter.send(failure_event(error, spec, reporter, None))
         raise
 
