@@ -57,5 +57,5 @@ class RunOptions:
         ),
     ] = False
     memory_limit: Annotated[
-        bool, Option("Hold the training to the limit of the tune, if that is below the whole GPU.", MACHINE)
+        bool, Option("Keep the training within the tune's --gpu-memory (the default).", MACHINE)
     ] = True

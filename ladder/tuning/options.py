@@ -215,7 +215,7 @@ class _TuneOptions(WorkloadOptions):
     ] = None
     gpu_memory: Annotated[
         int | None,
-        Option("Tune for smaller cards, e.g. 40GiB. It counts all that NVML counts.", MACHINE, SIZE),
+        Option("Limit of each GPU, e.g. 40GiB, for all that nvidia-smi counts.", MACHINE, SIZE),
     ] = None
     host_memory: Annotated[int | None, Option("Host memory that the ranks may use together.", MACHINE, SIZE)] = None
     nvme_path: Annotated[
@@ -278,7 +278,7 @@ class _TuneOptions(WorkloadOptions):
         tuple[int, ...],
         Option("Try only this micro-batch; may be given several times.", SEARCH, whole(1), flag="--micro-batch"),
     ] = ()
-    cold: Annotated[bool, Option("Start every trial from nothing; slower.", SEARCH)] = False
+    cold: Annotated[bool, Option("Start new processes for every trial; slower.", SEARCH)] = False
 
     backend: Annotated[str, _backend_option()] = ALL_BACKENDS
     documented: Annotated[bool, Option("Try nothing that lies beyond the documented ladder.", BEYOND)] = False
