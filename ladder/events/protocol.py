@@ -216,7 +216,7 @@ class TrialSpec(_Frozen):
     def processes(self) -> tuple[object, ...]:
         """What its processes are started for: those of a trial that is alike in this can run it too."""
         environment = tuple(sorted(self.environment.items()))
-        return self.device, self.world_size, self.gpu_uuids, self.rank_modules, environment
+        return self.device, self.world_size, self.gpu_uuids, self.backend_module, self.rank_modules, environment
 
     @property
     def local_ranks(self) -> range:

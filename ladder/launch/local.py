@@ -213,6 +213,8 @@ class LocalLauncher(Launcher):
             for event in events:
                 if event["event"] == "started":
                     self._on_port(event["port"])
+            if killed_at is not None:  # that they stay was said before they were killed
+                events = [event for event in events if event["event"] != "stays"]
             if _note(events, run, watch):
                 return True
             watch.leave_out_pause()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ladder.events.protocol import DoneEvent, FailedEvent
+from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent
 from ladder.events.trial_run import TrialRun
 
 _LEFTOVERS = 0.02
@@ -14,11 +14,19 @@ from it (`trial.gauge`)."""
 
 
 def is_doubtful(run: TrialRun) -> bool:
-    """Whether `run` ended in a way in which it might not have ended in new processes."""
+    """Whether `run` might have ended in another way in new processes, which have a little more memory."""
     if run.stop is not None and run.stop.kind in ("cancelled", "environment"):
         return False
     is_complete = all(events and isinstance(events[-1], DoneEvent) for events in run.events)
-    return not is_complete and not _lacks_much(run)
+    return _is_tight(run) if is_complete else not _lacks_much(run)
+
+
+def _is_tight(run: TrialRun) -> bool:
+    """Whether a little more room might have made a candidate faster, or fit."""
+    seen = [event for events in run.events for event in events if isinstance(event, MeasuredEvent)]
+    most = max((use.peak_bytes or 0 for use in run.device_use.values()), default=0)
+    most = max([most, *(event.peak_device for event in seen)])
+    return most > run.spec.memory_limit or any(event.alloc_retries for event in seen)
 
 
 def _lacks_much(run: TrialRun) -> bool:

@@ -98,11 +98,12 @@ class CudaGauge:
 
     def is_clear(self) -> bool:
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # there is no public way; a new process has none
         torch.cuda.empty_cache()
         outside = self._outside()
         if self._outside_after_first is None:  # with the handles and kernels that every engine needs
             self._outside_after_first = outside
-        return max(torch.cuda.memory_reserved(), outside - self._outside_after_first) <= slack(self._limit)
+        return max(torch.cuda.memory_reserved(), abs(outside - self._outside_after_first)) <= slack(self._limit)
 
     def settle(self) -> bool:
         torch.cuda.synchronize()

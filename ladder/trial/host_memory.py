@@ -34,7 +34,8 @@ class HostMemory:
 
     def note(self) -> None:
         """What the process holds now may be the most."""
-        self._peak = max(self._peak, _own_bytes())
+        held = _own_bytes()  # read first: `start` may forget the peak meanwhile
+        self._peak = max(self._peak, held)
 
     def held(self) -> int:
         """Bytes that are resident now, mapped files included."""

@@ -55,12 +55,12 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
             following = line.next_trial()
             if following is None:
                 return 0
+            ending.reporter.close()
             log_to(following.folder, rank)
             print(f"ladder: this process ran trial {spec.trial} before", flush=True)
             spec, ending = following, _Ending(following, Reporter(Path(following.folder) / f"rank{rank}.jsonl"))
             ending.gauge = gauge
             ending.reporter.phase("process_group")
-            backend_of(spec).join(spec)
             _train_model(spec, ending.reporter, gauge)
     except BaseException as error:
         return ending.report(error)

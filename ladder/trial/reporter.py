@@ -24,6 +24,10 @@ class Reporter:
         self.candidate: str | None = None
         self.moment: str = "process_group"
 
+    def close(self) -> None:
+        """Nothing more is to be said of this trial."""
+        os.close(self._fd)
+
     def send(self, event: Event) -> None:
         os.write(self._fd, event.model_dump_json().encode() + b"\n")
 

@@ -57,7 +57,12 @@ class Server:
         self._ranks: dict[int, int] = {}
         self._lines: dict[int, socket.socket] = {}
         """By rank, where it says that it stays after its trial, and is told the next one."""
-        self._staying: set[int] = set()
+        self._ready: set[int] = set()
+        """The ranks that said so."""
+        self._started: frozenset[int] = frozenset()
+        """All ranks of the trial; none once they are being killed."""
+        self._waiting = False
+        """They stay, and have no trial."""
         self._buffer = b""
         self._busy = False
         self._pid = os.getpid()
@@ -92,19 +97,26 @@ class Server:
             if request["op"] == "start":
                 self._start(request)
             elif request["op"] == "kill":
-                self._staying.clear()
-                self._busy = self._busy or bool(self._ranks)  # those that stayed end too
-                kill_descendants()
+                self._kill()
             elif request["op"] == "load":
                 _or_unable(self._events, partial(load_operators, request["operators"]))
                 self._send(event="loaded")
         return True
 
+    def _kill(self) -> None:
+        """Those that stay end too, and that is told like the end of a trial, also if they ended before."""
+        waited, self._waiting, self._started = self._waiting, False, frozenset()
+        self._busy = self._busy or waited
+        kill_descendants()
+        if waited:
+            self._reap()
+
     def _start(self, request: dict[str, Any]) -> None:
         from ladder.events.protocol import TrialSpec
 
         spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
-        self._busy = True
+        self._busy, self._waiting, self._started = True, False, frozenset(spec.local_ranks)
+        self._ready.clear()
         if request["again"]:
             self._start_again(spec, request["spec"])
             return
@@ -127,8 +139,7 @@ class Server:
 
     def _start_again(self, spec: Any, path: str) -> None:
         """Give the trial to the ranks that stayed. If one has ended since, the others end, as after any other death."""
-        self._staying.clear()
-        if set(self._ranks.values()) == self._lines.keys() == set(spec.local_ranks):
+        if set(self._ranks.values()) == self._lines.keys() == self._started:
             for line in self._lines.values():
                 with suppress(BrokenPipeError):
                     line.send(os.fsencode(path))
@@ -150,12 +161,11 @@ class Server:
             except ConnectionResetError:  # it was killed before it read what it was told
                 is_ready = False
             if is_ready:
-                self._staying.add(rank)
+                self._ready.add(rank)
             else:
                 self._lines.pop(rank).close()
-                self._staying.discard(rank)
-        if self._busy and self._ranks and self._staying == set(self._ranks.values()):
-            self._busy = False
+        if self._busy and self._started and self._ready == self._started:
+            self._busy, self._waiting = False, True
             self._send(event="stays")
 
     def _become_rank(self, spec: Any, rank: int, listener: socket.socket, port: int, line: socket.socket) -> NoReturn:

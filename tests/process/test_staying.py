@@ -83,17 +83,9 @@ def test_ranks_stay_after_engines_that_leave_nothing_behind(tmp_path: Path) -> N
     specs = {rung: trial(tmp_path / "0001", rung) for rung in rungs}
     followed = [rung for rung, spec in specs.items() if backend_of(spec).can_be_followed(spec)]
     assert followed == ["zero0", "zero1", "zero2"]
-
-
-def test_ddp_follows_an_engine_of_deepspeed_and_nothing_follows_ddp(bench: Bench, tmp_path: Path) -> None:
-    bench.run(trial(tmp_path / "0001", "zero2"))
-    ranks, seen = pids(bench), set[int]()
-    second = bench.run(trial(tmp_path / "0002", "ddp"), lambda rank, event: seen.update(pids(bench)))
-    assert seen == ranks
-    assert bench.ranks() == []
-    alone = bench.run(trial(tmp_path / "0003", "ddp"))
-    assert measured(second).losses == measured(alone).losses
-    assert not (tmp_path / "0002" / "rank0-before.jsonl").exists()
+    on_host = specs["zero2"].candidates[0].model_copy(update={"offload_activations": True})
+    pinned = specs["zero2"].model_copy(update={"candidates": (on_host,)})
+    assert not backend_of(pinned).can_be_followed(pinned)
 
 
 def test_ranks_of_an_engine_that_leaves_something_behind_end(bench: Bench, tmp_path: Path) -> None:
@@ -147,6 +139,16 @@ def test_a_rank_that_ends_while_it_waits_costs_time_and_no_result(bench: Bench, 
     run = bench.run(trial(tmp_path / "0002", "zero1"))
     measured(run)
     assert not {rank.pid for rank in others} & pids(bench)
+
+
+def test_ranks_that_all_ended_while_they_waited_leave_a_server_that_goes_on(bench: Bench, tmp_path: Path) -> None:
+    bench.run(trial(tmp_path / "0001", "zero2"))
+    server, ranks = bench.server(), bench.ranks()
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, ranks)))
+    measured(bench.run(trial(tmp_path / "0002", "zero1", may_stay=False)))
+    assert bench.server() == server
 
 
 def test_a_rank_killed_in_its_second_trial_is_judged_by_a_third(bench: Bench, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate
 from helpers.values import machine_with
 
 from ladder.events.outcome import OutcomeKind
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, ScriptSpec, StepPolicy
-from ladder.events.trial_run import Ending, TrialRun
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, ScriptSpec, StepPolicy
+from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.staying import is_doubtful, set_aside
 from ladder.tuning.trial_request import trial_spec
 from ladder.units import GIB, MIB
@@ -67,6 +67,40 @@ def test_a_bad_end_is_doubtful_unless_far_too_much_memory_is_missing(run: TrialR
     assert is_doubtful(run) == doubtful
 
 
+@pytest.mark.parametrize(
+    ("changes", "used", "doubtful"),
+    [
+        ({}, 0, False),
+        ({"peak_device": 10 * GIB}, 10 * GIB, False),
+        ({"peak_device": 10 * GIB + 1}, 0, True),
+        ({}, 10 * GIB + 1, True),
+        ({"alloc_retries": 1}, 0, True),
+    ],
+)
+def test_what_only_just_fits_is_measured_again_with_all_the_room_there_is(
+    changes: dict[str, int], used: int, doubtful: bool
+) -> None:
+    facts: dict[str, Any] = {"peak_device": GIB, "alloc_retries": 0, **changes}
+    seen = MeasuredEvent(
+        t=1.0,
+        candidate="zero2 ckpt=on mb=1",
+        began=0.0,
+        accumulate_seconds=[],
+        boundary_seconds=[1.0],
+        skipped_steps=0,
+        peak_allocated=GIB,
+        peak_reserved=GIB,
+        outside_torch=0,
+        peak_host=GIB,
+        losses=[],
+        **facts,
+    )
+    run = ended(DONE, DONE)
+    run.events[0].insert(0, seen)
+    run.device_use = {seen.candidate: DeviceUse(utilisation=None, watts=None, sm_clock_mhz=None, peak_bytes=used)}
+    assert is_doubtful(run) == doubtful
+
+
 def test_what_ranks_reported_before_a_repetition_is_kept_under_another_name(tmp_path: Path) -> None:
     run = TrialRun(spec=tiny_trial(tmp_path, 1), events=[])
     (tmp_path / "rank0.jsonl").write_text("{}\n")
@@ -80,9 +114,9 @@ def test_what_ranks_reported_before_a_repetition_is_kept_under_another_name(tmp_
     ("changes", "alike"),
     [
         ({"trial": "0009", "memory_limit": GIB, "seed": 1, "probe": True, "parity": True}, True),
-        ({"backend_module": "ladder.trial.backends.plain"}, True),
         ({"environment": {"NAME": "value"}}, False),
         ({"rank_modules": ("ladder.trial.techniques.liger",)}, False),
+        ({"backend_module": "ladder.trial.backends.plain"}, False),
         ({"world_size": 1}, False),
         ({"gpu_uuids": ("GPU-1", "GPU-2")}, False),
     ],

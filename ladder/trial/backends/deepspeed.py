@@ -94,9 +94,10 @@ class DeepSpeed(RankBackend):
         return DeepSpeedTraining(engine, spec)
 
     def can_be_followed(self, spec: TrialSpec) -> bool:
-        """Hooks of stage 3 keep the engine (deepspeed 0.19.8), and what is offloaded is pinned or on a drive."""
-        settings = spec.deepspeed["zero_optimization"]
-        return spec.zero_stage < _LEAVES_HOOKS and not any(name.startswith("offload_") for name in settings)
+        """Hooks of stage 3 keep the engine (deepspeed 0.19.8); torch keeps what was pinned for offload."""
+        offloads = any(name.startswith("offload_") for name in spec.deepspeed["zero_optimization"])
+        offloads |= any(candidate.offload_activations for candidate in spec.candidates)
+        return spec.zero_stage < _LEAVES_HOOKS and not offloads
 
     def let_go(self, training: DeepSpeedTraining) -> None:
         training.let_go()
