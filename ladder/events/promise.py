@@ -62,12 +62,15 @@ def apart(proof: Record, trial: Record | None) -> str:
 
 
 def _comparable(proof: Record, trial: Record | None) -> float | None:
-    """The speed of `trial` if it had waited for a script's data loader like `proof`; None if either has no speed.
+    """The speed of `trial` if it had waited for a script's data loader like `proof`; None if they cannot be compared.
 
     A trial's batches are there already. A proof's wait makes its step longer by at most that time, and by less if the
-    GPU still computes meanwhile. Whatever this explains of the difference is not noise.
+    GPU still computes meanwhile. Whatever this explains of the difference is not noise. A loader that sets the pace
+    also takes cores from the ranks, so then the trial says nothing.
     """
     if trial is None or not trial.tokens_per_second or not proof.tokens_per_second:
         return None
     waits = (proof.measurement.loader_share or 0.0) if proof.measurement is not None else 0.0
+    if waits > _APART:
+        return None
     return min(max(proof.tokens_per_second, (1 - waits) * trial.tokens_per_second), trial.tokens_per_second)

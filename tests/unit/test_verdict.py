@@ -308,7 +308,7 @@ def test_a_fit_with_a_twentieth_of_the_memory_left_is_not_warned_of(share: float
     assert record.warnings == ()
 
 
-@pytest.mark.parametrize(("loader_share", "is_warned"), [(None, True), (0.05, True), (0.7, False)])
+@pytest.mark.parametrize(("loader_share", "is_warned"), [(None, True), (0.05, True), (0.7, False), (0.3, False)])
 def test_a_proof_that_waited_for_its_data_is_not_said_to_have_been_disturbed(
     loader_share: float | None, is_warned: bool
 ) -> None:
@@ -354,6 +354,7 @@ def test_the_windows_of_a_measurement_are_of_steps_with_the_candidates_accumulat
         ((1.0,), 1080.0, 0.08, None),  # the trial did not wait for the loader, which explains the difference
         ((1.0,), 1250.0, 0.08, (1000.0, 1150.0)),  # and here a part of it
         ((1.0,), 900.0, 0.08, (900.0, 1000.0)),  # but not that a proof is faster
+        ((1.0,), 4400.0, 0.7, None),  # where the loader sets the pace, the trial says nothing
     ],
 )
 def test_a_range_is_promised_where_windows_or_the_trial_are_further_from_the_proof_than_three_per_cent(
