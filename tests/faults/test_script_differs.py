@@ -38,7 +38,8 @@ def test_a_script_whose_loader_sets_the_pace_is_told_by_how_much(tuned: tuple[Pa
     share = section["script"]["loader_share"]
     assert share > 0.3, "each batch takes its collator 50 ms"
     warning = f"{share:.0%} of a step waits for the script's data loader, which more of its workers may shorten"
-    assert section["warnings"] == [warning]
+    assert warning in section["warnings"], section["warnings"]
+    assert not any("may be noise" in each for each in section["warnings"]), section["warnings"]
     assert f"Warning: {warning}." in done.output
 
 
