@@ -114,7 +114,7 @@ class Server:
     pid = os.getpid()
     def __init__(self, **options): pass
     def wait_ready(self, *arguments): return True
-    def start(self, *arguments): open(os.environ["FAKE_NVML"], "a").write("lost0 1\\n")
+    def start(self, *arguments, **options): open(os.environ["FAKE_NVML"], "a").write("lost0 1\\n")
     def kill_ranks(self): pass
     def is_stopped(self, *arguments): return False
     def poll(self, seconds): return [
