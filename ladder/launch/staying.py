@@ -24,9 +24,8 @@ def is_doubtful(run: TrialRun) -> bool:
 def _is_tight(run: TrialRun) -> bool:
     """Whether a little more room might have made a candidate faster, or fit."""
     seen = [event for events in run.events for event in events if isinstance(event, MeasuredEvent)]
-    most = max((use.peak_bytes or 0 for use in run.device_use.values()), default=0)
-    most = max([most, *(event.peak_device for event in seen)])
-    return most > run.spec.memory_limit or any(event.alloc_retries for event in seen)
+    peaks = [event.peak_device for event in seen] + [use.peak_bytes or 0 for use in run.device_use.values()]
+    return max(peaks, default=0) > run.spec.memory_limit or any(event.alloc_retries for event in seen)
 
 
 def _lacks_much(run: TrialRun) -> bool:

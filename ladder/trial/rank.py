@@ -38,7 +38,7 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
     `rank` counts over all nodes. After a clean end the rank may stay, and run the trials that `line` names.
     """
     faulthandler.enable()  # a segmentation fault leaves its stack in the rank's log
-    ending = _Ending(spec, Reporter(Path(spec.folder) / f"rank{rank}.jsonl"))
+    ending = _Ending(spec, rank)
     try:
         ending.reporter.phase("process_group")
         uuid = spec.gpu_uuids[spec.local_ranks.index(rank)] if spec.gpu_uuids else None
@@ -58,8 +58,7 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
             ending.reporter.close()
             log_to(following.folder, rank)
             print(f"ladder: this process ran trial {spec.trial} before", flush=True)
-            spec, ending = following, _Ending(following, Reporter(Path(following.folder) / f"rank{rank}.jsonl"))
-            ending.gauge = gauge
+            spec, ending = following, _Ending(following, rank, gauge)
             ending.reporter.phase("process_group")
             _train_model(spec, ending.reporter, gauge)
     except BaseException as error:
@@ -70,9 +69,9 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
 class _Ending:
     """How a rank ends, which is reported whatever happens."""
 
-    def __init__(self, spec: TrialSpec, reporter: Reporter) -> None:
-        self._spec, self.reporter = spec, reporter
-        self.gauge: Gauge | None = None
+    def __init__(self, spec: TrialSpec, rank: int, gauge: Gauge | None = None) -> None:
+        self._spec, self.gauge = spec, gauge
+        self.reporter = Reporter(Path(spec.folder) / f"rank{rank}.jsonl")
 
     def report(self, error: BaseException | None = None) -> int:
         """Say that all is done, or what `error` means; returns the exit status."""

@@ -23,20 +23,13 @@ LIMIT = 1000 * MIB
 THREE_STEPS = StepPolicy(minimum=3, maximum=3, target_spread=0)
 
 
-@pytest.fixture(scope="module")
-def module_bench(local_bench: Callable[..., Bench]) -> Iterator[Bench]:
-    bench = local_bench()
-    yield bench
-    bench.launcher.close()
-    assert bench.processes() == []
-
-
 @pytest.fixture
-def bench(module_bench: Bench, tmp_path: Path) -> Bench:
-    """In which no rank stays from an earlier test."""
-    module_bench.run(tiny_trial(tmp_path / "before", 1))
-    assert module_bench.ranks() == []
-    return module_bench
+def bench(warm_bench: Bench, tmp_path: Path) -> Iterator[Bench]:
+    """In which no rank stays from an earlier test, nor for a later one."""
+    assert warm_bench.ranks() == []
+    yield warm_bench
+    warm_bench.run(tiny_trial(tmp_path / "after", 1))
+    assert warm_bench.ranks() == []
 
 
 def trial(folder: Path, rung: str, *micro_batches: int, **changes: object) -> TrialSpec:
