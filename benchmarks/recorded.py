@@ -296,7 +296,7 @@ def recorded_sweeps(
     """Every file at every accumulation, and at every one of its caps or at the first."""
     for path in sorted(folder.glob("*.json")):
         facts = json.loads(path.read_text())
-        if not isinstance(facts, dict):  # a table that lies beside the sweeps
+        if "caps_gib" not in facts:  # no sweep, but lies beside them
             continue
         if "trials_csv" in facts:
             facts["rows"] = list(rows_of((path.parent / facts["trials_csv"]).read_text()))
