@@ -4,11 +4,11 @@
 
     python benchmarks/time_to_answer.py --old ../before -- llama-3.2-1b --gpus 2
 
-Without arguments for the tune, it is the smoke tune on two CPU ranks. Each tune runs in an empty folder. Operators are
-compiled into an empty folder too, and the cache of `ladder` is empty, unless `--warm` is given: then one tune before
-the clock starts fills both. `--measure` also runs `ladder doctor --measure` before (new checkout only), as on a machine
-that is known. `--keep` keeps the folder of the new checkout's last run. Old and new alternate, so that both see the
-same state of the host.
+Without arguments for the tune, it is the smoke tune on two CPU ranks. Each tune runs in an empty folder. Operators and
+Triton's kernels are compiled into empty folders too, and the cache of `ladder` is empty, unless `--warm` is given: then
+one tune before the clock starts fills all. `--measure` also runs `ladder doctor --measure` before (new checkout only),
+as on a machine that is known. `--keep` keeps the folder of the new checkout's last run. Old and new alternate, so that
+both see the same state of the host.
 
 A trial begins when rank 0's process reports its first phase. The table shows where the seconds of a command go:
 
@@ -75,6 +75,7 @@ def environment(checkout: Path, caches: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH")))),
         "TORCH_EXTENSIONS_DIR": str(caches / "operators"),
         "LADDER_CACHE": str(caches / "ladder"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
         "PYTHONSAFEPATH": "1",  # otherwise Python would look for `ladder` in the current folder first
     }
 
