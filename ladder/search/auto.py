@@ -196,6 +196,8 @@ def _offer(belief: Belief, own: Sequence[Outlook], speed: float) -> _Offer:
     gain = max(each.gain_over(speed) for each in chosen)
     target = speed * (1 + belief.space.tolerance)
     scouts = [each for each in own if each.fits >= _SURE_ENOUGH and each.memory.peak <= chosen[0].memory.peak]
+    if not belief.measured_engines:  # then the others run in any case (`_first_within`)
+        scouts = []
     prices: dict[tuple[Outlook, ...], float] = {}
     for scout in (chosen[0], *scouts):
         order = (scout, *(each for each in chosen if each is not scout))

@@ -190,6 +190,18 @@ def test_once_something_fits_a_trials_first_candidate_decides_about_the_others()
     assert all(seconds > step / 2 for seconds in later.first_within.values())
 
 
+def test_the_first_trial_has_no_candidate_that_would_only_decide_about_the_others():
+    """They all run, as there is nothing yet that they have to beat."""
+    space = make_space(memory_limit=60 * GIB)
+    decision = decide(space, ())
+    slowest, *others = sorted(
+        (believe(space, ()).outlook(each) for each in decision.candidates), key=lambda each: each.tokens_per_second
+    )
+    assert not decision.first_within
+    assert len(others) == 2
+    assert slowest.optimistic > max(each.tokens_per_second for each in others if each.fits > 0.9)
+
+
 def test_without_an_audit_nothing_pruned_is_measured():
     space = make_space("zero2")
     report = audit_report(space, play(space, "fits"))
