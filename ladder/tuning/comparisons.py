@@ -91,10 +91,11 @@ class Comparisons:
             tell(Note(f"The losses of {own.engine.key} and {plain.engine.key} agreed in an earlier tune here."))
             return Parity(agrees=True)
         against = plain.key, same_data
-        if not self._reference.get(against):
+        losses = trials.losses(own, same_data)  # first, as it may run in the processes of the trial before
+        if losses and not self._reference.get(against):
             self._reference[against] = trials.losses(plain, same_data)
-        losses = trials.losses(own, same_data), self._reference[against]
-        parity = compare(*losses, candidate.engine, plain.engine)
+        reference = self._reference.get(against, [])
+        parity = compare(losses, reference, candidate.engine, plain.engine)
         if parity.agrees and self.agreements is not None:
-            self.agreements.add(specs, losses)
+            self.agreements.add(specs, (losses, reference))
         return parity
