@@ -45,7 +45,7 @@ def _measure(
     narrower = gauge.settle()
     if narrower:
         gauge.reset()  # memory reserved under the old, higher limit must not count
-    if stepper.agree(narrower) or (first and not stepper.is_hopeless(candidate)):
+    if stepper.agree(narrower) or (first and stepper.needs_one_more(candidate)):
         # One more untimed step: reserving memory again takes time, and so did creating Adam's states in the first one.
         losses += stepper.warm_up(candidate, 1)
     if not subject.is_even:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from helpers import tiny_trial
 
 from ladder.events.protocol import CandidateSpec
 from ladder.trial.gauge import Reading
 from ladder.trial.measuring import _measure
-from ladder.trial.steps import Step, Timings
+from ladder.trial.reporter import Reporter
+from ladder.trial.steps import Step, Stepper, Timings
 
 
 class Played:
@@ -19,8 +21,8 @@ class Played:
 
     is_even = True
 
-    def __init__(self, narrows: bool, hopeless: bool) -> None:
-        self.narrows, self.hopeless = narrows, hopeless
+    def __init__(self, narrows: bool, needs_one: bool) -> None:
+        self.narrows, self.needs_one = narrows, needs_one
         self.asked: list[str] = []
 
     def phase(self, name: str) -> None:
@@ -35,8 +37,8 @@ class Played:
     def agree(self, stop: bool) -> bool:
         return stop
 
-    def is_hopeless(self, candidate: CandidateSpec) -> bool:
-        return self.hopeless
+    def needs_one_more(self, candidate: CandidateSpec) -> bool:
+        return self.needs_one
 
     def warm_up(self, candidate: CandidateSpec, num_steps: int) -> list[float]:
         self.asked.append(f"{num_steps} untimed")
@@ -56,22 +58,53 @@ class Played:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("narrows", [True, False])
-@pytest.mark.parametrize("hopeless", [True, False])
+@pytest.mark.parametrize("needs_one", [True, False])
 def test_what_a_narrower_limit_emptied_is_reserved_anew_before_anything_is_timed(
-    tmp_path: Path, first: bool, narrows: bool, hopeless: bool
+    tmp_path: Path, first: bool, narrows: bool, needs_one: bool
 ) -> None:
-    played: Any = Played(narrows, hopeless)
+    played: Any = Played(narrows, needs_one)
     spec = tiny_trial(tmp_path / "0001", 1)
     event = _measure(spec, spec.candidates[0], played, played, played, played, first=first)
     emptied = ["reset"] if narrows else []
-    again = ["1 untimed"] if narrows or (first and not hopeless) else []
+    again = ["1 untimed"] if narrows or (first and needs_one) else []
     assert played.asked == ["warmup", "reset", "1 untimed", *emptied, *again, "measure", "timed"]
     assert event.losses[-1] == 8.0
 
 
 def test_uneven_batches_are_timed_only_after_one_step_on_usual_ones(tmp_path: Path) -> None:
-    played: Any = Played(narrows=False, hopeless=False)
+    played: Any = Played(narrows=False, needs_one=True)
     played.is_even = False
     spec = tiny_trial(tmp_path / "0001", 1)
     _measure(spec, spec.candidates[0], played, played, played, played, first=False)
     assert played.asked == ["warmup", "reset", "1 untimed", "1 usual", "measure", "timed"]
+
+
+class Idle:
+    """A training that does nothing."""
+
+    is_even, skipped_steps, shared_seconds = True, 0, 0.0
+
+    def begin_step(self) -> None: ...
+
+    def draw(self, *_: Any, **__: Any) -> None: ...
+
+    def train_on(self, *_: Any, **__: Any) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("beat", [None, 1e-9])
+@pytest.mark.parametrize("long_seconds", [0.0, 60.0])
+def test_only_a_short_step_that_may_win_is_followed_by_one_more_untimed_one(
+    tmp_path: Path, long_seconds: float, beat: float | None
+) -> None:
+    spec = tiny_trial(tmp_path, 1)
+    spec = spec.model_copy(update={"steps": spec.steps.model_copy(update={"long_seconds": long_seconds})})
+    candidate = spec.candidates[0].model_copy(update={"beat_step_seconds": beat})
+    idle: Any = Idle()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        stepper = Stepper(idle, spec, Reporter(tmp_path / "rank0.jsonl"))
+        stepper.warm_up(candidate, 1)
+        assert stepper.needs_one_more(candidate) is (long_seconds > 0 and beat is None)
+    finally:
+        dist.destroy_process_group()
