@@ -49,6 +49,10 @@ recorded sweep of Llama-2-7B (benchmarks/results/search)."""
 _NEXT_TO_NOTHING = 0.25
 """Of the tolerance: a candidate whose expected gain, including its probability to fit, is less is not worth a trial.
 Chosen by the recorded sweep of Llama-2-7B and by simulated machines 1000 to 1015 (benchmarks/results/search)."""
+_TRAINING_SECONDS = 3600.0
+"""A trial's expected gain has to save, in a training of this length, the seconds of the trial, unless it is above the
+tolerance. Chosen: people tune for longer trainings; the search takes 5 to 9 % less time, and no case is worse
+(benchmarks/results/search)."""
 UPPER_END = "90% upper end"
 """In output: the speed that a candidate exceeds with a probability of only 10 % (`Outlook.optimistic`)."""
 
@@ -272,7 +276,10 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
 
 def is_worth_a_trial(outlook: Outlook, speed: float, tolerance: float) -> bool:
     """Whether it may exceed `speed`, in tokens/s, by more than the tolerance, and its expected gain is large enough."""
-    return outlook.optimistic > speed * (1 + tolerance) and outlook.gain_over(speed) > _NEXT_TO_NOTHING * tolerance
+    if outlook.optimistic <= speed * (1 + tolerance):
+        return False
+    pays = min(tolerance, expected_seconds([outlook]) / _TRAINING_SECONDS)
+    return outlook.gain_over(speed) > max(_NEXT_TO_NOTHING * tolerance, pays)
 
 
 def _probe_first(

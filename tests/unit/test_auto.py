@@ -140,15 +140,24 @@ def test_a_wider_tolerance_ends_the_search_earlier():
 
 
 @pytest.mark.parametrize(
-    ("behind", "deviation", "fits", "worth_it"),
-    [(0.0, 0.05, 1.0, True), (0.1, 0.1, 1.0, True), (0.2, 0.1, 1.0, False), (0.0, 0.05, 0.1, False)],
+    ("behind", "deviation", "fits", "step_seconds", "worth_it"),
+    [
+        (0.0, 0.05, 1.0, 0.1, True),
+        (0.1, 0.1, 1.0, 0.1, True),
+        (0.2, 0.1, 1.0, 0.1, False),
+        (0.0, 0.05, 0.1, 0.1, False),
+        (0.1, 0.1, 1.0, 60.0, False),  # its trial takes longer than the gain saves in an hour of training
+        (0.0, 0.1, 1.0, 60.0, True),  # but a gain above the tolerance is worth any trial
+    ],
 )
-def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_something(
-    behind: float, deviation: float, fits: float, worth_it: bool
+def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_worth_its_seconds(
+    behind: float, deviation: float, fits: float, step_seconds: float, worth_it: bool
 ):
     speed = 100.0 * (1 - behind)
     outlook: Any = SimpleNamespace(
-        speed=SimpleNamespace(tokens_per_second=speed),
+        candidate=make_candidate("zero2", micro_batch=1),
+        workload=bundled_workload("llama-2-7b"),
+        speed=SimpleNamespace(tokens_per_second=speed, step_seconds=lambda accumulation: step_seconds),
         deviation=deviation,
         fits=fits,
         optimistic=speed * math.exp(1.28 * deviation),
@@ -235,7 +244,7 @@ def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candida
 
 @pytest.mark.parametrize("strategy", ["auto", "exhaustive"])
 def test_what_does_not_accumulate_is_not_measured_in_an_engine_that_does(strategy: str):
-    space = make_space("zero1", "zero2", "zero3", "zero2+opt-cpu", memory_limit=40 * GIB)
+    space = make_space("zero1", "zero2", "zero3", "zero2+opt-cpu", memory_limit=64 * GIB)
     mixed, records = set(), list[Record]()
     for number in range(1, 40):
         decision = STRATEGIES[strategy](space, records)
