@@ -18,7 +18,7 @@ from ladder.trial.reporter import now
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples, count_tokens
 from ladder.trial.script.seen import Seen
-from ladder.trial.script.usual import Window, on_usual_batches, that_count
+from ladder.trial.script.usual import Window, may_be_calm_soon, on_usual_batches, that_count
 from ladder.trial.steps import Step, Timings
 from ladder.trial.subject import synchronize
 
@@ -103,6 +103,8 @@ class RealSteps:
         each, timed = [one.seconds for one in counted], sum(one.whole_seconds for one in counted)
         policy = self._grip.spec.steps
         enough = bool(counted) and policy.is_enough(self._candidate, each, each[0], timed, timed)
+        if self._usual is not None and may_be_calm_soon(counted, policy.seconds):
+            enough = False
         return self._any_rank(enough)
 
     @property

@@ -18,6 +18,17 @@ _LONG_SECONDS = 10.0
 Chosen, from the same figures."""
 
 
+_STALL = 1.5
+"""A window that takes this many times the median, and not because its batches are longer or late, has a stall: the host
+is busy, or kernels are made ready for a new shape. Chosen: such steps of TRL's SFT took 2.0 to 2.4 s in place of 0.47,
+four times in the first 16 and never in the next 100 (measured on an H100)."""
+_CALM_SECONDS = 10.0
+"""Stalls are over if none came for so long. Chosen: twenty steps of that training."""
+_PATIENCE = 4.0
+"""Stalls that are not over after so many times the seconds of a proof's steps go on as long as the training. Chosen:
+40 s, about as `_FIRST_SECONDS`."""
+
+
 @dataclass(frozen=True)
 class Window:
     """Some optimizer steps; all else is of one of them: of the slowest rank, and tokens of all."""
@@ -33,6 +44,11 @@ class Window:
     """A rank did meanwhile what a training does once (`FirstTimes`)."""
 
     @property
+    def busy(self) -> float:
+        """Seconds in which no rank waits for its loader."""
+        return self.seconds - self.wait
+
+    @property
     def whole_seconds(self) -> float:
         """Of all its steps."""
         return self.steps * self.seconds
@@ -42,7 +58,33 @@ def that_count(windows: Sequence[Window]) -> list[Window]:
     """Those whose speed is the training's: without those with what a training does once, unless that never ends."""
     if sum(window.whole_seconds for window in windows if window.has_firsts) > _FIRST_SECONDS:
         return list(windows)
-    return [window for window in windows if not window.has_firsts or window.whole_seconds >= _LONG_SECONDS]
+    seen = [window for window in windows if not window.has_firsts or window.whole_seconds >= _LONG_SECONDS]
+    calm = _after_stalls(seen)
+    return calm if _last_long_enough(calm) else seen
+
+
+def may_be_calm_soon(windows: Sequence[Window], seconds: float) -> bool:
+    """Whether there were stalls, and more steps than a proof's usual `seconds` would show whether they are over."""
+    calm = _after_stalls(windows)
+    if len(calm) == len(windows) or _last_long_enough(calm):
+        return False
+    return sum(window.whole_seconds for window in windows) < _PATIENCE * seconds
+
+
+def _after_stalls(windows: Sequence[Window]) -> list[Window]:
+    if not windows:
+        return []
+    usual = statistics.median(window.busy for window in windows)
+    pace = statistics.median(window.busy / max(1.0, window.padded) for window in windows)
+    stalls = [
+        window.busy > _STALL * usual and window.busy / max(1.0, window.padded) > _STALL * pace for window in windows
+    ]
+    last = max((number for number, stalled in enumerate(stalls, start=1) if stalled), default=0)
+    return list(windows[last:])
+
+
+def _last_long_enough(windows: Sequence[Window]) -> bool:
+    return sum(window.whole_seconds for window in windows) >= _CALM_SECONDS
 
 
 def on_usual_batches(seconds: Sequence[float], tokens: Sequence[float], usual: float) -> list[float]:
