@@ -1,7 +1,7 @@
 """Does a training keep what its tune promised? The same unmodified scripts, tuned and then trained, in one run.
 
     python benchmarks/promise.py FILE.json [--scripts sft dpo grpo reviews first-fit course price-sft price-reviews]
-        [--model llama-3.2-1b] [--layers N] [--gpus 1] [--gpu-memory 24GiB] [--rung zero2 …] [--micro-batch 8]
+        [--model NAME] [--layers N] [--gpus 1] [--gpu-memory 24GiB] [--rung zero2 …] [--micro-batch 8]
         [--steps 20 120] [--time-budget 60s]
 
 Each script is tuned (`ladder tune … -- script`) and trained with the answer (`ladder run`). Its own logging says when
@@ -46,6 +46,8 @@ from ladder.units import gib
 from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model
 
+_OF_TRL, _OF_THE_COURSE = "llama-3.2-1b", "opt-125m"
+"""The models of the scripts. Chosen: a small one of today, and the one that the course trains."""
 _ROWS = 4000
 """Of each data set. Chosen: more than all steps of a run take."""
 _WORDS = 2000
@@ -77,12 +79,14 @@ def main() -> None:
     arguments = _arguments()
     rows: list[dict[str, Any]] = json.loads(arguments.file.read_text()) if arguments.file.exists() else []
     folder = arguments.file.absolute().parent / "promise-inputs"
-    model = _made_model(folder, arguments.model, arguments.layers)
     _make_data(folder)
     for name in arguments.scripts:
-        if any(row["script"] == name and row["model"] == arguments.model for row in rows):
+        of_trl = name.removeprefix("price-") in ("sft", "dpo", "grpo")
+        model_name = arguments.model or (_OF_TRL if of_trl else _OF_THE_COURSE)
+        if any(row["script"] == name and row["model"] == model_name for row in rows):
             continue
-        known = {"script": name, "model": arguments.model, "layers": arguments.layers}
+        model = _made_model(folder, model_name, arguments.layers)
+        known = {"script": name, "model": model_name, "layers": arguments.layers}
         row = known | _row(name, model, folder, arguments)
         rows.append(row)
         arguments.file.write_text(json.dumps(rows, indent=1) + "\n")
@@ -144,7 +148,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--scripts", nargs="+", default=["sft", "dpo", "reviews"])
-    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--model", help="of all scripts (default: llama-3.2-1b for TRL's, opt-125m for the others)")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--gpus", default="1")
