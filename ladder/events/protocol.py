@@ -36,12 +36,10 @@ class StepPolicy(_Frozen):
     """How many optimizer steps a candidate is timed for."""
 
     warmup: int = 1
-    """Untimed optimizer steps; an engine's first candidate, whose first step creates Adam's states, has one
-    more unless they are long."""
+    """Untimed optimizer steps; an engine's first candidate, whose first step creates Adam's states, has one more."""
     long_seconds: float = 3.0
-    """An untimed step of this length is not followed by one more. Chosen: the step after the one that created Adam's
-    states was 5 % longer than the next (measured: 3.4 and 3.2 s on two H100), which a median hides, and more steps of
-    this length would cost more than they show."""
+    """But not in a proof, if the first step takes this long. Chosen: the step after the one that created the states was
+    5 % longer than the next (measured: 3.4 and 3.2 s on two H100), which the median of a proof's three steps hides."""
     minimum: int = 2
     """The fewest steps of a candidate that may win, however long they take: a single one may be disturbed."""
     maximum: int = 12

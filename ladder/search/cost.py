@@ -24,9 +24,10 @@ PROOF_STEPS, PROOF_SECONDS = 3, 30.0
 Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
 _MOST_STEPS = 12
 """Steps after which timing ends in any case. Derived: `StepPolicy.maximum`."""
+_WARM_UP = 2
+"""Untimed optimizer steps of a first candidate. Derived: `StepPolicy.warmup`."""
 _LONG_SECONDS = 3.0
-"""A step of this length is the only untimed one of an engine's first candidate; two shorter ones are made. Derived:
-`StepPolicy.long_seconds`."""
+"""But a proof has only one that takes this long. Derived: `StepPolicy.long_seconds`."""
 COMPARISONS = 2
 """Trials that compare losses before a proof: one of the answer, one of the engine that it is compared with. Derived:
 `tuning.parity`."""
@@ -84,14 +85,8 @@ def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     """Seconds of one trial that measures these candidates, all of one engine."""
     first = outlooks[0]
     start = start_of(first.candidate, first.workload)
-    step = first.speed.step_seconds(min(2, first.candidate.accumulation))
-    start += (untimed_steps(step) - 1) * step  # `candidate_seconds` has one
+    start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it has one more untimed step
     return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)
-
-
-def untimed_steps(step: float) -> int:
-    """Optimizer steps of `step` seconds that an engine's first candidate makes before it is timed."""
-    return 1 if step >= _LONG_SECONDS else 2
 
 
 def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL) -> float:
@@ -106,7 +101,8 @@ def proof_seconds(outlook: Outlook) -> tuple[float, float]:
         return _script_proof_seconds(outlook, generates=outlook.workload.script.facts.generation is not None)
     step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
     fewest = PROOF_STEPS * step
-    around = start_of(outlook.candidate, outlook.workload) + (untimed_steps(step) + 1) * step
+    untimed = 1 if step >= _LONG_SECONDS else _WARM_UP
+    around = start_of(outlook.candidate, outlook.workload) + (untimed + 1) * step
     return around + fewest, around + max(fewest, min(_MOST_STEPS * step, PROOF_SECONDS + step))
 
 

@@ -166,7 +166,8 @@ class _Trial:
         before, began = 0.0, self._t
         for number in range(policy.warmup + first):
             began, before = self._t, spec.step_seconds(*step(1.3 if number == 0 else 1.0))
-            if spec.loses(before, policy.hopeless_margin) or self._t - began >= policy.long_seconds:
+            is_long = self._spec.proof and self._t - began >= policy.long_seconds
+            if is_long or spec.loses(before, policy.hopeless_margin):
                 break
         self._tell_all(lambda t: PhaseEvent(t=t, phase="measure", candidate=spec.key))
         since, timed, enough = self._t, list[tuple[float, float]](), False

@@ -102,8 +102,8 @@ class Stepper:
     def needs_one_more(self, candidate: CandidateSpec) -> bool:
         """Whether an engine's first candidate needs another untimed step after the last one."""
         # The first micro-step of all may have compiled kernels.
-        is_short = self._before.boundary * self._accumulation < self._spec.steps.long_seconds
-        return is_short and not self.is_hopeless(candidate)
+        is_long = self._before.boundary * self._accumulation >= self._spec.steps.long_seconds
+        return not (self._spec.proof and is_long) and not self.is_hopeless(candidate)
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
         """Time optimizer steps until the policy has enough. All ranks see the same times, so all stop together.

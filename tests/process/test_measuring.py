@@ -92,19 +92,22 @@ class Idle:
         return 0.0
 
 
+@pytest.mark.parametrize("proof", [True, False])
 @pytest.mark.parametrize("beat", [None, 1e-9])
 @pytest.mark.parametrize("long_seconds", [0.0, 60.0])
-def test_only_a_short_step_that_may_win_is_followed_by_one_more_untimed_one(
-    tmp_path: Path, long_seconds: float, beat: float | None
+def test_a_second_untimed_step_is_left_out_after_a_long_one_of_a_proof_and_one_that_cannot_win(
+    tmp_path: Path, long_seconds: float, beat: float | None, proof: bool
 ) -> None:
     spec = tiny_trial(tmp_path, 1)
-    spec = spec.model_copy(update={"steps": spec.steps.model_copy(update={"long_seconds": long_seconds})})
+    steps = spec.steps.model_copy(update={"long_seconds": long_seconds})
+    spec = spec.model_copy(update={"steps": steps, "proof": proof})
     candidate = spec.candidates[0].model_copy(update={"beat_step_seconds": beat})
     idle: Any = Idle()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         stepper = Stepper(idle, spec, Reporter(tmp_path / "rank0.jsonl"))
         stepper.warm_up(candidate, 1)
-        assert stepper.needs_one_more(candidate) is (long_seconds > 0 and beat is None)
+        is_long = proof and long_seconds == 0
+        assert stepper.needs_one_more(candidate) is (not is_long and beat is None)
     finally:
         dist.destroy_process_group()
