@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ladder.events.outcome import Record
 from ladder.events.protocol import TrialSpec
+from ladder.search.auto import is_worth_a_trial
 from ladder.search.belief import SLIM, Belief, Outlook
 from ladder.search.cost import MOST_TRIALS, comparison_seconds, expected_seconds, proof_seconds, usual_seconds
 from ladder.search.policy import Stop, proof
@@ -38,7 +39,7 @@ def rest(belief: Belief, records: Sequence[Record], comparisons: int = 0) -> Res
     """
     space = belief.space
     best = fastest(records)
-    bar = (best.tokens_per_second or 0.0) * (1 + space.tolerance) if best else 0.0
+    speed = (best.tokens_per_second or 0.0) if best else 0.0
     tried = measured(records)
     rivals: dict[str, Outlook] = {}
     for candidate in space.candidates:
@@ -46,7 +47,7 @@ def rest(belief: Belief, records: Sequence[Record], comparisons: int = 0) -> Res
             continue
         outlook = belief.outlook(candidate)
         key = candidate.engine.key
-        if outlook.optimistic <= bar or outlook.fits < SLIM:
+        if outlook.fits < SLIM or (speed and not is_worth_a_trial(outlook, speed, space.tolerance)):
             continue
         if key not in rivals or outlook.optimistic > rivals[key].optimistic:
             rivals[key] = outlook

@@ -136,15 +136,16 @@ def test_what_is_proven_of_a_narrower_tune_does_not_keep_a_faster_candidate_from
 ) -> None:
     """Three slow answers lie in the run folder, each with its proof, before the whole ladder is searched."""
     options = ["--gpus", "4", *ON_PAPER, "h100-80", "--run-dir", "run", "--quiet"]
-    for rung in ("zero3+opt-cpu", "zero2+opt-cpu", "zero3+param-cpu"):
+    slow = ("zero3+opt-cpu", "zero2+opt-cpu", "zero3+param-cpu")
+    for rung in slow:
         assert main(["tune", "llama-2-7b", *options, "--rung", rung]) == 0
     assert main(["tune", "llama-2-7b", *options]) == 0
     among_others = json.loads((folder / "best_config.json").read_text())["ladder"]
     options[options.index("run")] = "fresh"
     assert main(["tune", "llama-2-7b", *options]) == 0
     fresh = json.loads((folder / "best_config.json").read_text())["ladder"]
-    assert among_others["engine"] == fresh["engine"]
-    assert among_others["tokens_per_second"] > 0.95 * fresh["tokens_per_second"]
+    assert not {among_others["engine"], fresh["engine"]} & {*slow}
+    assert among_others["tokens_per_second"] > 0.98 * fresh["tokens_per_second"]  # of two that are equally fast, any
 
 
 def test_going_up_the_ladder_begins_where_something_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,8 +105,9 @@ def test_without_layers_to_probe_with_the_same_history_asks_for_the_whole_trial(
 
 
 def test_an_engine_whose_probe_was_fast_is_tried_whole_and_not_probed_again():
-    space = space_of()
+    space = space_of(workload=FEW_SEQUENCES)
     asked = decide(space, [measured_zero3(space)])
+    assert asked.probe
     fast = [probe_record(space, each, slower=0.7) for each in asked.candidates]
     later = decide(space, [measured_zero3(space), *fast])
     assert later.engine == asked.engine
@@ -114,8 +115,9 @@ def test_an_engine_whose_probe_was_fast_is_tried_whole_and_not_probed_again():
 
 
 def test_a_probe_that_shows_a_slow_engine_saves_its_trial():
-    space = space_of()
+    space = space_of(workload=FEW_SEQUENCES)
     asked = decide(space, [measured_zero3(space)])
+    assert asked.probe
     slow = [probe_record(space, each, slower=2.0) for each in asked.candidates]
     assert decide(space, [measured_zero3(space), *slow]).engine != asked.engine
 
