@@ -46,6 +46,8 @@ from ladder.units import gib
 from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model
 
+_TRL = {"sft": ("text", "--max_length"), "dpo": ("pairs", "--max_length"), "grpo": ("prompts", "")}
+"""TRL's scripts: the data set of each, and the argument for the longest sample."""
 _OF_TRL, _OF_THE_COURSE = "llama-3.2-1b", "opt-125m"
 """The models of the scripts. Chosen: a small one of today, and the one that the course trains."""
 _ROWS = 4000
@@ -62,10 +64,9 @@ _REVIEWS = Path(__file__).parent / "scripts" / "reviews.py"
 def _command(name: str, model: Path, data: Path, length: int) -> list[str]:
     if name == "reviews":
         return [str(_REVIEWS), "--model", str(model), "--data", str(data / "text" / "train.jsonl")]
-    of_trl = {"sft": ("text", "--max_length"), "dpo": ("pairs", "--max_length"), "grpo": ("prompts", "")}
-    if name not in of_trl:
+    if name not in _TRL:
         raise SystemExit(f"there is no script {name}")
-    rows, longest = of_trl[name]
+    rows, longest = _TRL[name]
     command = ["-m", f"trl.scripts.{name}", "--model_name_or_path", str(model), "--dataset_name", str(data / rows)]
     command += ["--output_dir", "never-written", "--logging_steps", str(_EVERY), "--save_strategy", "no"]
     command += ["--learning_rate", "1e-6", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "8"]
@@ -81,8 +82,7 @@ def main() -> None:
     folder = arguments.file.absolute().parent / "promise-inputs"
     _make_data(folder)
     for name in arguments.scripts:
-        of_trl = name.removeprefix("price-") in ("sft", "dpo", "grpo")
-        model_name = arguments.model or (_OF_TRL if of_trl else _OF_THE_COURSE)
+        model_name = arguments.model or (_OF_TRL if name.removeprefix("price-") in _TRL else _OF_THE_COURSE)
         if any(row["script"] == name and row["model"] == model_name for row in rows):
             continue
         model = _made_model(folder, model_name, arguments.layers)

@@ -16,8 +16,6 @@ took 1.0 to 2.4 s longer than the others (measured on two H100)."""
 _LONG_SECONDS = 10.0
 """Steps as long as this count in any case: what happens once is a small part of them, and more of them would cost much.
 Chosen, from the same figures."""
-
-
 _STALL = 1.5
 """A window that takes this many times the median, and not because its batches are longer or late, has a stall: the host
 is busy, or kernels are made ready for a new shape. Chosen: such steps of TRL's SFT took 2.0 to 2.4 s in place of 0.47,
@@ -49,6 +47,11 @@ class Window:
         return self.seconds - self.wait
 
     @property
+    def pace(self) -> float:
+        """The same of a token, padding included."""
+        return self.busy / max(1.0, self.padded)
+
+    @property
     def whole_seconds(self) -> float:
         """Of all its steps."""
         return self.steps * self.seconds
@@ -75,10 +78,8 @@ def _after_stalls(windows: Sequence[Window]) -> list[Window]:
     if not windows:
         return []
     usual = statistics.median(window.busy for window in windows)
-    pace = statistics.median(window.busy / max(1.0, window.padded) for window in windows)
-    stalls = [
-        window.busy > _STALL * usual and window.busy / max(1.0, window.padded) > _STALL * pace for window in windows
-    ]
+    pace = statistics.median(window.pace for window in windows)
+    stalls = [window.busy > _STALL * usual and window.pace > _STALL * pace for window in windows]
     last = max((number for number, stalled in enumerate(stalls, start=1) if stalled), default=0)
     return list(windows[last:])
 
