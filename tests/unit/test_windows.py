@@ -52,3 +52,10 @@ def test_longer_batches_and_late_ones_are_no_stalls() -> None:
 def test_windows_that_are_all_alike_are_enough() -> None:
     assert not may_be_calm_soon([window(0.5)] * 8, 10.0)
     assert not may_be_calm_soon([], 10.0)
+
+
+def test_windows_that_generate_for_different_times_all_count() -> None:
+    generates, long_one = window(1.5), window(4.0)
+    windows = [generates, generates, long_one, *[generates] * 10]
+    assert that_count(windows, are_alike=False) == windows
+    assert that_count(windows) == [generates] * 10

@@ -99,7 +99,7 @@ class RealSteps:
             self._last = now()
             return False
         self._windows.append(window)
-        counted = that_count(self._windows)
+        counted = self._that_count
         each, timed = [one.seconds for one in counted], sum(one.whole_seconds for one in counted)
         policy = self._grip.spec.steps
         enough = bool(counted) and policy.is_enough(self._candidate, each, each[0], timed, timed)
@@ -111,7 +111,11 @@ class RealSteps:
     def are_measured(self) -> bool:
         """As many steps were made as a proof has to have, and some count; the same on all ranks."""
         made = sum(window.steps for window in self._windows)
-        return bool(that_count(self._windows)) and made >= self._grip.spec.steps.minimum
+        return bool(self._that_count) and made >= self._grip.spec.steps.minimum
+
+    @property
+    def _that_count(self) -> list[Window]:
+        return that_count(self._windows, are_alike=self._usual is not None)
 
     def _is_warming(self, ended: float, seconds: float) -> bool:
         """Whether the step that `ended` came before the timing, which may begin with the next."""
@@ -160,7 +164,7 @@ class RealSteps:
         with self._grip.reporter.during("measure"):
             self._seen.require(model)
         ended, accumulation = now(), self._candidate.accumulation
-        losses, windows = [float(loss) for loss in self._losses], that_count(self._windows)
+        losses, windows = [float(loss) for loss in self._losses], self._that_count
         timings = Timings(losses=losses)
         usual = [each.seconds for each in windows]
         if self._usual is not None:

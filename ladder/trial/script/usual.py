@@ -57,12 +57,16 @@ class Window:
         return self.steps * self.seconds
 
 
-def that_count(windows: Sequence[Window]) -> list[Window]:
-    """Those whose speed is the training's: without those with what a training does once, unless that never ends."""
+def that_count(windows: Sequence[Window], are_alike: bool = True) -> list[Window]:
+    """Those whose speed is the training's: without those with what a training does once, unless that never ends.
+
+    Only windows that `are_alike` but for the length of their batches show stalls: one that takes long to generate may
+    look like one, and is part of the training.
+    """
     if sum(window.whole_seconds for window in windows if window.has_firsts) > _FIRST_SECONDS:
         return list(windows)
     seen = [window for window in windows if not window.has_firsts or window.whole_seconds >= _LONG_SECONDS]
-    calm = _after_stalls(seen)
+    calm = _after_stalls(seen) if are_alike else seen
     return calm if _last_long_enough(calm) else seen
 
 
