@@ -100,7 +100,7 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     candidate = space.by_key[record.candidate_key]
     first = measured(run.records).get(record.candidate_key)
     trial = first.tokens_per_second if first is not None else None
-    promised = promised_range(record, first)
+    promised = promised_range(candidate, record, first)
     used = mfu(space.workload, speed, space.world_size, space.gpu_name)
     figures = [
         (f"tokens/s, all {run.rank_word}s", f"{speed:,.0f}"),

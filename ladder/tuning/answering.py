@@ -45,7 +45,7 @@ def answer_of(
         candidate=candidate,
         measurement=measurement,
         tokens_per_second=record.tokens_per_second,
-        tokens_per_second_range=promised_range(record, trial),
+        tokens_per_second_range=promised_range(candidate, record, trial),
         step_seconds=measurement.step_seconds(candidate.accumulation),
         mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
         bound=limit.tokens_per_second if limit is not None else None,

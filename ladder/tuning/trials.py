@@ -11,7 +11,7 @@ from pathlib import Path
 from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
-from ladder.events.promise import apart
+from ladder.events.promise import apart, paced_by_cpu
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import false_start, judge, trial_seconds
@@ -154,11 +154,13 @@ class Trials:
         trials = measured(self.records) if proving else {}
         complete = []
         for record in records:
-            said = (*record.warnings, *warnings, apart(record, trials.get(record.candidate_key)))
+            candidate = self.space.by_key[record.candidate_key]
+            of_speed = (apart(record, trials.get(candidate.key)), paced_by_cpu(candidate, record) if proving else "")
+            said = (*record.warnings, *warnings, *of_speed)
             outcome = record.outcome
             if outcome.kind == "host_oom":
                 outcome = replace(outcome, host_memory=self.space.host_memory)
-            swaps = "nvme" in self.space.by_key[record.candidate_key].engine.rung.devices
+            swaps = "nvme" in candidate.engine.rung.devices
             complete.append(
                 replace(
                     record,

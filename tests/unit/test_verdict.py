@@ -20,7 +20,7 @@ from helpers import (
 )
 
 from ladder.events.outcome import OutcomeKind, Record
-from ladder.events.promise import apart, promised_range, window_speeds
+from ladder.events.promise import apart, paced_by_cpu, promised_range, window_speeds
 from ladder.events.protocol import (
     DoneEvent,
     Event,
@@ -365,11 +365,25 @@ def test_a_range_is_promised_where_windows_or_the_trial_are_further_from_the_pro
 ) -> None:
     seen = make_measurement(window_speeds=windows, loader_share=loader_share)
     trial = make_record(FIRST, tokens_per_second=trial_speed) if trial_speed else None
-    found = promised_range(make_record(FIRST, tokens_per_second=1000.0, measurement=seen), trial)
+    found = promised_range(FIRST, make_record(FIRST, tokens_per_second=1000.0, measurement=seen), trial)
     assert found == (promised if promised is None else pytest.approx(promised))
 
 
 def test_a_trial_that_failed_says_nothing_of_the_speed() -> None:
     proof = make_record(FIRST, tokens_per_second=1000.0)
-    assert promised_range(proof, make_record(FIRST, "gpu_oom")) is None
-    assert promised_range(make_record(FIRST, "gpu_oom"), proof) is None
+    assert promised_range(FIRST, proof, make_record(FIRST, "gpu_oom")) is None
+    assert promised_range(FIRST, make_record(FIRST, "gpu_oom"), proof) is None
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "rung", "is_paced"),
+    [(0.41, "zero2", True), (0.74, "zero2", False), (None, "zero2", False), (0.41, "zero2+opt-cpu", False)],
+)
+def test_a_range_is_promised_where_the_cpu_sets_the_pace_and_a_warning_says_so(
+    utilisation: float | None, rung: str, is_paced: bool
+) -> None:
+    candidate = make_candidate(rung)
+    seen = make_measurement(window_speeds=(1.0,), utilisation=utilisation)
+    proof = make_record(candidate, tokens_per_second=1000.0, measurement=seen)
+    assert promised_range(candidate, proof, None) == ((800.0, 1200.0) if is_paced else None)
+    assert ("only 41% of the proof" in paced_by_cpu(candidate, proof)) == is_paced
