@@ -70,6 +70,8 @@ class StepTerms:
     """Work of the last micro-step only: the optimizer, reduction at stages 0 and 1, copying parameters back."""
     doubts: tuple[tuple[str, float], ...]
     """Unknowns that techniques add, as in `Terms`."""
+    handling: float = 0.0
+    """Casting and copying weights, adding up gradients: work of the GPU in every micro-step, with any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,3 +54,8 @@ def family_of(rung: Rung) -> str:
     """The same for rungs of a backend that differ only in knobs."""
     of_backend = "" if is_main(rung) else f"{rung.backend} "
     return f"{of_backend}{rung.stage} {rung.offload_optimizer} {rung.offload_param}"
+
+
+def kin_of(rung: Rung) -> str:
+    """The same for all rungs of a backend, whose work on the host is alike."""
+    return rung.backend

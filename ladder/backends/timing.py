@@ -10,7 +10,7 @@ from ladder.workload.workload import Workload
 
 _RAMP_TOKENS = 200.0
 """The start and the end of kernels cost as much as this many tokens, on a GPU with 1e15 operations/s. Chosen."""
-_ELEMENT_WISE = 0.7
+ELEMENT_WISE = 0.7
 """The share of the memory bandwidth that element-wise kernels reach. Chosen: as usual on data-centre GPUs."""
 _KERNELS_OF_AN_ADAPTER = 0.08
 """Kernels of an adapter, forward and backward, over those of a whole block. Derived: 10 of about 125."""
@@ -24,7 +24,7 @@ def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpee
     computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
     moved = _traffic(workload, candidate, terms) + _adapter_traffic(workload) * workload.model.num_layers
     products = computing / (machine.flops * machine.achievable) * terms.compute
-    return products + moved / (_ELEMENT_WISE * machine.device_bytes)
+    return products + moved / (ELEMENT_WISE * machine.device_bytes)
 
 
 def ramp_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, per_token: float) -> float:
@@ -44,7 +44,7 @@ def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: Machi
     if workload.load_in is None:
         return 0.0
     moved = (BYTES_OF_A_WEIGHT[workload.load_in] + 2.0) * workload.weights.quantised
-    return (2 + candidate.checkpointed) * moved / (_ELEMENT_WISE * machine.device_bytes)
+    return (2 + candidate.checkpointed) * moved / (ELEMENT_WISE * machine.device_bytes)
 
 
 def _traffic(workload: Workload, candidate: Candidate, terms: Terms) -> float:

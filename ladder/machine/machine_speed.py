@@ -194,7 +194,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
         node_link_bytes=link,
         pcie_bytes=40e9 if memory > 3e12 else 20e9 if memory > 0.5e12 else 10e9,
-        cpu_adam_parameters=47e6 * cores,
+        cpu_adam_parameters=75e6 * cores,
         nvme_bytes=3e9 * num_nodes,
         doubt=1.0 if known else 1.6,
     )

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from ladder.backends.registry import backend_of, family_of
+from ladder.backends.registry import backend_of, family_of, kin_of
 from ladder.candidates import Candidate, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
@@ -33,8 +33,9 @@ _DEPTH_OF_UPDATE = 0.17
 
 _SHARED = {
     "compute": 0.35,
-    "launch": 0.5,
+    "launch": 0.43,
     "reduce": 0.4,
+    "handling": 0.4,
     "gather": 0.4,
     "exchange": 0.5,
     "inputs": 0.4,
@@ -120,8 +121,9 @@ class _Steps:
         self._terms = terms
         self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
-        self._launch: Factor = (shared["launch"],)
+        self._launch: Factor = (shared["launch"], (f"launch:{kin_of(rung)}", 0.25))
         self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4)) if terms.reduce else ()
+        self._handling: Factor = (shared["handling"],) if terms.handling else ()
         kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))
         self._gather: Factor = (shared["gather"], *own("gather", 0.3), *kinds) if terms.gather else ()
         self._exchange: Factor = (shared["exchange"],) if terms.exchange else ()
@@ -145,6 +147,7 @@ class _Steps:
             self._ramp,
             self._launch,
             self._reduce,
+            self._handling,
             self._gather,
             self._exchange,
             self._inputs,
@@ -165,6 +168,7 @@ class _Steps:
         reduce = terms.reduce * scale(self._reduce, unknowns)
         busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
         busy += terms.exchange * scale(self._exchange, unknowns) + terms.inputs * scale(self._inputs, unknowns)
+        busy += terms.handling * scale(self._handling, unknowns)
         gather, launch = terms.gather * scale(self._gather, unknowns), terms.launch * scale(self._launch, unknowns)
         micro = whole * _soft_maximum(busy, gather, launch)
         return micro, micro + whole * terms.update * scale(self._update, unknowns)

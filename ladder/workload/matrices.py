@@ -164,6 +164,14 @@ def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
     return (*tables, *blocks, *outside, *head)
 
 
+def tensors_of_a_block(model: ModelShape) -> int:
+    """How many tensors a block's parameters are, about: its matrices, and vectors of the hidden size for the rest."""
+    matrices = matrices_of(model)
+    vectors = (model.num_parameters - sum(matrix.elements for matrix in matrices)) / model.hidden_size
+    in_blocks = sum(matrix.layer is not None for matrix in matrices)
+    return round((in_blocks + max(0.0, vectors)) / model.num_layers)
+
+
 @dataclass(frozen=True)
 class Product:
     """`count` products of the hidden values of `tokens` of a micro-batch's tokens with a matrix of this size."""

@@ -29,7 +29,7 @@ from ladder.machine.known_machine import (
 )
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.machine.rates import Found, rates_of, slowest
-from ladder.search.speed import SpeedObservation, calibrate_speed, lessons, predict_speed
+from ladder.search.speed import SpeedObservation, SpeedPrediction, calibrate_speed, lessons, predict_speed
 from ladder.tuning.known import learn, with_known
 from ladder.tuning.tune_events import Note
 from ladder.units import GIB
@@ -231,8 +231,11 @@ def test_an_unlisted_gpu_that_is_measured_is_doubted_like_a_listed_one_but_cpu_r
 
 
 def step_seconds(learned: dict[str, tuple[float, float]]) -> float:
-    machine = known_speed(H200, {}, learned)
-    return predict_speed(BILLION, ZERO2, world_size=2, machine=machine).accumulate_seconds
+    return prediction(learned).accumulate_seconds
+
+
+def prediction(learned: dict[str, tuple[float, float]]) -> SpeedPrediction:
+    return predict_speed(BILLION, ZERO2, world_size=2, machine=known_speed(H200, {}, learned))
 
 
 def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:
@@ -247,8 +250,8 @@ def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:
 
 def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
     learned: dict[str, tuple[float, float]] = {}
-    seconds = 1.5 * step_seconds({})
-    seen = [SpeedObservation(candidate=ZERO2, boundary_seconds=seconds, accumulate_seconds=seconds)]
+    seconds, boundary = 1.5 * step_seconds({}), 1.5 * prediction({}).boundary_seconds
+    seen = [SpeedObservation(candidate=ZERO2, boundary_seconds=boundary, accumulate_seconds=seconds)]
     errors = []
     for _ in range(4):
         errors.append(abs(math.log(step_seconds(learned) / seconds)))

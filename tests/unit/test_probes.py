@@ -55,7 +55,7 @@ def space_of(**changes: object) -> Space:
         "engines": tuple(Engine(rung) for rung in RUNGS if rung.documented and "nvme" not in rung.devices),
         "micro_batches": (1, 2, 4, 8, 16, 32),
         "gpu_name": "NVIDIA H200",
-        "num_cores": 64,
+        "num_cores": 42,
         "probe_layers": 4,
     }
     return Space(**settings | changes)
@@ -108,7 +108,7 @@ def test_an_engine_whose_probe_was_fast_is_tried_whole_and_not_probed_again():
     space = space_of(workload=FEW_SEQUENCES)
     asked = decide(space, [measured_zero3(space)])
     assert asked.probe
-    fast = [probe_record(space, each, slower=0.7) for each in asked.candidates]
+    fast = [probe_record(space, each, slower=0.8) for each in asked.candidates]
     later = decide(space, [measured_zero3(space), *fast])
     assert later.engine == asked.engine
     assert not later.probe

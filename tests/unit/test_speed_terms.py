@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers import bundled_workload
 
 from ladder.backends.deepspeed.step_terms import step_terms
+from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import MachineSpeed, machine_speed
 from ladder.search.speed import SpeedPrediction, predict_speed
+from ladder.techniques.liger import LIGER
 from ladder.workload.lora import Lora
+from ladder.workload.matrices import tensors_of_a_block
 from ladder.workload.workload import Workload
 
 Build = Callable[..., Workload]
+SHAPES = Path(__file__).parents[2] / "benchmarks/models"
 MACHINE = machine_speed("NVIDIA H200", "cuda", 4, 64)
 SLOW_LINK = replace(MACHINE, link_bytes=MACHINE.link_bytes / 2)
 SLOW_BUS = replace(MACHINE, pcie_bytes=MACHINE.pcie_bytes / 10)
@@ -84,3 +89,48 @@ def test_a_step_of_adapters_takes_the_host_as_long_as_was_recorded_with_any_rank
     candidate = Candidate(Engine(RUNGS_BY_NAME["zero0"]), 1, 1, 4)
     said = predict_speed(workload, candidate, world_size=1, machine=machine_speed("NVIDIA H200", "cuda", 1, 16))
     assert said.boundary_seconds - said.accumulate_seconds == pytest.approx(recorded, rel=0.2)
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("llama-3.2-1b", 9, 9), ("opt-125m", 16, 20), ("t0-3b", 8, 14)])
+def test_a_block_has_its_matrices_and_about_as_many_vectors_as_its_norms_and_biases(
+    name: str, low: int, high: int
+) -> None:
+    assert low <= tensors_of_a_block(bundled_workload(name).model) <= high
+
+
+def test_each_trained_tensor_costs_the_host_time_in_an_optimizer_step_and_at_stage_2_in_each_micro_step() -> None:
+    whole, adapters = bundled_workload("opt-125m"), bundled_workload("opt-125m", lora=Lora())
+    for workload in (whole, adapters):
+        stage_1, stage_2 = (
+            step_terms(workload, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1, MACHINE)
+            for rung in ("zero1", "zero2")
+        )
+        assert stage_2.launch > stage_1.launch
+        assert stage_1.update > 0.005  # which 125 million parameters need on no GPU
+
+
+@pytest.mark.parametrize(
+    ("rung", "micro_batch", "seconds"),
+    [  # a micro-step without the optimizer on two H100, as measured
+        ("fsdp2+no-reshard", 4, 0.169),
+        ("fsdp2+no-reshard", 8, 0.253),
+        ("fsdp2+no-reshard", 16, 0.489),
+        ("ddp", 4, 0.195),
+        ("ddp", 8, 0.302),
+    ],
+)
+def test_micro_steps_without_deepspeed_are_predicted_within_a_fifth_also_where_the_cpu_sets_the_pace(
+    rung: str, micro_batch: int, seconds: float
+) -> None:
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung], techniques=(LIGER,)), 0, micro_batch, 4)
+    machine = machine_speed("NVIDIA H100 80GB HBM3", "cuda", 2, 32)
+    predicted = predict_speed(bundled_workload("llama-3.2-1b", seq_len=2048), candidate, world_size=2, machine=machine)
+    assert predicted.accumulate_seconds == pytest.approx(seconds, rel=0.2)
+
+
+def test_experts_under_autocast_are_computed_in_fp32() -> None:
+    experts = bundled_workload(str(SHAPES / "mixture-of-experts-3b.json"))
+    ddp, fsdp2 = (
+        plain_terms(experts, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1, MACHINE) for rung in ("ddp", "fsdp2")
+    )
+    assert ddp.compute > 2 * fsdp2.compute

@@ -14,18 +14,20 @@ from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.workload.matrices import tensors_of_a_block
 from ladder.workload.workload import Workload
 
 _HOOKS_OF_AN_ADAPTER = 0.17
 """Stage 3's work for an adapter's modules over that for a whole block. Measured: with seven adapters a block, steps of
 Llama-3.2-1B that wait for it took 2.2 times as long."""
-_HOOK_OF_A_GRADIENT = 0.25e-3
-"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.4 ms with
-Llama-3.2-1B on a shared host (benchmarks/results/sweeps); chosen for a dedicated one, as launching kernels is."""
+_HOOK_OF_A_GRADIENT = 0.2e-3
+"""Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.1 to 0.25 ms
+with all weights of opt-125m, OPT-1.3B and Llama-3.2-1B (benchmarks/results/against-plain), and 0.4 ms with adapters on
+a shared host (benchmarks/results/sweeps)."""
 _STEP_OF_A_TENSOR = 0.24e-3
-"""Host work of an optimizer step for each tensor of adapters: norm, flattening, copies. They are so small that nothing
-else takes time. Measured: 0.13 to 0.36 ms with ranks 8 to 256 of three families at stage 0
-(benchmarks/results/1xh200-adapters)."""
+"""Host work of an optimizer step for each tensor that is trained: norm, flattening, copies. Measured: 0.13 to 0.36 ms
+with adapters of ranks 8 to 256 of three families at stage 0 (benchmarks/results/1xh200-adapters), and 0.26 to 0.28 ms
+with all weights of opt-125m, OPT-1.3B and Llama-3.2-1B (benchmarks/results/against-plain)."""
 
 
 def step_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
@@ -107,7 +109,7 @@ def _update_seconds(
     offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
     rung, share = candidate.engine.rung, workload.weights.trained / world_size
-    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * _num_adapters(workload)
+    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * _num_trained(workload)
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
         return hooks + traffic * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
@@ -117,10 +119,17 @@ def _update_seconds(
 
 
 def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
-    """Seconds of the host for the gradients of adapters at stage 2."""
+    """Seconds of the host for the gradients of stage 2."""
     if candidate.engine.rung.stage != 2:
         return 0.0
-    return _HOOK_OF_A_GRADIENT * _num_adapters(workload)
+    return _HOOK_OF_A_GRADIENT * _num_trained(workload)
+
+
+def _num_trained(workload: Workload) -> float:
+    """Tensors that are trained, without those outside the blocks."""
+    weights, model = workload.weights, workload.model
+    whole = weights.trained_blocks * model.num_layers * tensors_of_a_block(model)
+    return whole + _num_adapters(workload)
 
 
 def _num_adapters(workload: Workload) -> int:

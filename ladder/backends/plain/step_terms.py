@@ -1,23 +1,37 @@
-"""The seconds of a step's parts without DeepSpeed, before calibration. Of FSDP2, not compared with GPUs."""
+"""The seconds of a step's parts without DeepSpeed, before calibration."""
 
 from __future__ import annotations
 
 from ladder.backends.activations import terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.plain.moments import weights_bytes
-from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
-from ladder.candidates import Candidate
+from ladder.backends.timing import ELEMENT_WISE, launch_seconds, ramp_seconds, token_seconds
+from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.workload.matrices import num_experts
 from ladder.workload.workload import Workload
 
-_LAUNCHES = 0.6
-"""Seconds for launching a block's kernels over those under DeepSpeed, whose hooks run for each parameter. Measured: on
-two H200, opt-125m takes 0.54 of the time with DDP."""
+_CASTS = 1.3
+"""Launching a block's kernels under autocast over launching them with 16-bit weights: each product casts its weight,
+bias and input. Measured: 1.2 to 1.5 with opt-125m on one H200, where the CPU sets the pace."""
+_HOOKS = 0.35
+"""FSDP2's own work for a layer over that of stage 3. Measured: 2 to 7 ms a layer beyond launching its kernels, with
+opt-125m, OPT-1.3B and a mixture of experts on one H200 and Llama-3.2-1B on two H100; about the middle was chosen."""
+_IN_FP32 = 2.6
+"""Seconds of experts under autocast over those with 16-bit weights: transformers' grouped product is none of the
+operations that autocast casts, so it computes in fp32. Measured with a mixture of experts of 3B on one H200."""
 _OF_UPDATE = 28.0
 """Bytes per parameter that fused AdamW in fp32 reads and writes, with the gradient norm. Derived: weight, gradient and
 two moments are read, three of them written."""
-_HOOKS = 0.3
-"""FSDP2's work for a layer over that of stage 3. Chosen: it works by layers, not by parameters."""
+_OF_A_CAST, _OF_A_COPY = 6.0, 4.0
+"""Bytes per parameter to read in 32 bits and write in 16, and to copy what was gathered in 16 bits to its place.
+Derived."""
+_OF_A_SUM, _OF_A_SUM_IN_FP32 = 6.0, 18.0
+"""Bytes per parameter to add a 16-bit gradient to a sum of 16 bits, or of 32. Derived: the latter first writes the
+gradient in fp32."""
+_OF_A_CHUNK = 10.0
+"""Bytes per weight of the head in fp32, for each chunk of a fused loss, more than with 16-bit weights. Derived: the
+weight is cast, and the sum of its gradients read and written in fp32."""
 
 
 def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
@@ -34,21 +48,24 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     over_links = (owners - 1) / owners / (machine.node_link_bytes if known.owners else machine.link_bytes)
     scattered = (4.0 if rung.stage == 0 else 2.0) * weights.trained * over_links
     scattered += 2.0 * 2.0 * weights.trained * (1 / owners - 1 / world_size) / machine.link_bytes
-    gather = 0.0
-    if rung.stage > 0:
-        passes = 2.0 if rung.stage == 3 else 1.0
-        gather = max(weights.bytes_held * over_links * passes, _HOOKS * machine.host_seconds * model.num_layers)
+    passes = {0: 0.0, 2: 1.0, 3: 2.0}[rung.stage]
+    gather = weights.bytes_held * over_links * passes
     share = weights.trained / (owners if rung.stage > 0 else 1)
     update = _OF_UPDATE * share / machine.device_bytes
     if rung.offload_param == "cpu":
         gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes
         update = weights.trained / machine.cpu_adam_parameters + 4.0 * share / machine.pcie_bytes
     per_token = token_seconds(workload, candidate, machine, known)
+    if rung.stage == 0 and num_experts(model) > 1:
+        per_token *= _IN_FP32
+    launch = launch_seconds(workload, candidate, machine)
+    hooks = _HOOKS * machine.host_seconds * model.num_layers * (1 + candidate.checkpointed / 3)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, per_token),
-        launch=_LAUNCHES * launch_seconds(workload, candidate, machine),
+        launch=_CASTS * launch if rung.stage == 0 else launch + hooks,
         reduce=0.0,
+        handling=_handled_bytes(workload, candidate, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
         gather=gather,
         exchange=0.0,
         doubts=known.doubts,
@@ -57,3 +74,22 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
         # Two thirds of the reduction overlap with backward.
         update=update + (2 if rung.stage == 0 else 1) * scattered / 3,
     )
+
+
+def _handled_bytes(workload: Workload, candidate: Candidate, known: Terms, passes: float, owners: int) -> float:
+    """Bytes that a rank reads and writes in each micro-step for weights and their gradients, with any batch.
+
+    Autocast casts all trained weights, and for a fused loss the head's with each chunk. FSDP2 casts a rank's own part,
+    and copies what it gathers. Both add up gradients, of all weights.
+    """
+    weights, model = workload.weights, workload.model
+    if passes:
+        return _OF_A_SUM * weights.trained + passes * (
+            _OF_A_CAST * weights.trained / owners + _OF_A_COPY * weights.bytes_held / 2
+        )
+    chunks = 0
+    if weights.trains_head and any(technique.effects.chunked_loss for technique in candidate.engine.techniques):
+        rows = -(-known.tokens // -(-model.vocab_size // model.hidden_size))  # of a chunk, before rounding up
+        chunks = -(-known.tokens // (1 << (rows - 1).bit_length()))
+    of_all = (_OF_A_CAST + _OF_A_SUM_IN_FP32) * weights.trained
+    return of_all + chunks * _OF_A_CHUNK * model.vocab_size * model.hidden_size
