@@ -39,6 +39,8 @@ class MachineSpeed:
     """A factor on the standard deviations that all engines share: above 1 if less is known than about a listed GPU."""
     of_formula: float = 1.0
     """The part of `doubt` that no measurement of the machine lessens, because it is the formulas'."""
+    is_recorded: bool = False
+    """Whether whole sweeps were recorded on such machines, so that the differences between engines are known better."""
     beliefs: Mapping[str, Belief] = field(default_factory=dict)
     """By unknown of the speed model: what is known of it beside the data sheets."""
 
@@ -89,6 +91,8 @@ _GPUS: tuple[tuple[str, float, float, float], ...] = (
     ("RTX 4090", 165e12, 1.0e12, 15e9),
     ("RTX 3090", 71e12, 0.94e12, 12e9),
 )
+_RECORDED = ("H200", "H100")
+"""Of `_GPUS`, those on which sweeps were recorded, on one node. Measured: benchmarks/results/sweeps."""
 _NETWORK = 25e9
 """Bytes per second and GPU between nodes. Chosen: one port of 200 Gbit/s per GPU."""
 _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
@@ -186,7 +190,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
             of_formula=2.0,
         )
     known = _gpu(gpu_name)
-    flops, memory, link = known or _UNKNOWN_GPU
+    name, flops, memory, link = known or ("", *_UNKNOWN_GPU)
     return MachineSpeed(
         flops=flops,
         achievable=0.65,
@@ -197,16 +201,17 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         cpu_adam_parameters=75e6 * cores,
         nvme_bytes=3e9 * num_nodes,
         doubt=1.0 if known else 1.6,
+        is_recorded=name in _RECORDED and num_nodes == 1,
     )
 
 
 def peak_flops(gpu_name: str | None) -> float | None:
     """Dense 16-bit FLOP/s of a GPU by the driver's name for it; None for one that is not listed."""
     known = _gpu(gpu_name)
-    return None if known is None else known[0]
+    return None if known is None else known[1]
 
 
-def _gpu(gpu_name: str | None) -> tuple[float, float, float] | None:
+def _gpu(gpu_name: str | None) -> tuple[str, float, float, float] | None:
     """The first entry whose words all occur in `gpu_name`: "NVIDIA A100-SXM4-80GB" is an "A100"."""
     if gpu_name is None:
         return None
@@ -214,7 +219,7 @@ def _gpu(gpu_name: str | None) -> tuple[float, float, float] | None:
     for name, *figures in _GPUS:
         if all(f" {word} " in text for word in name.upper().replace("-", " ").split()):
             flops, memory, link = figures
-            return flops, memory, link
+            return name, flops, memory, link
     return None
 
 

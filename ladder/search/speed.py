@@ -42,6 +42,10 @@ _SHARED = {
     "update": 0.4,
 }
 """By term of a step: the uncertainty of the machine, which all engines share, on a GPU whose data sheet is known."""
+_RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.7
+"""On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole,
+and of its terms. Chosen: its errors there are a half to a fifth of what is doubted elsewhere (benchmarks/doubts.py);
+with these, recorded sweeps take a fifth less time and lose nothing (benchmarks/results/search)."""
 _WITH = {"compute": ("ramp",)}
 """Terms that an unknown of another term scales too."""
 _LEAST_LEFT = 0.5
@@ -111,6 +115,7 @@ class _Steps:
     ) -> None:
         rung, family = candidate.engine.rung, family_of(candidate.engine.rung)
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
+        of_whole, of_terms = (_RECORDED_WHOLE, _RECORDED_TERMS) if machine.is_recorded else (1.0, 1.0)
         terms, shared = backend_of(rung).step_terms(workload, candidate, world_size, machine), {}
         for term, sigma in _SHARED.items():
             name = _shared_name(term, rung)
@@ -122,20 +127,20 @@ class _Steps:
         self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
         self._launch: Factor = (shared["launch"], (f"launch:{kin_of(rung)}", 0.25))
-        self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4)) if terms.reduce else ()
+        self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if terms.reduce else ()
         self._handling: Factor = (shared["handling"],) if terms.handling else ()
         kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))
-        self._gather: Factor = (shared["gather"], *own("gather", 0.3), *kinds) if terms.gather else ()
+        self._gather: Factor = (shared["gather"], *own("gather", 0.3 * of_terms), *kinds) if terms.gather else ()
         self._exchange: Factor = (shared["exchange"],) if terms.exchange else ()
         self._inputs: Factor = (shared["inputs"],) if terms.inputs else ()
-        self._update: Factor = (shared["update"], *own("update", 0.4))
+        self._update: Factor = (shared["update"], *own("update", 0.4 * of_terms))
         if shallow:
             self._update += own("depth:update", _DEPTH_OF_UPDATE)
         # Errors of the formula: a factor per stage and per engine, and one that changes with the micro-batch, mostly
         # because of kernels, which are the same for all engines.
         self._whole: Factor = (
-            (f"all:{rung.stage}", 0.1),
-            *own("all", 0.1),
+            (f"all:{rung.stage}", 0.1 * of_whole),
+            *own("all", 0.1 * of_whole),
             ("batch", 0.03 * math.log2(candidate.micro_batch)),
             (f"batch:{family}", 0.015 * math.log2(candidate.micro_batch)),
         )

@@ -24,7 +24,7 @@ from ladder.workload.workload import Workload
 
 def on_paper(folder: Path, **options: Any) -> ladder.Tuned:
     folder.mkdir(exist_ok=True)
-    asked: dict[str, Any] = {"gpus": 2, "global_batch_size": 16, "machine": "a100-40"} | options
+    asked: dict[str, Any] = {"gpus": 2, "global_batch_size": 32, "machine": "a100-40"} | options
     return ladder.tune("llama-2-7b", launcher="simulated", run_dir=folder / "run", output=folder / "best.json", **asked)
 
 
