@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from ladder.backends.registry import backend_of, family_of, kin_of
+from ladder.backends.registry import backend_of, family_of, is_main, kin_of
 from ladder.candidates import Candidate, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
@@ -33,7 +33,7 @@ _DEPTH_OF_UPDATE = 0.17
 
 _SHARED = {
     "compute": 0.35,
-    "launch": 0.43,
+    "launch": 0.5,
     "reduce": 0.4,
     "handling": 0.4,
     "gather": 0.4,
@@ -46,6 +46,8 @@ _RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.7
 """On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole,
 and of its terms. Chosen: its errors there are a half to a fifth of what is doubted elsewhere (benchmarks/doubts.py);
 with these, recorded sweeps take a fifth less time and lose nothing (benchmarks/results/search)."""
+_LAUNCH_ELSEWHERE = 0.4
+"""As in `_SHARED`, of what another backend's hooks on the host take. Measured: FSDP2's, 2 to 7 ms a layer."""
 _WITH = {"compute": ("ramp",)}
 """Terms that an unknown of another term scales too."""
 _LEAST_LEFT = 0.5
@@ -126,7 +128,9 @@ class _Steps:
         self._terms = terms
         self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
-        self._launch: Factor = (shared["launch"], (f"launch:{kin_of(rung)}", 0.25))
+        self._launch: Factor = (shared["launch"],)
+        if not is_main(rung):
+            self._launch += ((f"launch:{kin_of(rung)}", _LAUNCH_ELSEWHERE),)
         self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if terms.reduce else ()
         self._handling: Factor = (shared["handling"],) if terms.handling else ()
         kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))
