@@ -42,7 +42,7 @@ _SHARED = {
     "update": 0.4,
 }
 """By term of a step: the uncertainty of the machine, which all engines share, on a GPU whose data sheet is known."""
-_RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.7
+_RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.85
 """On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole,
 and of its terms. Chosen: its errors there are a half to a fifth of what is doubted elsewhere (benchmarks/doubts.py);
 with these, recorded sweeps take a fifth less time and lose nothing (benchmarks/results/search)."""
@@ -128,9 +128,8 @@ class _Steps:
         self._terms = terms
         self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
-        self._launch: Factor = (shared["launch"],)
-        if not is_main(rung):
-            self._launch += ((f"launch:{kin_of(rung)}", _LAUNCH_ELSEWHERE),)
+        elsewhere = () if is_main(rung) else ((f"launch:{kin_of(rung)}", _LAUNCH_ELSEWHERE),)
+        self._launch: Factor = (shared["launch"], *elsewhere)
         self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if terms.reduce else ()
         self._handling: Factor = (shared["handling"],) if terms.handling else ()
         kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))

@@ -1,0 +1,107 @@
+"""How wrong are predictions before any trial? What stored runs measured, beside what ladder expects with no trial.
+
+    python benchmarks/prior.py [RUN …]
+
+Each RUN is a run folder; the default are those in benchmarks/results/runs and benchmarks/results/scale. Every candidate
+that a trial measured counts, but for those of user's own scripts. Its tokens/s are predicted from data sheets alone, or
+from what `ladder doctor --measure` had measured before that run; from no trial, of this tune or an earlier one. Memory
+is the most that tensors take at once.
+
+A table with a line for each kind of engine and each run: mean size of the error, its mean with sign, and the largest.
+The last line is `candidates=… speed_mean_pct=… speed_worst_pct=… memory_mean_pct=… memory_worst_pct=…`. Errors are
+ratios, less 1: predicted tokens/s over measured ones, and bytes likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ladder.backends.registry import is_main
+from ladder.candidates import Rung
+from ladder.machine.machine_speed import known_speed, machine_speed
+from ladder.runs.stored_run import read_run
+from ladder.search.belief import device_of
+from ladder.search.memory import predict_memory
+from ladder.search.speed import predict_speed
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Error:
+    """Predicted over measured, less 1, of one candidate."""
+
+    run: str
+    kind: str
+    speed: float
+    memory: float
+
+
+def errors_of(folder: Path) -> Iterator[Error]:
+    """Of all that the run in `folder` measured with its own model."""
+    run = read_run(folder)
+    space = run.space
+    if space.workload.script is not None:
+        return
+    sheets = machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
+    machine = known_speed(sheets, dict(space.rates), {})
+    for record in run.records:
+        seen = record.measurement
+        if record.purpose != "measure" or seen is None or not record.tokens_per_second:
+            continue
+        candidate = space.by_key[record.candidate_key]
+        ranks = space.world_size
+        speed = predict_speed(space.workload, candidate, world_size=ranks, machine=machine)
+        memory = predict_memory(space.workload, candidate, world_size=ranks, device=device_of(space))
+        yield Error(
+            run=folder.name,
+            kind=kind_of(candidate.engine.rung),
+            speed=speed.tokens_per_second / record.tokens_per_second - 1,
+            memory=max(memory.moments.values()) / seen.peak_allocated - 1,
+        )
+
+
+def kind_of(rung: Rung) -> str:
+    """Rungs of one kind have much of their prediction in common."""
+    return f"stage {rung.stage}{'' if is_main(rung) else ', no DeepSpeed'}{', offload' if rung.devices else ''}"
+
+
+def line(name: str, errors: Sequence[Error]) -> str:
+    speed, memory = [error.speed for error in errors], [error.memory for error in errors]
+    return f"{name:36} {len(errors):4d}   {figures(speed)}   {figures(memory)}"
+
+
+def figures(values: Sequence[float]) -> str:
+    return f"{size(values):6.1%} {statistics.mean(values):+7.1%} {max(values, key=abs):+8.1%}"
+
+
+def size(values: Sequence[float]) -> float:
+    """The mean size."""
+    return statistics.mean(abs(value) for value in values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path)
+    stored = (path.parent for name in ("runs", "scale") for path in RESULTS.glob(f"{name}/*/journal.log"))
+    folders = parser.parse_args().runs or sorted(stored)
+    errors = [error for folder in folders for error in errors_of(folder)]
+    print(f"{'':36}    n   tokens/s: mean, bias, worst   memory: mean, bias, worst")
+    for kind in sorted({error.kind for error in errors}):
+        print(line(kind, [error for error in errors if error.kind == kind]))
+    for run in dict.fromkeys(error.run for error in errors):
+        print(line(run, [error for error in errors if error.run == run]))
+    speed, memory = [error.speed for error in errors], [error.memory for error in errors]
+    print(
+        f"candidates={len(errors)} speed_mean_pct={100 * size(speed):.1f} "
+        f"speed_worst_pct={100 * max(speed, key=abs):.1f} memory_mean_pct={100 * size(memory):.1f} "
+        f"memory_worst_pct={100 * max(memory, key=abs):.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What is predicted before any trial, beside what tunes on real GPUs measured (benchmarks/prior.py)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", ["prior.py"])
+    from prior import main
+
+    main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_speed_and_memory_of_candidates_on_gpus_are_predicted_as_well_as_the_page_says(printed: list[str]) -> None:
+    found = {name: float(value) for name, value in (each.split("=") for each in printed[-1].split())}
+    assert found["candidates"] > 100
+    assert found["speed_mean_pct"] < 16
+    assert found["memory_mean_pct"] < 1
+
+
+def test_all_kinds_of_engines_are_among_them(printed: list[str]) -> None:
+    kinds = {line[:36].strip() for line in printed if line.startswith("stage ")}
+    assert {f"stage {stage}" for stage in range(4)} <= kinds
+    assert {"stage 0, no DeepSpeed", "stage 3, no DeepSpeed", "stage 1, offload"} <= kinds
