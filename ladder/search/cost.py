@@ -10,7 +10,7 @@ from ladder.search.belief import Outlook
 from ladder.search.speed import SpeedPrediction
 from ladder.workload.workload import Workload
 
-_PROCESSES = 2.5
+PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
 _STEPS = 4
 """Optimizer steps of a candidate: one untimed, and timed ones until the median is known to 1 %. Chosen: the usual case
@@ -56,7 +56,7 @@ def start_seconds(rung: Rung, num_parameters: int, num_trained: int | None = Non
     """
     billions = num_parameters / 1e9
     trained = billions if num_trained is None else num_trained / 1e9
-    seconds = _PROCESSES + 0.5 + 0.4 * billions
+    seconds = PROCESSES + 0.5 + 0.4 * billions
     if rung.offload_optimizer == "cpu":
         seconds += 3.0 + 2.2 * trained
     if rung.offload_param == "cpu":

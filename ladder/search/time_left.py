@@ -13,7 +13,7 @@ from ladder.candidates import Candidate
 from ladder.events.outcome import Record
 from ladder.search.auto import UPPER_END, auto, auto_without, hopeful
 from ladder.search.belief import Belief, Outlook, believe
-from ladder.search.cost import candidate_seconds, comparison_seconds, expected_seconds, proof_seconds
+from ladder.search.cost import PROCESSES, candidate_seconds, comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop, Strategy
 from ladder.search.space import Space, fastest, proven
 from ladder.units import counted
@@ -24,6 +24,9 @@ a small model, so that a single trial corrects more than half of an error."""
 _MARGIN = 1.1
 """How much longer than predicted trial and proof may take and still end in time. Chosen: with it, none of nine
 simulated tunes took longer than 120 or 240 s of budget (benchmarks/results/search)."""
+_STAYED = 0.1
+"""A trial whose process group takes less ran in ranks that stayed after another. Chosen: new ranks on GPUs need 0.5 to
+1.5 s for theirs, and those that stayed less than 0.05 s (measured on H100 and H200; benchmarks/results/runs)."""
 _NAMED = 2
 """Engines left untried that a sentence names. Chosen: the first decide whether more time is worth it."""
 
@@ -40,14 +43,18 @@ class TimeLeft:
     """The seconds of earlier trials, by trial and phase."""
 
     def pace(self, belief: Belief, records: Sequence[Record]) -> float:
-        """How many times as long as predicted this machine's trials have taken."""
+        """How many times as long as predicted this machine's trials have taken.
+
+        Proofs need new processes, so that a trial did without these must not make the machine look fast.
+        """
         expected = taken = _KNOWN_BEFORE
         for trial, seconds in self.taken.items():
             own = [each for each in records if each.trial == trial and each.measurement and each.purpose != "proof"]
             if own and seconds:
                 space, is_probe = belief.space, own[0].purpose == "probe"
                 outlooks = [belief.outlook(space.by_key[each.candidate_key], shallow=is_probe) for each in own]
-                expected += expected_seconds(outlooks)
+                spared = PROCESSES if space.device == "cuda" and seconds.get("process_group", 1.0) < _STAYED else 0.0
+                expected += expected_seconds(outlooks) - spared
                 taken += sum(seconds.values())
         return taken / expected
 

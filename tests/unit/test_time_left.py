@@ -15,7 +15,7 @@ from ladder.events.outcome import Record
 from ladder.search import belief as belief_module
 from ladder.search.auto import auto
 from ladder.search.belief import believe
-from ladder.search.cost import comparison_seconds, expected_seconds, proof_seconds
+from ladder.search.cost import PROCESSES, comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.space import Space
@@ -97,6 +97,16 @@ def test_a_machine_that_took_twice_as_long_is_expected_to_do_so_again() -> None:
     assert TimeLeft(seconds=100).pace(belief, records) == 1.0
     ratio = slow.reserve(belief, records) / TimeLeft(seconds=100).reserve(belief, records)
     assert ratio == pytest.approx(slow.pace(belief, records))
+
+
+def test_a_trial_in_ranks_that_stayed_does_not_make_the_machine_look_fast() -> None:
+    records = [fitting(SPACE, FIRST)]
+    belief = believe(SPACE, records)
+    steps = expected_seconds([belief.outlook(FIRST)]) - PROCESSES
+    stayed = TimeLeft(seconds=100, taken={"0001": {"process_group": 0.03, "measure": steps - 0.03}})
+    assert stayed.pace(belief, records) == pytest.approx(1.0)
+    new = TimeLeft(seconds=100, taken={"0001": {"process_group": 1.0, "measure": steps - 1.0}})
+    assert new.pace(belief, records) < 0.95
 
 
 def test_without_time_for_the_best_offer_the_best_that_ends_in_time_is_tried() -> None:
