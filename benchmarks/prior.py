@@ -5,7 +5,7 @@
 Each RUN is a run folder; the default are those in benchmarks/results/runs and benchmarks/results/scale. Every candidate
 that a trial measured counts, but for those of user's own scripts. Its tokens/s are predicted from data sheets alone, or
 from what `ladder doctor --measure` had measured before that run; from no trial, of this tune or an earlier one. Memory
-is the most that tensors take at once.
+is the most that tensors take at once, once the engine is there.
 
 A table with a line for each kind of engine and each run: mean size of the error, its mean with sign, and the largest.
 The last line is `candidates=… speed_mean_pct=… speed_worst_pct=… memory_mean_pct=… memory_worst_pct=…`. Errors are
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ladder.backends.base import START
 from ladder.backends.registry import is_main
 from ladder.candidates import Rung
 from ladder.machine.machine_speed import known_speed, machine_speed
@@ -28,7 +29,7 @@ from ladder.search.belief import device_of
 from ladder.search.memory import predict_memory
 from ladder.search.speed import predict_speed
 
-RESULTS = Path(__file__).parent / "results"
+RUNS = Path(__file__).parent / "results" / "runs"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def errors_of(folder: Path) -> Iterator[Error]:
             run=folder.name,
             kind=kind_of(candidate.engine.rung),
             speed=speed.tokens_per_second / record.tokens_per_second - 1,
-            memory=max(memory.moments.values()) / seen.peak_allocated - 1,
+            memory=max(need for name, need in memory.moments.items() if name != START) / seen.peak_allocated - 1,
         )
 
 
@@ -87,8 +88,7 @@ def size(values: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", type=Path)
-    stored = (path.parent for name in ("runs", "scale") for path in RESULTS.glob(f"{name}/*/journal.log"))
-    folders = parser.parse_args().runs or sorted(stored)
+    folders = parser.parse_args().runs or sorted(path.parent for path in RUNS.glob("*/journal.log"))
     errors = [error for folder in folders for error in errors_of(folder)]
     print(f"{'':36}    n   tokens/s: mean, bias, worst   memory: mean, bias, worst")
     for kind in sorted({error.kind for error in errors}):
