@@ -2,14 +2,15 @@
 
     python benchmarks/prior.py [RUN …]
 
-Each RUN is a run folder; the default are those in benchmarks/results/runs and benchmarks/results/scale. Every candidate
-that a trial measured counts, but for those of user's own scripts. Its tokens/s are predicted from data sheets alone, or
-from what `ladder doctor --measure` had measured before that run; from no trial, of this tune or an earlier one. Memory
-is the most that tensors take at once, once the engine is there.
+Each RUN is a run folder; without one, all in benchmarks/results/runs are read. Every candidate that a trial measured
+counts, but for those of users' own scripts. Its tokens/s are predicted from data sheets alone, or from what
+`ladder doctor --measure` had measured before that run; from no trial, of this tune or an earlier one. Memory is the
+most that tensors take at once, once the engine is there.
 
 A table with a line for each kind of engine and each run: mean size of the error, its mean with sign, and the largest.
-The last line is `candidates=… speed_mean_pct=… speed_worst_pct=… memory_mean_pct=… memory_worst_pct=…`. Errors are
-ratios, less 1: predicted tokens/s over measured ones, and bytes likewise.
+An error is predicted over measured, minus 1. Stage 0 without DeepSpeed is DDP, stages 2 and 3 are FSDP2 without and
+with resharding. The last line is
+`candidates=… speed_mean_pct=… speed_worst_pct=… memory_mean_pct=… memory_worst_pct=…`.
 """
 
 from __future__ import annotations
