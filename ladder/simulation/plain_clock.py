@@ -19,6 +19,10 @@ Python. Chosen: with `_UNIT_PASS`, they explain opt-125m on two H200."""
 _CLIPPING, _ADAM, _SGD = 12.0, 28.0, 12.0
 """Bytes per parameter that are read and written in fp32: the gradient for the norm, and again to scale it; then
 gradient, weight and two moments, or gradient and weight."""
+_COPIED, _CAST = 4.0, 6.0
+"""Bytes per element that FSDP2 copies from where it gathered a unit, and to cast a rank's own part of it to 16 bits."""
+_SUMMED, _SUMMED_IN_FP32 = 6.0, 12.0
+"""Bytes per element to add a gradient to the sum of earlier micro-steps, in 16 bits or in fp32."""
 _THROUGH_BUCKET = 16.0
 """Bytes per element that DDP copies into a bucket and back."""
 
@@ -53,8 +57,15 @@ class PlainClock(StepClock):
             seconds += 4.0 * elements / self._assignment.ranks / self._rig.bus
         return seconds
 
+    def _copy_seconds(self, elements: int) -> float:
+        own = _CAST * elements / self._assignment.ranks
+        return (_COPIED * elements + own) / self._rig.chip.memory if self._assignment.stage else 0.0
+
     def _reduce(self, elements: int, *, boundary: bool) -> None:
-        """DDP sends full buckets, FSDP2 each unit."""
+        """DDP sends full buckets, FSDP2 each unit; before the boundary, gradients are added to a sum."""
+        if not boundary:
+            summed = _SUMMED if self._assignment.stage else _SUMMED_IN_FP32
+            self._gpu += summed * elements / self._rig.chip.memory
         if not boundary or self._assignment.ranks == 1:
             return
         if self._assignment.stage:

@@ -91,7 +91,7 @@ class StepClock:
         arrivals: dict[int, list[float]] = {}
         fetches = list(self._gathering.fetches)[::-1]
         for segment, (stretch, gradients, hooks) in enumerate(self._segments()):
-            began = self._host
+            began, copies = self._host, 0.0
             self._host += stretch.kernels * self._rig.launch * self._rig.host + hooks * self._rig.host
             while fetches and fetches[-1].issued <= segment:
                 fetch = fetches.pop()
@@ -100,11 +100,12 @@ class StepClock:
                 within = self._is_within_node(changed=first and fetch.needed <= 1 + self._layers)
                 self._wire = max(self._wire, self._earliest(began)) + self._gather_seconds(fetch.elements, within)
                 arrivals.setdefault(fetch.needed, []).append(self._wire)
+                copies += self._copy_seconds(fetch.elements)
             there = arrivals.get(segment, [0.0])
             ready = max(self._gpu, began, there[0])
             self._before = ready
             # Only the segment's last kernels wait for its last transfer.
-            self._gpu = max(ready + stretch.gpu, there[-1] + stretch.gpu / len(there), self._host)
+            self._gpu = max(ready + copies + stretch.gpu, there[-1] + stretch.gpu / len(there), self._host)
             self._reduce(gradients, boundary=boundary)
         self._send(self._waiting, boundary=boundary)
         return max(self._host, self._gpu, self._wire)
@@ -190,6 +191,10 @@ class StepClock:
         """Whether parameters are gathered from the own node: from its copy, which has not `changed`, or always."""
         effects = self._assignment.effects
         return effects.divided_in_node or (effects.copied_in_node and not changed)
+
+    def _copy_seconds(self, elements: int) -> float:
+        """Seconds of the GPU to bring gathered parameters to their place; DeepSpeed gathers them there."""
+        return 0.0
 
     def _gather_seconds(self, elements: int, within_node: bool) -> float:
         """Seconds to gather parameters: from the drive, over the bus, then between ranks; each has a part."""
