@@ -18,17 +18,16 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from physics import mean_size
 
 from ladder.backends.base import START
 from ladder.backends.registry import is_main
 from ladder.candidates import Rung
-from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.runs.stored_run import read_run
-from ladder.search.belief import device_of
-from ladder.search.memory import predict_memory
-from ladder.search.speed import predict_speed
+from ladder.search.belief import believe
 
 RUNS = Path(__file__).parent / "results" / "runs"
 
@@ -49,21 +48,18 @@ def errors_of(folder: Path) -> Iterator[Error]:
     space = run.space
     if space.workload.script is not None:
         return
-    sheets = machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
-    machine = known_speed(sheets, dict(space.rates), {})
+    belief = believe(replace(space, learned=()), ())
     for record in run.records:
         seen = record.measurement
         if record.purpose != "measure" or seen is None or not record.tokens_per_second:
             continue
-        candidate = space.by_key[record.candidate_key]
-        ranks = space.world_size
-        speed = predict_speed(space.workload, candidate, world_size=ranks, machine=machine)
-        memory = predict_memory(space.workload, candidate, world_size=ranks, device=device_of(space))
+        expected = belief.outlook(space.by_key[record.candidate_key])
+        moments = expected.memory.moments
         yield Error(
             run=folder.name,
-            kind=kind_of(candidate.engine.rung),
-            speed=speed.tokens_per_second / record.tokens_per_second - 1,
-            memory=max(need for name, need in memory.moments.items() if name != START) / seen.peak_allocated - 1,
+            kind=kind_of(expected.candidate.engine.rung),
+            speed=expected.speed.tokens_per_second / record.tokens_per_second - 1,
+            memory=max(need for name, need in moments.items() if name != START) / seen.peak_allocated - 1,
         )
 
 
@@ -78,12 +74,7 @@ def line(name: str, errors: Sequence[Error]) -> str:
 
 
 def figures(values: Sequence[float]) -> str:
-    return f"{size(values):6.1%} {statistics.mean(values):+7.1%} {max(values, key=abs):+8.1%}"
-
-
-def size(values: Sequence[float]) -> float:
-    """The mean size."""
-    return statistics.mean(abs(value) for value in values)
+    return f"{mean_size(values):6.1%} {statistics.mean(values):+7.1%} {max(values, key=abs):+8.1%}"
 
 
 def main() -> None:
@@ -98,8 +89,8 @@ def main() -> None:
         print(line(run, [error for error in errors if error.run == run]))
     speed, memory = [error.speed for error in errors], [error.memory for error in errors]
     print(
-        f"candidates={len(errors)} speed_mean_pct={100 * size(speed):.1f} "
-        f"speed_worst_pct={100 * max(speed, key=abs):.1f} memory_mean_pct={100 * size(memory):.1f} "
+        f"candidates={len(errors)} speed_mean_pct={100 * mean_size(speed):.1f} "
+        f"speed_worst_pct={100 * max(speed, key=abs):.1f} memory_mean_pct={100 * mean_size(memory):.1f} "
         f"memory_worst_pct={100 * max(memory, key=abs):.1f}"
     )
 

@@ -92,7 +92,8 @@ _GPUS: tuple[tuple[str, float, float, float], ...] = (
     ("RTX 3090", 71e12, 0.94e12, 12e9),
 )
 _RECORDED = ("H200", "H100")
-"""Of `_GPUS`, those on which sweeps were recorded, on one node. Measured: benchmarks/results/sweeps."""
+"""Of `_GPUS`, those on one node of which sweeps tell. Chosen: H200, on which they were recorded
+(benchmarks/results/sweeps), and H100, which has the same architecture."""
 _NETWORK = 25e9
 """Bytes per second and GPU between nodes. Chosen: one port of 200 Gbit/s per GPU."""
 _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)

@@ -45,7 +45,7 @@ _SHARED = {
 _RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.85
 """On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole,
 and of its terms. Chosen: its errors there are a half to a fifth of what is doubted elsewhere (benchmarks/doubts.py);
-with these, recorded sweeps take a fifth less time and lose nothing (benchmarks/results/search)."""
+with these, recorded sweeps take an eighth less time and lose 0.4 % at most (benchmarks/results/search)."""
 _LAUNCH_ELSEWHERE = 0.4
 """As in `_SHARED`, of what another backend's hooks on the host take. Measured: FSDP2's, 2 to 7 ms a layer."""
 _WITH = {"compute": ("ramp",)}

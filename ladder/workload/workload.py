@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ladder.text import digest_of
 from ladder.workload.lora import Lora
+from ladder.workload.matrices import tensors_of_a_block
 from ladder.workload.script import Script
 from ladder.workload.trained import LoadIn, Weights, weights_of
 
@@ -89,6 +90,11 @@ class Workload:
     def weights(self) -> Weights:
         """The parameters: how many, which are trained, and their bytes."""
         return weights_of(self)
+
+    @cached_property
+    def tensors_of_a_block(self) -> int:
+        """How many tensors a block's parameters are, about."""
+        return tensors_of_a_block(self.model)
 
     @property
     def sample_len(self) -> int:

@@ -14,7 +14,6 @@ from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
-from ladder.workload.matrices import tensors_of_a_block
 from ladder.workload.workload import Workload
 
 _HOOKS_OF_AN_ADAPTER = 0.17
@@ -127,8 +126,7 @@ def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
 
 def _num_trained(workload: Workload) -> float:
     """Tensors that are trained, without those outside the blocks."""
-    weights, model = workload.weights, workload.model
-    whole = weights.trained_blocks * model.num_layers * tensors_of_a_block(model)
+    whole = workload.weights.trained_blocks * workload.model.num_layers * workload.tensors_of_a_block
     return whole + _num_adapters(workload)
 
 
