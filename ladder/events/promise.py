@@ -29,6 +29,11 @@ such a training may differ from its proof's. Chosen: of GPUs that computed all t
 steps took 1.5 to 2.1 s in one and the same training (measured by benchmarks/promise.py; results/1xh200-scripts)."""
 
 
+_NOTICEABLE = 0.05
+"""Of a training's time: what new lengths of batches cost is worth a word from here on. Chosen: more than differences
+between candidates that are not noise."""
+
+
 def window_speeds(steps: Sequence[float], promised: float) -> tuple[float, ...]:
     """Speeds of consecutive windows of timed steps, over that of a step of `promised` seconds.
 
@@ -73,6 +78,22 @@ def paced_by_cpu(candidate: Candidate, proof: Record) -> str:
     return (
         f"the GPUs were busy for only {proof.measurement.utilisation:.0%} of the proof: the CPU, which launches their "
         "kernels, sets the pace, and its speed changes with whatever else it does; so the speed is promised as a range"
+    )
+
+
+def new_lengths(candidate: Candidate, trial: Record | None) -> str:
+    """A warning if much of a script's training goes into batches of new lengths, by its `trial`; otherwise empty."""
+    seen = trial.measurement if trial is not None else None
+    if seen is None or not seen.new_length_seconds or not seen.new_length_share:
+        return ""
+    micro = seen.step_seconds(candidate.accumulation) / candidate.accumulation
+    part = seen.new_length_share * seen.new_length_seconds / micro
+    if part < _NOTICEABLE:
+        return ""
+    return (
+        f"{part:.0%} of an epoch goes into batches of a length that none before had, {seen.new_length_seconds:.2g} s "
+        "for each, in which kernels are made ready for it: let the script pad its batches to a multiple of 64 tokens "
+        "(TRL: --pad_to_multiple_of 64)"
     )
 
 

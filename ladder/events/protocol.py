@@ -275,6 +275,11 @@ class MeasuredEvent(_Frozen):
     """Of an optimizer step: waiting for a script's own data loader."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    new_length_seconds: float | None = None
+    """What a micro-step takes longer on a batch of a length that no batch had before; None where all have one length,
+    and where steps are too long for it to matter."""
+    new_length_share: float | None = None
+    """Of a training's micro-steps: those with such a batch. The seconds above contain this share of it."""
     compile_seconds: float | None = None
     """What the first step took longer than the next, because it compiled; None where nothing is compiled."""
     gradient_clipping: float | None = None

@@ -120,6 +120,8 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         sm_clock_mhz=use.sm_clock_mhz if use else None,
         loader_share=first.loader_share,
         padding=first.padding,
+        new_length_seconds=first.new_length_seconds,
+        new_length_share=first.new_length_share,
         compile_seconds=first.compile_seconds,
         gradient_clipping=first.gradient_clipping,
         matrix_flops=min((event.matrix_flops for event in events if event.matrix_flops), default=None),

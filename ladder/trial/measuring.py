@@ -72,6 +72,7 @@ def measured(
     candidate: CandidateSpec, reading: Reading, timings: Timings, *, began: float, ended: float, losses: list[float]
 ) -> MeasuredEvent:
     """What was measured of `candidate` from `began` to `ended`, on CLOCK_MONOTONIC."""
+    new = timings.new_length
     return MeasuredEvent(
         t=ended,
         candidate=candidate.key,
@@ -87,4 +88,6 @@ def measured(
         held_host=reading.held_host,
         alloc_retries=reading.alloc_retries,
         losses=losses,
+        new_length_seconds=new.seconds if new is not None else None,
+        new_length_share=new.share if new is not None else None,
     )

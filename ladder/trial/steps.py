@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
 
 from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.trial.first_times import FirstTimes
 from ladder.trial.reporter import Reporter
-from ladder.trial.subject import Subject, synchronize
+from ladder.trial.subject import Kind, Subject, synchronize
 from ladder.trial.techniques import techniques_of
+
+_NEW_LENGTHS, _MOST_NEW = 2, 4
+"""Steps on batches of new lengths; and at most, if some do what a training does only once. Chosen: the first take
+turns with such steps, and two show whether a new length costs anything."""
+_LONG_MICRO_STEP = 1.0
+"""Of a micro-step as long as this, in seconds, a new length is a small part and is not looked for. Chosen: cuDNN takes
+0.12 s to prepare its attention for one (measured on an H100, cuDNN 9.19, in forward and backward together)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +38,30 @@ class Step:
     skipped: bool
     """Because of an overflow."""
 
+    @property
+    def micro(self) -> float:
+        """Seconds of a micro-step without the optimizer, or of the only one."""
+        return self.boundary if self.accumulate is None else self.accumulate
+
+    def later(self, seconds: float, accumulation: int) -> Step:
+        """With micro-steps that take so many `seconds` more."""
+        accumulate = None if self.accumulate is None else self.accumulate + seconds
+        return Step(
+            accumulate, self.boundary + seconds, self.seconds + accumulation * seconds, self.losses, self.skipped
+        )
+
 
 _NO_STEP = Step(None, math.inf, math.inf, [], skipped=False)
+
+
+@dataclass(frozen=True)
+class NewLength:
+    """What a training pays for batches whose length no batch had before."""
+
+    seconds: float
+    """What a micro-step takes longer by it; 0 if nothing is seen."""
+    share: float
+    """Of the micro-steps: those with such a batch."""
 
 
 @dataclass
@@ -41,6 +71,8 @@ class Timings:
     steps: list[Step] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     skipped: int = 0
+    new_length: NewLength | None = None
+    """None where it was not looked for."""
 
     @property
     def accumulate(self) -> list[float]:
@@ -62,6 +94,9 @@ class Stepper:
         self._first_differs = any(technique.first_differs for technique in techniques_of(spec))
         self._flag = torch.zeros(1, device=spec.device)
         self._before = _NO_STEP  # the last untimed step
+        self._on_new_lengths = list[float]()  # micro-steps of the candidate
+        self._share_of_new = 0.0
+        self._first_times = FirstTimes()
         self._began = time.perf_counter()
 
     def compile(self, candidate: CandidateSpec) -> tuple[float, list[float]]:
@@ -69,7 +104,7 @@ class Stepper:
         seconds, losses = [], []
         for _ in range(2):
             began = time.perf_counter()
-            losses += self._optimizer_step(candidate, longest=True).losses
+            losses += self._optimizer_step(candidate, "longest").losses
             seconds.append(time.perf_counter() - began)
         return max(0.0, seconds[0] - seconds[1]), losses
 
@@ -81,7 +116,7 @@ class Stepper:
         losses = []
         for _ in range(num_steps):
             self._began = time.perf_counter()
-            step = self._optimizer_step(candidate, longest=True)
+            step = self._optimizer_step(candidate, "longest")
             self._before = step
             losses += step.losses
             if self.is_hopeless(candidate):
@@ -89,10 +124,40 @@ class Stepper:
         return losses
 
     def settle_in(self, candidate: CandidateSpec) -> list[float]:
-        """One untimed step on usual batches: kernels may be compiled for their shapes. Returns the losses."""
+        """Untimed steps on usual batches, for whose shapes kernels may be compiled, and on new lengths of them.
+
+        Returns the losses.
+        """
+        losses, self._on_new_lengths = [], list[float]()
+        (self._share_of_new,) = self._slowest([self._subject.share_of_new_lengths(candidate)])  # the same on all ranks
+        if self._share_of_new > 0:
+            losses = self._meet_new_lengths(candidate)
         self._began = time.perf_counter()
-        self._before = self._optimizer_step(candidate, longest=False)
-        return self._before.losses
+        self._before = self._optimizer_step(candidate, "usual")
+        return losses + self._before.losses
+
+    def _meet_new_lengths(self, candidate: CandidateSpec) -> list[float]:
+        losses = []
+        for _ in range(_MOST_NEW):
+            self._first_times.any_since()
+            step = self._optimizer_step(candidate, "new")
+            losses += step.losses
+            if not self.agree(self._first_times.any_since()):
+                self._on_new_lengths.append(step.micro)
+            if len(self._on_new_lengths) == _NEW_LENGTHS or step.micro > _LONG_MICRO_STEP:
+                break
+        return losses
+
+    def _with_new_lengths(self, candidate: CandidateSpec, timings: Timings) -> Timings:
+        """`timings` on usual batches of known lengths, with the part of a training's steps that meet new ones."""
+        if len(self._on_new_lengths) < _NEW_LENGTHS:
+            return timings
+        known = [step.micro for step in timings.steps]
+        is_seen = min(self._on_new_lengths) > max(known)  # else it is lost in the noise
+        seconds = statistics.median(self._on_new_lengths) - statistics.median(known) if is_seen else 0.0
+        new = NewLength(seconds, self._share_of_new)
+        steps = [step.later(seconds * new.share, candidate.accumulation) for step in timings.steps]
+        return replace(timings, steps=steps, new_length=new)
 
     def is_hopeless(self, candidate: CandidateSpec) -> bool:
         """Whether the last untimed step was so slow that the candidate cannot win."""
@@ -113,7 +178,7 @@ class Stepper:
         timings, seconds = Timings(), list[float]()
         began = time.perf_counter()
         for _ in range(2 * policy.maximum):
-            step = self._optimizer_step(candidate, longest=False)
+            step = self._optimizer_step(candidate, "usual")
             timings.losses += step.losses
             if step.skipped:
                 timings.skipped += 1  # after an overflow the optimizer is skipped, so the time does not count
@@ -123,18 +188,18 @@ class Stepper:
             now = time.perf_counter()
             enough = policy.is_enough(candidate, seconds, self._before.seconds, now - began, now - self._began)
             if self.agree(enough or self._spec.is_late(time.monotonic())):
-                return timings
+                return self._with_new_lengths(candidate, timings)
         raise RuntimeError(
             f"gradients overflowed or were NaN in all but {len(timings.steps)} of {2 * policy.maximum} optimizer "
             "steps, so these were skipped"
         )
 
-    def _optimizer_step(self, candidate: CandidateSpec, *, longest: bool) -> Step:
+    def _optimizer_step(self, candidate: CandidateSpec, kind: Kind) -> Step:
         skipped_before = self._subject.skipped_steps
         self._subject.begin_step()
         seconds, losses = [], []
         for micro_step in range(1, self._accumulation + 1):
-            elapsed, loss = self._micro_step(candidate, is_boundary=micro_step == self._accumulation, longest=longest)
+            elapsed, loss = self._micro_step(candidate, kind, is_boundary=micro_step == self._accumulation)
             seconds.append(elapsed)
             losses.append(loss)
         *before, boundary = self._slowest(seconds)
@@ -142,8 +207,8 @@ class Stepper:
         whole = candidate.step_seconds(accumulate, boundary)
         return Step(accumulate, boundary, whole, losses, skipped=self._subject.skipped_steps > skipped_before)
 
-    def _micro_step(self, candidate: CandidateSpec, *, is_boundary: bool, longest: bool) -> tuple[float, float]:
-        batch = self._subject.draw(candidate, longest=longest)
+    def _micro_step(self, candidate: CandidateSpec, kind: Kind, *, is_boundary: bool) -> tuple[float, float]:
+        batch = self._subject.draw(candidate, kind)
         synchronize(self._spec.device)
         start = time.perf_counter()
         loss = self._subject.train_on(batch, is_boundary=is_boundary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,9 @@ from ladder.trial.backends import Training
 from ladder.trial.model import make_batch, set_checkpointing
 from ladder.trial.reporter import Reporter
 from ladder.trial.techniques import begin_candidate, techniques_of
+
+Kind = Literal["longest", "usual", "new"]
+"""Of a batch: the longest that the data have, a usual one, or a usual one of a length that no batch had before."""
 
 
 class Subject(Protocol):
@@ -33,8 +36,11 @@ class Subject(Protocol):
     def begin_step(self) -> None:
         """The next micro-step is the first of an optimizer step."""
 
-    def draw(self, candidate: CandidateSpec, *, longest: bool) -> Any:
-        """A batch for `train_on`: the longest that the data have, or a usual one."""
+    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
+        """Of a training's micro-steps: those whose batches are of a length that no batch had before, 0 to 1."""
+
+    def draw(self, candidate: CandidateSpec, kind: Kind) -> Any:
+        """A batch of that kind for `train_on`."""
 
     def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
         """Forward, backward and, where `is_boundary`, the optimizer's step; returns the loss."""
@@ -80,7 +86,10 @@ class RandomModel:
         if self._spec.parity:
             self._generator.manual_seed(self._seed)
 
-    def draw(self, candidate: CandidateSpec, *, longest: bool) -> dict[str, torch.Tensor]:
+    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
+        return 0.0
+
+    def draw(self, candidate: CandidateSpec, kind: Kind) -> dict[str, torch.Tensor]:
         batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)
         for technique in self._techniques:
             batch = technique.own_batch(batch)

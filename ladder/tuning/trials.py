@@ -11,7 +11,7 @@ from pathlib import Path
 from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
-from ladder.events.promise import apart, paced_by_cpu
+from ladder.events.promise import apart, new_lengths, paced_by_cpu
 from ladder.events.protocol import StepPolicy, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import false_start, judge, trial_seconds
@@ -155,7 +155,10 @@ class Trials:
         complete = []
         for record in records:
             candidate = self.space.by_key[record.candidate_key]
-            of_speed = (apart(record, trials.get(candidate.key)), paced_by_cpu(candidate, record) if proving else "")
+            trial = trials.get(candidate.key)
+            of_speed = [apart(record, trial)]
+            if proving:
+                of_speed += [paced_by_cpu(candidate, record), new_lengths(candidate, trial)]
             said = (*record.warnings, *warnings, *of_speed)
             outcome = record.outcome
             if outcome.kind == "host_oom":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from ladder.events.protocol import CandidateSpec
 from ladder.trial.gauge import Reading
 from ladder.trial.measuring import _measure
 from ladder.trial.reporter import Reporter
-from ladder.trial.steps import Step, Stepper, Timings
+from ladder.trial.steps import NewLength, Step, Stepper, Timings
+from ladder.trial.subject import Kind
 
 
 class Played:
@@ -90,6 +92,55 @@ class Idle:
 
     def train_on(self, *_: Any, **__: Any) -> float:
         return 0.0
+
+
+class Lengths:
+    """A training that prepares kernels for each new length of a batch, for half of its micro-steps."""
+
+    is_even, skipped_steps, shared_seconds = False, 0, 0.0
+    USUAL, PREPARING, SHARE = 0.01, 0.1, 0.5
+
+    def __init__(self, prepares: bool) -> None:
+        self.seconds: dict[Kind, float] = {"usual": self.USUAL, "new": self.USUAL + prepares * self.PREPARING}
+
+    def begin_step(self) -> None: ...
+
+    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
+        return self.SHARE
+
+    def draw(self, candidate: CandidateSpec, kind: Kind) -> Kind:
+        return kind
+
+    def train_on(self, batch: Kind, *, is_boundary: bool) -> float:
+        time.sleep(self.seconds[batch])
+        return 0.0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("prepares", [True, False])
+def test_a_step_takes_longer_by_the_share_of_new_lengths_that_a_training_meets(
+    tmp_path: Path, prepares: bool, accumulation: int
+) -> None:
+    spec = tiny_trial(tmp_path, 1)
+    spec = spec.model_copy(update={"deepspeed": {**spec.deepspeed, "gradient_accumulation_steps": accumulation}})
+    candidate = spec.candidates[0].model_copy(update={"accumulation": accumulation})
+    subject: Any = Lengths(prepares)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        stepper = Stepper(subject, spec, Reporter(tmp_path / "rank0.jsonl"))
+        stepper.settle_in(candidate)
+        timings = stepper.time(candidate, spec.steps)
+    finally:
+        dist.destroy_process_group()
+    assert timings.new_length is not None
+    expected = NewLength(subject.PREPARING, subject.SHARE)
+    if prepares:
+        assert timings.new_length.seconds == pytest.approx(expected.seconds, rel=0.3)
+        least = subject.USUAL + expected.share * timings.new_length.seconds
+        assert all(least <= micro < least + expected.seconds / 3 for micro in (*timings.accumulate, *timings.boundary))
+        assert all(step.seconds == pytest.approx((step.accumulate or 0) + step.boundary) for step in timings.steps)
+    else:
+        assert timings.new_length.seconds < expected.seconds / 3
 
 
 @pytest.mark.parametrize("proof", [True, False])

@@ -272,6 +272,43 @@ def test_a_usual_batch_is_as_long_as_batches_are_on_average(samples: Samples) ->
     assert samples.usual(10)["input_ids"].shape[0] == 10
 
 
+def test_batches_of_new_lengths_are_the_most_usual_of_all_other_lengths(samples: Samples) -> None:
+    assert samples.usual(2)["input_ids"].shape == (2, 8)
+    assert [samples.batch(2, "new")["input_ids"].shape[1] for _ in range(4)] == [7, 9, 5, 7]
+    assert samples.share_of_new_lengths(2) == 1.0
+    assert samples.share_of_new_lengths(4) == 1.0
+
+
+def padded_to_four(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    batch = padded(samples)
+    missing = -batch["input_ids"].shape[1] % 4
+    return {name: torch.nn.functional.pad(each, (0, missing)) for name, each in batch.items()}
+
+
+def packed(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.tensor([[token for sample in samples for token in sample["input_ids"]]])}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "collate", "share"),
+    [
+        ([5, 5, 5, 6, 7, 7, 5, 5], padded, 3 / 8),
+        ([5, 1, 8, 9, 10, 7, 2, 6], padded_to_four, 3 / 8),
+        ([5] * 8, padded, 0.0),
+        ([1, 2, 3, 4, 5, 6, 7, 8], lambda samples: {"pixel_values": torch.ones(len(samples), 3, 2, 2)}, 0.0),
+    ],
+    ids=["three of eight", "three multiples of four", "one length", "no tokens"],
+)
+def test_an_epoch_meets_each_length_once(lengths: list[int], collate: Any, share: float) -> None:
+    samples = Samples(DataLoader(Texts(lengths), batch_size=1, collate_fn=collate))
+    assert samples.share_of_new_lengths(1) == share
+
+
+def test_packed_batches_are_as_long_as_their_samples_together() -> None:
+    samples = Samples(DataLoader(Texts([5, 2, 4, 3, 6, 2, 1, 1]), batch_size=2, collate_fn=packed))
+    assert samples.share_of_new_lengths(2) == 3 / 4
+
+
 def test_the_mean_is_of_tokens_without_padding(samples: Samples) -> None:
     assert samples.mean_tokens() == pytest.approx(sum(LENGTHS) / len(LENGTHS))
 

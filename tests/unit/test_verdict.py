@@ -20,7 +20,7 @@ from helpers import (
 )
 
 from ladder.events.outcome import OutcomeKind, Record
-from ladder.events.promise import apart, paced_by_cpu, promised_range, window_speeds
+from ladder.events.promise import apart, new_lengths, paced_by_cpu, promised_range, window_speeds
 from ladder.events.protocol import (
     DoneEvent,
     Event,
@@ -387,3 +387,19 @@ def test_a_range_is_promised_where_the_cpu_sets_the_pace_and_a_warning_says_so(
     proof = make_record(candidate, tokens_per_second=1000.0, measurement=seen)
     assert promised_range(candidate, proof, None) == ((800.0, 1200.0) if is_paced else None)
     assert ("only 41% of the proof" in paced_by_cpu(candidate, proof)) == is_paced
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share", "said"),
+    [(0.12, 0.5, "30% of an epoch"), (0.12, 0.05, ""), (0.0, 0.5, ""), (None, None, "")],
+)
+def test_a_warning_says_what_new_lengths_of_batches_cost_and_how_to_have_fewer(
+    seconds: float | None, share: float | None, said: str
+) -> None:
+    candidate = make_candidate("zero2", accumulation=4)
+    seen = make_measurement(
+        accumulate_seconds=0.2, boundary_seconds=0.2, new_length_seconds=seconds, new_length_share=share
+    )
+    warning = new_lengths(candidate, make_record(candidate, measurement=seen))
+    assert (said in warning and "multiple of 64" in warning) if said else not warning
+    assert not new_lengths(candidate, None)

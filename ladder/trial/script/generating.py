@@ -24,7 +24,7 @@ from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
-from ladder.trial.subject import synchronize
+from ladder.trial.subject import Kind, synchronize
 from ladder.workload.script import Generation
 
 SETTINGS = (
@@ -143,7 +143,7 @@ class GeneratingSubject(TrainerSubject):
         self._completions = self._args.generation_batch_size // grip.spec.world_size
         self._generate = trainer._prepare_inputs
         trainer._prepare_inputs = lambda part: part  # of a micro-step: it was written before
-        self._parts: dict[bool, Any] = {}
+        self._parts: dict[Kind, Any] = {}
 
     def _look_at_samples(self) -> Samples:
         return _prompts(self._trainer, self._loader, self._grip.known_sizes)
@@ -155,15 +155,18 @@ class GeneratingSubject(TrainerSubject):
         self._args.gradient_accumulation_steps = candidate.accumulation
         self._args.steps_per_generation = self._completions // candidate.micro_batch
 
-    def draw(self, candidate: CandidateSpec, *, longest: bool) -> tuple[Any, Any]:
-        if longest not in self._parts:
-            self._parts[longest] = cycle(self._written(longest))
-        return dict(next(self._parts[longest])), None
+    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
+        return 0.0  # the time of a new length is in that of its generation
 
-    def _written(self, longest: bool) -> list[Any]:
+    def draw(self, candidate: CandidateSpec, kind: Kind) -> tuple[Any, Any]:
+        if kind not in self._parts:
+            self._parts[kind] = cycle(self._written(kind))
+        return dict(next(self._parts[kind])), None
+
+    def _written(self, kind: Kind) -> list[Any]:
         """The parts of one generation. Every candidate gets the same random numbers."""
         trainer: Any = self._trainer
-        settings, prompts = trainer.generation_config, self._samples.longest if longest else self._samples.usual
+        settings, longest = trainer.generation_config, kind == "longest"
         fewest = settings.min_new_tokens
         trainer.model_wrapped.train()
         trainer._step, trainer._buffered_inputs = 0, None
@@ -172,10 +175,10 @@ class GeneratingSubject(TrainerSubject):
             torch.manual_seed(dist.get_rank())
             if longest:  # no completion ends before it is as long as one may get
                 settings.min_new_tokens = settings.max_new_tokens
-            seconds = [self._timed(lambda: self._generate(prompts(self._completions)))]
+            seconds = [self._timed(lambda: self._generate(self._samples.batch(self._completions, kind)))]
             settings.min_new_tokens = fewest
             while not longest and sum(seconds[1:]) < _GENERATING_SECONDS:
-                seconds.append(self._timed(lambda: self._generate(prompts(self._completions))))
+                seconds.append(self._timed(lambda: self._generate(self._samples.batch(self._completions, kind))))
         warm = statistics.median(seconds[1:] or seconds)
         self.shared_seconds = warm / (self._args.steps_per_generation * self._args.num_iterations)
         parts: list[Any] = trainer._buffered_inputs

@@ -24,6 +24,7 @@ from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, shape_of
 from ladder.trial.script.seen import TrainsOtherwiseError
+from ladder.trial.subject import Kind
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
 
@@ -221,9 +222,11 @@ class LoopSubject:
     def begin_step(self) -> None:
         """The loop's own steps begin with nothing."""
 
-    def draw(self, candidate: CandidateSpec, *, longest: bool) -> Any:
-        make = self._samples.longest if longest else self._samples.usual
-        return self._move(make(candidate.micro_batch))
+    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
+        return self._samples.share_of_new_lengths(candidate.micro_batch)
+
+    def draw(self, candidate: CandidateSpec, kind: Kind) -> Any:
+        return self._move(self._samples.batch(candidate.micro_batch, kind))
 
     def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
         self._loop.is_boundary = is_boundary

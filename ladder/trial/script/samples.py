@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain, cycle, islice
 from numbers import Number
 from typing import Any
 
 import torch
+
+from ladder.trial.subject import Kind
 
 _MOST = 20_000
 """Samples that are looked at. Chosen: enough for the longest of a usual data set; a larger one is looked at in part."""
@@ -68,11 +71,29 @@ class Samples:
         if not self._order:
             raise WholeBatchesError("its data set is empty")
         self.longest_first = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+        self._to_come: dict[int, Iterator[list[int]]] = {}
+        """By the samples of a batch: those whose length no batch had before."""
 
     @property
     def are_alike(self) -> bool:
         """All are of one size, as where each is padded to the same length."""
         return len(set(self.sizes.values())) == 1
+
+    def batch(self, count: int, kind: Kind) -> Any:
+        """One of `count` samples; after a new one for each length that batches have, their lengths come again."""
+        if kind == "longest":
+            return self.longest(count)
+        if kind == "usual":
+            return self.usual(count)
+        if count not in self._to_come:
+            groups = list(self._by_length(count).values())
+            self._to_come[count] = cycle(groups[1:] or groups)
+        return self._batch(next(self._to_come[count]))
+
+    def share_of_new_lengths(self, count: int) -> float:
+        """Of an epoch's batches of `count` samples: those whose length none before had; 0 if all have one length."""
+        lengths = len(self._by_length(count))
+        return lengths / len(self._groups(count)) if lengths > 1 else 0.0
 
     def longest(self, count: int) -> Any:
         """The batch of the `count` longest samples."""
@@ -80,7 +101,7 @@ class Samples:
 
     def usual(self, count: int) -> Any:
         """A batch of `count` samples that is as long as they are on average."""
-        return self._batch(self._usual_group(count))
+        return self._batch(self._most_usual_first(count)[0])
 
     def padded_tokens(self, count: int) -> float:
         """Tokens of a batch of `count` samples on average, padding included, as the model gets them.
@@ -102,15 +123,39 @@ class Samples:
         starts = range(0, len(self._order) - count + 1, count)
         return [self._order[start : start + count] for start in starts] or [_cycled(self._order, count)]
 
-    def _usual_group(self, count: int) -> list[int]:
+    def _by_length(self, count: int) -> dict[int, list[int]]:
+        """By the length of a batch: the one nearest to the usual, which comes first."""
+        groups, length = self._most_usual_first(count), self._length_of(count)
+        found: dict[int, list[int]] = {}
+        for group in groups:
+            found.setdefault(length(group), group)
+        return found
+
+    def _length_of(self, count: int) -> Callable[[list[int]], int]:
+        """Tells groups apart by the length of their batch, which a few of them show: padded to a multiple, or packed.
+
+        Where batches have no `input_ids`, all are taken for alike.
+        """
+        groups = self._groups(count)
+        seen = random.Random(0).sample(groups, min(_FEW, len(groups)))
+        try:
+            shapes = [shape_of(self._batch(group)) for group in seen]
+        except WholeBatchesError:
+            return lambda group: 0
+        step = max(1, math.gcd(*(length for _, length in shapes)))
+        measure: Callable[[Iterable[int]], int] = max if all(rows % count == 0 for rows, _ in shapes) else sum
+        return lambda group: math.ceil(measure(self.sizes[index] for index in group) / step)
+
+    def _most_usual_first(self, count: int) -> list[list[int]]:
         groups = self._groups(count)
         longest = [max(self.sizes[index] for index in group) for group in groups]
         whole = [sum(self.sizes[index] for index in group) for group in groups]
         usual_longest, usual_whole = statistics.fmean(longest), statistics.fmean(whole)
-        return min(
+        ordered = sorted(
             zip(groups, longest, whole, strict=True),
             key=lambda each: abs(each[1] / usual_longest - 1) + abs(each[2] / usual_whole - 1),
-        )[0]
+        )
+        return [group for group, _, _ in ordered]
 
     def _batch(self, indices: Sequence[int]) -> Any:
         return self._collate([copy.copy(self._source[index]) for index in indices])  # a collator may take them apart

@@ -13,6 +13,7 @@ from ladder.events.protocol import CandidateSpec
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
+from ladder.trial.subject import Kind
 from ladder.trial.techniques import begin_candidate, techniques_of
 
 
@@ -26,7 +27,7 @@ class TrainerSubject:
         self._loader = trainer.callback_handler.train_dataloader
         self._samples = self._look_at_samples()
         self.is_even = self._samples.are_alike
-        self._batches: dict[tuple[int, bool], Any] = {}
+        self._batches: dict[tuple[int, Kind], Any] = {}
         accumulation = grip.spec.deepspeed["gradient_accumulation_steps"]
         trainer.current_gradient_accumulation_steps = accumulation
         self._accumulation = accumulation
@@ -47,11 +48,13 @@ class TrainerSubject:
     def begin_step(self) -> None:
         """The Trainer's own steps begin with nothing."""
 
-    def draw(self, candidate: CandidateSpec, *, longest: bool) -> tuple[Any, Any]:
-        key = (candidate.micro_batch, longest)
-        if key not in self._batches:
-            make = self._samples.longest if longest else self._samples.usual
-            self._batches[key] = make(candidate.micro_batch)
+    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
+        return self._samples.share_of_new_lengths(candidate.micro_batch)
+
+    def draw(self, candidate: CandidateSpec, kind: Kind) -> tuple[Any, Any]:
+        key = (candidate.micro_batch, kind)
+        if key not in self._batches or kind == "new":
+            self._batches[key] = self._samples.batch(candidate.micro_batch, kind)
         batch = copy.copy(self._batches[key])  # a script may take things out of it
         trainer = self._trainer
         (batch,), items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
