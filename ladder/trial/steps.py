@@ -142,8 +142,9 @@ class Stepper:
             self._first_times.any_since()
             step = self._optimizer_step(candidate, "new")
             losses += step.losses
-            if not self.agree(self._first_times.any_since()):
-                self._on_new_lengths.append(step.micro)
+            if self.agree(self._first_times.any_since()):
+                continue
+            self._on_new_lengths.append(step.micro)
             if len(self._on_new_lengths) == _NEW_LENGTHS or step.micro > _LONG_MICRO_STEP:
                 break
         return losses
