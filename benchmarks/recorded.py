@@ -31,7 +31,8 @@ from typing import Any
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import CHECKPOINTING, HALF, Candidate, Engine
-from ladder.events.protocol import CandidateSpec, DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.machine.described import Gpu, Machine

@@ -24,7 +24,8 @@ from typing import Any
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
-from ladder.events.protocol import PhaseEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import PhaseEvent, TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import trial_seconds
 from ladder.launch.base import Deadlines, Launcher

@@ -26,7 +26,7 @@ from typing import Any
 from ladder.backends.registry import backend_of
 from ladder.candidates import CHECKPOINTING, Candidate, Engine
 from ladder.events.outcome import Record
-from ladder.events.protocol import StepPolicy
+from ladder.events.step_policy import StepPolicy
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher

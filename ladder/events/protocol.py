@@ -6,15 +6,15 @@ all processes of a host, so events of different ranks can be ordered. A launcher
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from ladder.events.frozen import Frozen
 from ladder.events.outcome import OutcomeKind
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.workload.script import ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
 
@@ -27,92 +27,7 @@ UNREPORTED = os.EX_IOERR
 """The exit status of a rank that could not write its report."""
 
 
-class _Frozen(BaseModel):
-    # A loss may be infinite or NaN; written as null, the event could not be read back.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
-
-class StepPolicy(_Frozen):
-    """How many optimizer steps a candidate is timed for."""
-
-    warmup: int = 1
-    """Untimed optimizer steps; an engine's first candidate, whose first step creates Adam's states, has one more."""
-    long_seconds: float = 3.0
-    """But not in a proof, if the first step takes this long. Chosen: the step after the one that created the states was
-    5 % longer than the next (measured: 3.4 and 3.2 s on two H100), which the median of a proof's three steps hides."""
-    minimum: int = 2
-    """The fewest steps of a candidate that may win, however long they take: a single one may be disturbed."""
-    maximum: int = 12
-    target_spread: float = 0.01
-    """Timing stops once the uncertainty of the median is below this fraction."""
-    seconds: float = 4.0
-    """Timing stops after this time, as long steps vary little."""
-    disagreement: float = 0.04
-    """But if there are only two steps, and one is longer by more than this fraction, a third one is timed."""
-    loser_margin: float = 0.10
-    """Timing stops if even the fastest step, made faster by this fraction, is slower than the best candidate so far."""
-    loser_seconds: float = 0.5
-    """But not before this time: short steps wait for the host, the first ones most."""
-    hopeless_margin: float = 0.75
-    """Like `loser_margin`, for an untimed step, which is slow because of first allocations: no more of them follow."""
-
-    def is_enough(
-        self, candidate: CandidateSpec, steps: Sequence[float], before: float, timed: float, elapsed: float
-    ) -> bool:
-        """Whether no further step is needed after `steps`, which are the seconds of the steps timed in `timed` seconds.
-
-        `before` is the time of the untimed step before them: one long step is enough if it agrees with that. `elapsed`
-        is the time since that step began.
-        """
-        if len(steps) >= self.maximum or (
-            timed >= self.loser_seconds and candidate.loses(min(steps), self.loser_margin)
-        ):
-            return True
-        pair = (before, *steps) if len(steps) == 1 else tuple(steps)
-        if len(pair) < self.minimum:
-            return False
-        disagree = len(pair) == 2 and max(pair) > (1 + self.disagreement) * min(pair)
-        # A soak test never stops for precision, and computing the spread of thousands of steps would take too long.
-        can_be_precise = len(steps) > 1 and self.target_spread > 0
-        is_precise = can_be_precise and relative_spread(steps) / math.sqrt(len(steps)) < self.target_spread
-        return is_precise or (elapsed > self.seconds and not disagree)
-
-
-def relative_spread(seconds: Sequence[float]) -> float:
-    """Half the interquartile range, divided by the median; 0 for a single value."""
-    if len(seconds) < 2:
-        return 0.0
-    first, median, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return (third - first) / 2 / median
-
-
-class CandidateSpec(_Frozen):
-    """What a rank needs to know about a candidate."""
-
-    key: str
-    checkpoint_every: int
-    micro_batch: int
-    accumulation: int
-    offload_activations: bool = False
-    beat_step_seconds: float | None = None
-    """Seconds of an optimizer step, with the real accumulation, that would equal the best candidate so far."""
-    first_within: float | None = None
-    """Skip it if the trial's first candidate took more seconds than this for an optimizer step."""
-
-    def step_seconds(self, accumulate: float | None, boundary: float) -> float:
-        """Seconds of an optimizer step, from the seconds of micro-steps without and with the optimizer."""
-        return boundary + (self.accumulation - 1) * (accumulate or 0.0)
-
-    def loses(self, seconds: float, margin: float) -> bool:
-        """Whether an optimizer step of `seconds`, made faster by `margin`, is still slower than the best so far."""
-        return self.beat_step_seconds is not None and seconds * (1 - margin) > self.beat_step_seconds
-
-    def is_left_out(self, first_seconds: float) -> bool:
-        """Whether it is skipped because the first candidate took `first_seconds` for an optimizer step."""
-        return self.first_within is not None and first_seconds > self.first_within
-
-
-class ProductSpec(_Frozen):
+class ProductSpec(Frozen):
     """A size of matrix products, as `workload.matrices.Product`."""
 
     inputs: int
@@ -121,7 +36,7 @@ class ProductSpec(_Frozen):
     tokens: float
 
 
-class ScriptSpec(_Frozen):
+class ScriptSpec(Frozen):
     """A user's script as the trial."""
 
     command: tuple[str, ...]
@@ -130,7 +45,7 @@ class ScriptSpec(_Frozen):
     """A look ends where training would begin; a run is the user's own, with the settings of an answer."""
     scratch: str = ""
     """The folder that takes what a look or a trial would write into the user's."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """TrainingArguments of a trial or a run."""
     resume: str = ""
     """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
@@ -140,7 +55,7 @@ class ScriptSpec(_Frozen):
     """What the look found; for a trial."""
 
 
-class Share(_Frozen):
+class Share(Frozen):
     """The ranks of a trial that run on one of several nodes, and where all ranks meet."""
 
     first: int
@@ -151,7 +66,7 @@ class Share(_Frozen):
     """Of the meeting point; 0 on the node of rank 0, which chooses it."""
 
 
-class TrialSpec(_Frozen):
+class TrialSpec(Frozen):
     """One trial: one engine, its candidates in ascending predicted memory."""
 
     trial: str
@@ -179,7 +94,7 @@ class TrialSpec(_Frozen):
     """Their names."""
     rank_modules: tuple[str, ...] = ()
     """The modules that ranks import for techniques."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default_factory=dict)
     """Variables that techniques need, before anything is built."""
     shares_sequences: bool = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
@@ -236,14 +151,14 @@ class TrialSpec(_Frozen):
         return int(self.deepspeed.get("zero_optimization", {}).get("stage", 0))
 
 
-class PhaseEvent(_Frozen):
+class PhaseEvent(Frozen):
     kind: Literal["phase"] = "phase"
     t: float
     phase: Phase
     candidate: str | None = None
 
 
-class StepEvent(_Frozen):
+class StepEvent(Frozen):
     """Progress: a micro-step has ended."""
 
     kind: Literal["step"] = "step"
@@ -252,7 +167,7 @@ class StepEvent(_Frozen):
     seconds: float
 
 
-class MeasuredEvent(_Frozen):
+class MeasuredEvent(Frozen):
     """A candidate is measured. Step times are of the slowest rank, so they are the same in every rank's event."""
 
     kind: Literal["measured"] = "measured"
@@ -298,7 +213,7 @@ class MeasuredEvent(_Frozen):
         return (accumulation - 1) * micro + statistics.median(self.boundary_seconds)
 
 
-class LookedEvent(_Frozen):
+class LookedEvent(Frozen):
     """What a look at a script found."""
 
     kind: Literal["looked"] = "looked"
@@ -306,7 +221,7 @@ class LookedEvent(_Frozen):
     facts: ScriptFacts
 
 
-class HeldEvent(_Frozen):
+class HeldEvent(Frozen):
     """The rank has taken hold of the script's training: from here on it measures."""
 
     kind: Literal["held"] = "held"
@@ -314,7 +229,7 @@ class HeldEvent(_Frozen):
     by: ScriptKind
 
 
-class CheckpointEvent(_Frozen):
+class CheckpointEvent(Frozen):
     """A run has written a checkpoint from which it could go on, or read one."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -323,7 +238,7 @@ class CheckpointEvent(_Frozen):
     """Of a Trainer, which goes on where it is told; empty for a loop of the script's own, which finds its own."""
 
 
-class FailedEvent(_Frozen):
+class FailedEvent(Frozen):
     """Why this rank failed. `consequence` says that the failure of another rank caused it."""
 
     kind: Literal["failed"] = "failed"
@@ -338,7 +253,7 @@ class FailedEvent(_Frozen):
     traceback: str = ""
 
 
-class DoneEvent(_Frozen):
+class DoneEvent(Frozen):
     """The rank's report is complete."""
 
     kind: Literal["done"] = "done"

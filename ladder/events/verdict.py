@@ -11,7 +11,8 @@ from typing import Literal
 from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement, Outcome, Purpose, Record
 from ladder.events.promise import window_speeds
-from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec, relative_spread
+from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.step_policy import relative_spread
 from ladder.events.trial_run import DeviceUse, TrialRun
 from ladder.text import shown
 from ladder.units import counted, format_bytes

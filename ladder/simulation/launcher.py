@@ -13,16 +13,8 @@ from collections.abc import Callable
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import OutcomeKind
-from ladder.events.protocol import (
-    CandidateSpec,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    MeasuredEvent,
-    PhaseEvent,
-    StepEvent,
-    TrialSpec,
-)
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.simulation.paper_machine import SimulatedMachine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ladder.events.protocol import CandidateSpec, ProductSpec, TrialSpec
+from ladder.events.protocol import ProductSpec, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import DTYPES
 from ladder.trial.reporter import now
 

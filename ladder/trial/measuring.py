@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ladder.events.protocol import CandidateSpec, MeasuredEvent, TrialSpec
+from ladder.events.protocol import MeasuredEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.gauge import Gauge, Reading
 from ladder.trial.matrix_speed import matrix_flops
 from ladder.trial.reporter import Reporter, now

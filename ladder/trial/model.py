@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 
-from ladder.events.protocol import CandidateSpec, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.partly import only_partly_trained
 from ladder.trial.techniques import techniques_of

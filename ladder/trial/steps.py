@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.trial.first_times import FirstTimes
 from ladder.trial.reporter import Reporter
 from ladder.trial.subject import Kind, Subject, synchronize

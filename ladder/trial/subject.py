@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from ladder.events.protocol import CandidateSpec, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.backends import Training
 from ladder.trial.model import make_batch, set_checkpointing
 from ladder.trial.reporter import Reporter

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from ladder.backends.registry import REFERENCE
 from ladder.candidates import Candidate, Engine
-from ladder.events.protocol import MeasuredEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import MeasuredEvent, TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.workload.shapes import with_layers, with_vocabulary
 from ladder.workload.workload import ModelShape

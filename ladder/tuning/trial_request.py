@@ -9,7 +9,8 @@ from typing import Any
 
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
-from ladder.events.protocol import CandidateSpec, ProductSpec, ScriptSpec, StepPolicy, TrialSpec
+from ladder.events.protocol import ProductSpec, ScriptSpec, TrialSpec
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience

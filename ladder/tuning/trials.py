@@ -12,7 +12,8 @@ from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
 from ladder.events.promise import apart, new_lengths, paced_by_cpu
-from ladder.events.protocol import StepPolicy, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher

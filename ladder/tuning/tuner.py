@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Outcome, Record
-from ladder.events.protocol import StepPolicy
+from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History

@@ -15,7 +15,8 @@ from ladder.candidates import Candidate
 from ladder.emit.config import SECTION, candidate_key_in, load_best_config, original_text
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.events.outcome import Record
-from ladder.events.protocol import StepPolicy, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine

@@ -14,7 +14,8 @@ import pytest
 from helpers import WORLD_SIZE, Bench, tiny_trial
 from helpers.clusters import Cluster, Slurm
 
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.launch.nodes.connection import Node
 from ladder.launch.nodes.hostfile import hostfile_nodes

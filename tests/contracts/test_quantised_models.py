@@ -14,7 +14,7 @@ from helpers import TINY, TINY_CONFIG, make_candidate, tiny_trial
 from torch._subclasses import FakeTensor
 
 from ladder.backends.activations import activations_of
-from ladder.events.protocol import CandidateSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.quantised import quantised_model

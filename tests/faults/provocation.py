@@ -12,7 +12,8 @@ import psutil
 from helpers import WORLD_SIZE, Bench, bundled_workload, make_candidate
 
 from ladder.events.outcome import Outcome, Record
-from ladder.events.protocol import Event, StepEvent, StepPolicy
+from ladder.events.protocol import Event, StepEvent
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
 from ladder.launch.watch import now

@@ -12,7 +12,8 @@ from faults.provocation import FaultyBench, records_of
 from helpers import TINY, tiny_trial
 from helpers.tunes import tune_over
 
-from ladder.events.protocol import CandidateSpec, Event, MeasuredEvent, PhaseEvent, StepEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import Event, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.search.policy import exhaustive, walk

@@ -12,7 +12,8 @@ from faults.mounts import fill, mounted
 from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of, records_of
 from helpers import WORLD_SIZE, is_alive, tiny_trial
 
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, StepPolicy
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent
+from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.launch.watch import now
 

@@ -8,7 +8,8 @@ import pytest
 from faults.provocation import FaultyBench, Once, a_step_of, outcome_of, records_of
 from helpers import tiny_trial
 
-from ladder.events.protocol import FailedEvent, StepPolicy
+from ladder.events.protocol import FailedEvent
+from ladder.events.step_policy import StepPolicy
 from ladder.tuning.tune_events import TrialEnds
 from ladder.tuning.watch.plain import plain_lines
 from ladder.units import MIB

@@ -10,7 +10,8 @@ import pytest
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Engine
-from ladder.events.protocol import CandidateSpec, FailedEvent, TrialSpec
+from ladder.events.protocol import FailedEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.units import MIB

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
-from ladder.events.protocol import FailedEvent, MeasuredEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.launch.local import LocalLauncher
 from ladder.machine.gpus import visible_gpus
 from ladder.machine.machine import detect_machine

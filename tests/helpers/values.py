@@ -10,7 +10,8 @@ from typing import Any
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Problem, Rung, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
-from ladder.events.protocol import CandidateSpec, StepPolicy, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.machine.described import Gpu, Machine
 from ladder.search.space import Space
 from ladder.tuning.problem import make_space, problem_of, split_supported

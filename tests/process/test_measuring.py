@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from helpers import tiny_trial
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.gauge import Reading
 from ladder.trial.measuring import _measure
 from ladder.trial.reporter import Reporter

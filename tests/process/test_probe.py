@@ -10,7 +10,8 @@ from helpers.tunes import tune_over
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.events.outcome import Record
-from ladder.events.protocol import StepPolicy, TrialSpec
+from ladder.events.protocol import TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space
 from ladder.tuning.tune_events import TrialBegins, TuneEvent

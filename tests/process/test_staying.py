@@ -10,7 +10,8 @@ import psutil
 import pytest
 from helpers import TINY_CONFIG, WORLD_SIZE, Bench, is_alive, tiny_trial, wait_until
 
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, StepEvent, TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.trial.backends import backend_of
 from ladder.units import MIB

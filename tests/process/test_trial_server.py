@@ -17,7 +17,8 @@ import pytest
 from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
-from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, StepPolicy, TrialSpec
+from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.launch.trial_server import TrialServer, kill_marked

@@ -13,7 +13,8 @@ from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine
 from ladder.errors import UsageError
-from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines

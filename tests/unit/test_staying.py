@@ -10,7 +10,8 @@ from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate
 from helpers.values import machine_with
 
 from ladder.events.outcome import OutcomeKind
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, ScriptSpec, StepPolicy
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, ScriptSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.staying import is_doubtful, set_aside
 from ladder.tuning.trial_request import trial_spec

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ladder.events.protocol import CandidateSpec, StepPolicy, relative_spread
+from ladder.events.step_policy import CandidateSpec, StepPolicy, relative_spread
 
 POLICY = StepPolicy(minimum=2, seconds=4.0, target_spread=0.01, disagreement=0.04)
 LONG, SHORT = 10.0, 1.0

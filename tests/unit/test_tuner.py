@@ -18,7 +18,8 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import Outcome, Record
-from ladder.events.protocol import CandidateSpec, DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.machine.described import Gpu, Machine

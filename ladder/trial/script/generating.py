@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.reporter import now
 from ladder.trial.script.evaluation import evaluate
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError

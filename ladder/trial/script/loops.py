@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.script.samples import Samples, shape_of
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from ladder.events.protocol import CandidateSpec
+from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
