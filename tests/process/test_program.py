@@ -295,13 +295,33 @@ def packed(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         ([5, 5, 5, 6, 7, 7, 5, 5], padded, 3 / 8),
         ([5, 1, 8, 9, 10, 7, 2, 6], padded_to_four, 3 / 8),
         ([5] * 8, padded, 0.0),
-        ([1, 2, 3, 4, 5, 6, 7, 8], lambda samples: {"pixel_values": torch.ones(len(samples), 3, 2, 2)}, 0.0),
+        ([1, 2, 3, 4, 5, 6, 7, 8], lambda samples: {"labels": torch.ones(len(samples))}, 0.0),
     ],
     ids=["three of eight", "three multiples of four", "one length", "no tokens"],
 )
 def test_an_epoch_meets_each_length_once(lengths: list[int], collate: Any, share: float) -> None:
     samples = Samples(DataLoader(Texts(lengths), batch_size=1, collate_fn=collate))
     assert samples.share_of_new_lengths(1) == share
+
+
+class Captioned(Texts):
+    """Texts with a picture each."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "pixel_values": torch.ones(3, 2, 2)}
+
+
+def test_pictures_are_not_collated_to_tell_lengths_apart() -> None:
+    collated: list[int] = []
+
+    def noted(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        collated.append(len(samples))
+        return padded(samples)
+
+    samples = Samples(DataLoader(Captioned(LENGTHS), batch_size=2, collate_fn=noted))
+    collated.clear()
+    assert samples.share_of_new_lengths(2) == 0.0
+    assert collated == []
 
 
 def test_packed_batches_are_as_long_as_their_samples_together() -> None:

@@ -71,6 +71,7 @@ class Samples:
         if not self._order:
             raise WholeBatchesError("its data set is empty")
         self.longest_first = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+        self._lengths: dict[int, dict[int, list[int]]] = {}
         self._to_come: dict[int, Iterator[list[int]]] = {}
         """By the samples of a batch: those whose length no batch had before."""
 
@@ -125,17 +126,20 @@ class Samples:
 
     def _by_length(self, count: int) -> dict[int, list[int]]:
         """By the length of a batch: the one nearest to the usual, which comes first."""
-        groups, length = self._most_usual_first(count), self._length_of(count)
-        found: dict[int, list[int]] = {}
-        for group in groups:
-            found.setdefault(length(group), group)
-        return found
+        if count not in self._lengths:
+            groups, length = self._most_usual_first(count), self._length_of(count)
+            found = self._lengths[count] = {}
+            for group in groups:
+                found.setdefault(length(group), group)
+        return self._lengths[count]
 
     def _length_of(self, count: int) -> Callable[[list[int]], int]:
         """Tells groups apart by the length of their batch, which a few of them show: padded to a multiple, or packed.
 
-        Where batches have no `input_ids`, all are taken for alike.
+        Where batches have no `input_ids`, or pictures, which take long to collate, all are taken for alike.
         """
+        if holds_pictures(self._source[self._order[0]]):
+            return lambda group: 0
         groups = self._groups(count)
         seen = random.Random(0).sample(groups, min(_FEW, len(groups)))
         try:
