@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ladder.trial.script.samples import Samples, holds_pictures, shape_of
+from ladder.trial.script.sample_sizes import holds_pictures
+from ladder.trial.script.samples import Samples, shape_of
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ import copy
 import math
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, cycle, islice
-from numbers import Number
 from typing import Any
 
 import torch
 
+from ladder.trial.script.sample_sizes import arrow_lengths, holds_pictures, is_sequence, size_of
 from ladder.trial.subject import Kind
 
 _MOST = 20_000
@@ -27,8 +26,6 @@ _GROUPS = 64
 _FEW = 8
 """Batches that are made to see how their samples are put together, or samples that are read to see whether they are
 those of before. Chosen: a second's work at most."""
-_DIMENSIONS_OF_TEXT = 2
-"""Of an array in a sample. Chosen: height, width and colours of an image make three."""
 
 
 class WholeBatchesError(RuntimeError):
@@ -61,7 +58,7 @@ class Samples:
                 raise WholeBatchesError("its data loader gives whole batches")
             self.total, self._source = len(dataset), dataset
             order = chain.from_iterable(sampler)
-        lengths = _arrow_lengths(self._source) if size is None else None
+        lengths = arrow_lengths(self._source) if size is None else None
         self.read_singly: dict[int, int] = {}
         """The sizes, where each sample had to be read for its own."""
         if lengths is None:
@@ -189,7 +186,7 @@ class Samples:
         if size is not None:
             return size(sample)
         # Only the script's collator knows how many tokens an image makes.
-        return count_tokens(self._batch([index]))[0] if holds_pictures(sample) else _size(sample)
+        return count_tokens(self._batch([index]))[0] if holds_pictures(sample) else size_of(sample)
 
     def mean_tokens(self) -> float:
         """Of a sample, without padding: of usual batches of one."""
@@ -223,7 +220,7 @@ def rebatched(loader: Any, micro_batch: int) -> Any:
 def count_tokens(batch: Any) -> tuple[int, int]:
     """Tokens that the model gets of `batch`, without padding and with it."""
     if not isinstance(batch, Mapping):
-        shapes = [each.shape for each in batch if isinstance(each, torch.Tensor)] if _is_sequence(batch) else []
+        shapes = [each.shape for each in batch if isinstance(each, torch.Tensor)] if is_sequence(batch) else []
         whole = max((shape.numel() for shape in shapes), default=1)
         return whole, whole
     masks = [value for name, value in batch.items() if name.endswith("attention_mask") and torch.is_tensor(value)]
@@ -252,56 +249,6 @@ def _read(dataset: Iterable[Any]) -> list[Any]:
         if time.monotonic() - began > _SECONDS:
             break
     return items
-
-
-def holds_pictures(sample: Any) -> bool:
-    """Whether there is more in it than texts and numbers, whose count says how long it is."""
-    if isinstance(sample, Mapping):
-        return any(str(name).startswith("pixel") or holds_pictures(each) for name, each in sample.items())
-    if isinstance(sample, list | tuple):
-        return any(holds_pictures(each) for each in sample[:_FEW])
-    if hasattr(sample, "shape"):
-        return len(sample.shape) > _DIMENSIONS_OF_TEXT
-    return not (sample is None or isinstance(sample, str | Number))
-
-
-def _arrow_lengths(source: Any) -> list[int] | None:
-    """Of all samples of a `datasets.Dataset` whose columns are lists of numbers, at once; else None."""
-    datasets = sys.modules.get("datasets")  # a script that has one has imported it
-    if datasets is None or not isinstance(source, datasets.Dataset):
-        return None
-    lists = [name for name, feature in source.features.items() if _is_list_of_numbers(feature)]
-    if not lists or getattr(source, "_format_type", None) == "custom" or (len(source) and holds_pictures(source[0])):
-        return None
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
-
-    table = source.with_format("arrow")[:]
-    columns = [pc.fill_null(pc.list_value_length(table[name]), 0).to_pylist() for name in lists]
-    return [max(sum(each), 1) for each in zip(*columns, strict=True)]
-
-
-def _is_list_of_numbers(feature: Any) -> bool:
-    kind = getattr(getattr(feature, "feature", None), "dtype", None)
-    return isinstance(kind, str) and kind.startswith(("int", "uint", "float", "bool"))
-
-
-def _size(value: Any) -> int:
-    if torch.is_tensor(value) or hasattr(value, "shape"):
-        size = 1
-        for length in value.shape:
-            size *= int(length)
-        return size
-    if isinstance(value, Mapping):
-        return max(1, sum(_size(each) for each in value.values()))
-    if isinstance(value, str):
-        return len(value)
-    if _is_sequence(value):
-        return sum(_size(each) if isinstance(each, Mapping | list | tuple) else 1 for each in value)
-    return 0
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sized) and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 def _cycled(indices: Sequence[int], count: int) -> list[int]:
