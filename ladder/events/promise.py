@@ -28,7 +28,6 @@ such a training may differ from its proof's. Chosen: of GPUs that computed all t
 0.22 to 0.46 of opt-125m's. 11 of 13 trainings of that model were within a fifth of their promise, while 20 of their
 steps took 1.5 to 2.1 s in one and the same training (measured by benchmarks/promise.py; results/1xh200-scripts)."""
 
-
 _NOTICEABLE = 0.05
 """Of a training's time: what new lengths of batches cost is worth a word from here on. Chosen: more than differences
 between candidates that are not noise."""

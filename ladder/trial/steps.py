@@ -44,12 +44,12 @@ class Step:
         """Seconds of a micro-step without the optimizer, or of the only one."""
         return self.boundary if self.accumulate is None else self.accumulate
 
-    def later(self, seconds: float, accumulation: int) -> Step:
-        """With micro-steps that take so many `seconds` more."""
+    def later(self, seconds: float, candidate: CandidateSpec) -> Step:
+        """The step of `candidate` with micro-steps that take so many `seconds` more."""
         accumulate = None if self.accumulate is None else self.accumulate + seconds
-        return Step(
-            accumulate, self.boundary + seconds, self.seconds + accumulation * seconds, self.losses, self.skipped
-        )
+        boundary = self.boundary + seconds
+        whole = candidate.step_seconds(accumulate, boundary)
+        return replace(self, accumulate=accumulate, boundary=boundary, seconds=whole)
 
 
 _NO_STEP = Step(None, math.inf, math.inf, [], skipped=False)
@@ -158,7 +158,7 @@ class Stepper:
         is_seen = min(self._on_new_lengths) > max(known)  # else it is lost in the noise
         seconds = statistics.median(self._on_new_lengths) - statistics.median(known) if is_seen else 0.0
         new = NewLength(seconds, self._share_of_new)
-        steps = [step.later(seconds * new.share, candidate.accumulation) for step in timings.steps]
+        steps = [step.later(seconds * new.share, candidate) for step in timings.steps]
         return replace(timings, steps=steps, new_length=new)
 
     def is_hopeless(self, candidate: CandidateSpec) -> bool:

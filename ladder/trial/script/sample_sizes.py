@@ -47,6 +47,7 @@ def _is_list_of_numbers(feature: Any) -> bool:
 
 
 def size_of(value: Any) -> int:
+    """Numbers of an array or a list, letters of a text, and the sum of these in a mapping."""
     if torch.is_tensor(value) or hasattr(value, "shape"):
         size = 1
         for length in value.shape:
@@ -62,4 +63,5 @@ def size_of(value: Any) -> int:
 
 
 def is_sequence(value: Any) -> bool:
+    """Whether it is a list, a tuple or the like, and neither a text nor a mapping."""
     return isinstance(value, Sized) and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)

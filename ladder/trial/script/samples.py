@@ -68,9 +68,11 @@ class Samples:
         if not self._order:
             raise WholeBatchesError("its data set is empty")
         self.longest_first = sorted(self.sizes, key=self.sizes.__getitem__, reverse=True)
+        # By the samples of a batch:
+        self._ordered: dict[int, list[list[int]]] = {}
         self._lengths: dict[int, dict[int, list[int]]] = {}
         self._to_come: dict[int, Iterator[list[int]]] = {}
-        """By the samples of a batch: those whose length no batch had before."""
+        """Those whose length no batch had before."""
 
     @property
     def are_alike(self) -> bool:
@@ -148,6 +150,11 @@ class Samples:
         return lambda group: math.ceil(measure(self.sizes[index] for index in group) / step)
 
     def _most_usual_first(self, count: int) -> list[list[int]]:
+        if count not in self._ordered:  # a loop's trial asks before each micro-step
+            self._ordered[count] = self._by_usualness(count)
+        return self._ordered[count]
+
+    def _by_usualness(self, count: int) -> list[list[int]]:
         groups = self._groups(count)
         longest = [max(self.sizes[index] for index in group) for group in groups]
         whole = [sum(self.sizes[index] for index in group) for group in groups]
