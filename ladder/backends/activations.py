@@ -16,10 +16,23 @@ _ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
 _BYTES_BY_ACTIVATION = {"relu": 2, "gelu_new": 9}
 """ReLU saves only its output, which the next product saves anyway; `gelu_new` is arithmetic in Python, term by term."""
 
-_MOVED_IN_PYTHON, _MOVED_BY_KERNELS = 10.0, 4.0
-"""Bytes that a block's element-wise kernels move for each byte kept for backward: RMSNorm, rotary positions and gates
-are several kernels each, LayerNorm and plain activations one. Measured: fitted to the recorded micro-steps of Llama,
-Qwen3 and OPT on H200 without offload, whose families then agree within 12 % (before: 20 %)."""
+_MOVED_IN_PYTHON, _MOVED_WITH_ROTARY, _MOVED_BY_KERNELS = 10.0, 7.0, 4.0
+"""Bytes that a block's element-wise kernels move for each byte kept for backward: RMSNorm, rotary positions, gates and
+`gelu_new` are several kernels each, LayerNorm and other activations one. Measured: fitted to the recorded micro-steps
+of Llama, Qwen3 and OPT on H200 without offload, whose families then agree within 12 % (before: 20 %), and of
+Pythia-410m and GPT-2 on one H100 (benchmarks/results/runs)."""
+_ROTARY_WITHOUT_GATES = ("codegen", "falcon", "gpt_neox", "gptj", "phi")
+_WIDE_LOSSES = ("esmc", "eurobert", "modernbert")
+"""Encoders whose loss is computed in 32 bits, as that of causal models; others compute it in 16 (transformers 5.23)."""
+_OF_A_LOGIT, _OF_A_NARROW_LOGIT = 12.0, 6.0
+"""Bytes of logits and loss in 32 bits, see `activations_of`, and in 16. Derived: logits, log-softmax and gradient.
+Measured with RoBERTa on one H100: 5.6 (benchmarks/results/runs)."""
+_MOVED_BY_LOSS, _MOVED_BY_A_NARROW_LOSS = 48.0, 20.0
+"""Bytes that the loss reads and writes for each logit. Derived: the fp32 copy, the log-softmax and its gradient;
+without the copy, and in 16 bits."""
+_LAUNCHES_OF_FEWER = 0.7
+"""Host work to launch the kernels of such a block, over that for a Llama block. Measured: 1.8 to 2.3 ms in a micro-step
+of opt-125m and OPT-1.3B on H100 and H200, and 2.9 ms of Llama-3.2-1B (benchmarks/results/runs and sweeps)."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,7 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     tokens, h = terms.tokens, model.hidden_size
     block = block_bytes(model, terms)
     if model.is_encoder_decoder:
-        # Half of the blocks have two attentions; T5 adds position biases, so the scores themselves are saved.
-        block += terms.attention // 2 + 4 * h + 6 * model.num_heads * workload.seq_len
+        block += _cross_attention_bytes(workload, terms)
     kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * block
     again = block + 2 * model.intermediate_size * experts_of_a_token(model) + terms.passing
     # With offloaded inputs, only one at a time is on the GPU.
@@ -94,13 +106,16 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         net=8 if model.gated_mlp else _plain_net_bytes(model),
         routed=_routed_bytes(model),
         tail=8,
-        loss=float(tokens * 12 * model.vocab_size),
+        loss=tokens * model.vocab_size * (_OF_A_LOGIT if _has_wide_loss(workload) else _OF_A_NARROW_LOGIT),
         normalised=4 if model.gated_mlp else 0,
-        moved=_MOVED_IN_PYTHON if model.gated_mlp else _MOVED_BY_KERNELS,
+        moved=_moved_per_byte(model),
+        moved_by_loss=_MOVED_BY_LOSS if _has_wide_loss(workload) else _MOVED_BY_A_NARROW_LOSS,
+        launches=1.0 if model.gated_mlp else _LAUNCHES_OF_FEWER,
     )
     for technique in candidate.engine.techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
-    terms = replace(terms, traffic=terms.moved * block_bytes(model, terms))
+    own = _cross_attention_bytes(workload, terms) if model.is_encoder_decoder else 0.0
+    terms = replace(terms, traffic=terms.moved * (block_bytes(model, terms) + own))
     return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
 
 
@@ -159,6 +174,22 @@ def offloaded_input(workload: Workload, candidate: Candidate, world_size: int) -
 def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) -> int:
     """Tokens of a micro-step on one of `world_size` ranks, which may share sequences."""
     return candidate.micro_batch * workload.sample_len // candidate.engine.ranks_of_a_sequence(world_size)
+
+
+def _cross_attention_bytes(workload: Workload, terms: Terms) -> float:
+    """Half of the blocks have two attentions; T5 adds position biases, so the scores themselves are saved."""
+    model = workload.model
+    return terms.attention // 2 + 4 * model.hidden_size + 6 * model.num_heads * workload.seq_len
+
+
+def _has_wide_loss(workload: Workload) -> bool:
+    return workload.task == "causal-lm" or workload.model.model_type in _WIDE_LOSSES
+
+
+def _moved_per_byte(model: ModelShape) -> float:
+    if model.gated_mlp or _activation(model) == "gelu_new":
+        return _MOVED_IN_PYTHON
+    return _MOVED_WITH_ROTARY if model.model_type in _ROTARY_WITHOUT_GATES else _MOVED_BY_KERNELS
 
 
 def _plain_net_bytes(model: ModelShape) -> int:

@@ -8,15 +8,28 @@ from ladder.workload.matrices import num_experts
 from ladder.workload.trained import BYTES_OF_A_WEIGHT
 from ladder.workload.workload import Workload
 
+_LAUNCHED_AGAIN = 0.8
+"""Launching a block's kernels for its second forward pass, with what checkpointing does, over launching a Llama block
+forward and backward. Measured: 2.1 to 2.8 ms with opt-125m and Llama-3.2-1B on H200, where the CPU sets the pace."""
 _RAMP_TOKENS = 200.0
 """The start and the end of kernels cost as much as this many tokens, on a GPU with 1e15 operations/s. Chosen."""
 ELEMENT_WISE = 0.7
 """The share of the memory bandwidth that element-wise kernels reach. Chosen: as usual on data-centre GPUs."""
+_ALIGNED, _UNALIGNED = 8, 3.5
+"""Products with the head take so many times as long where the vocabulary is no multiple of 8 tokens, with which bf16
+kernels load 16 bytes at once. Measured: chosen so that GPT-2 (50,257 tokens) and RoBERTa (50,265) on one H100 agree
+(benchmarks/results/runs)."""
+_OF_A_CHUNK = 6.0
+"""Bytes per weight of the head that a chunk of the loss reads and writes. Measured: a chunk of 64 rows takes 1.4 ms on
+one H100, with the 256,000 tokens of Gemma (benchmarks/results/runs)."""
 _KERNELS_OF_AN_ADAPTER = 0.08
 """Kernels of an adapter, forward and backward, over those of a whole block. Derived: 10 of about 125."""
-_LAUNCHES_OF_EXPERTS = 2.2
+_LAUNCHES_OF_EXPERTS = 2.4
 """Launching a block with experts over launching a Llama block. Measured on one H200: 5.9 ms for Qwen3-MoE with one
 sequence, where the other took 2.3 ms; chosen a little lower, since Qwen3's norms are part of that."""
+_PRODUCTS_OF_EXPERTS = 1.33
+"""Seconds of products of which most are experts', over the usual. Measured: 1.3 to 1.4 with a mixture of experts of 3B
+on one H200, at micro-batches of 4 and 8; its small products, and routing, keep the GPU from its usual speed."""
 
 
 def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, terms: Terms) -> float:
@@ -24,19 +37,44 @@ def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpee
     computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
     moved = _traffic(workload, candidate, terms) + _adapter_traffic(workload) * workload.model.num_layers
     products = computing / (machine.flops * machine.achievable) * terms.compute
+    products *= _PRODUCTS_OF_EXPERTS if num_experts(workload.model) > 1 else 1.0
+    if workload.model.vocab_size % _ALIGNED:
+        products += (_UNALIGNED - 1) * _head_flops(workload) / (machine.flops * machine.achievable)
     return products + moved / (ELEMENT_WISE * machine.device_bytes)
 
 
-def ramp_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, per_token: float) -> float:
+def ramp_seconds(
+    workload: Workload, candidate: Candidate, machine: MachineSpeed, terms: Terms, per_token: float
+) -> float:
     """Seconds of a micro-step that do not depend on its tokens, where computing takes `per_token` seconds a token."""
-    return _RAMP_TOKENS * machine.flops / 1e15 * per_token + _dequantise_seconds(workload, candidate, machine)
+    of_kernels = _RAMP_TOKENS * machine.flops / 1e15 * per_token
+    return of_kernels + _dequantise_seconds(workload, candidate, machine) + _chunk_seconds(workload, machine, terms)
 
 
-def launch_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
+def launch_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed, terms: Terms) -> float:
     """Seconds in which Python launches the kernels of forward and backward."""
-    kernels = (1 + candidate.checkpointed / 3) * (1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted))
+    kernels = terms.launches + _LAUNCHED_AGAIN * candidate.checkpointed
+    kernels *= 1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted)
     kernels *= _LAUNCHES_OF_EXPERTS if num_experts(workload.model) > 1 else 1.0
     return machine.launch_seconds * workload.model.num_layers * kernels
+
+
+def _chunk_seconds(workload: Workload, machine: MachineSpeed, terms: Terms) -> float:
+    """Seconds by which a chunked loss takes longer than its products, where a chunk is too short for them.
+
+    Each chunk reads and writes the head's whole weight and its gradient, however few its tokens.
+    """
+    if not terms.chunks:
+        return 0.0
+    model, trains = workload.model, workload.weights.trains_head
+    moved = (_OF_A_CHUNK if trains else _OF_A_CHUNK / 2) * model.vocab_size * model.hidden_size
+    computing = terms.tokens / terms.chunks * _head_flops(workload) / (machine.flops * machine.achievable)
+    return terms.chunks * max(0.0, moved / (ELEMENT_WISE * machine.device_bytes) - computing)
+
+
+def _head_flops(workload: Workload) -> float:
+    """Operations of the head's products, forward and backward, per token."""
+    return (6.0 if workload.weights.trains_head else 4.0) * workload.model.vocab_size * workload.model.hidden_size
 
 
 def _dequantise_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:

@@ -18,7 +18,7 @@ class Effects:
     traffic: float = 1.0
     """Bytes that element-wise kernels read and write, relative to plain transformers."""
     kernels: float = 1.0
-    """Kernel launches per layer, relative to plain transformers."""
+    """What launching a layer's kernels takes the host, relative to plain transformers."""
     master_bytes: float = 4.0
     """Bytes of a parameter's master weight."""
     moment_bytes: float = 4.0

@@ -88,6 +88,8 @@ class Terms:
     and 32 bits, and the gradient norm (derived)."""
     exchange: float = 0.0
     """Bytes that a rank sends in a micro-step besides gradients and parameters."""
+    launches: float = 1.0
+    """Host work to launch a block's kernels, relative to a Llama block's."""
     compute: float = 1.0
     """Seconds of matrix products, relative to the usual kernels."""
     moved: float = 4.0
@@ -95,7 +97,9 @@ class Terms:
     traffic: float = 0.0
     """The same per token, forward and backward together; it follows from the others."""
     moved_by_loss: float = 48.0
-    """Bytes that the loss reads and writes for each logit. Derived: the fp32 copy, the log-softmax and its gradient."""
+    """Bytes that the loss reads and writes for each logit."""
+    chunks: int = 0
+    """In how many chunks of tokens the head and the loss are computed; 0: all at once."""
     copied: float = 0.0
     """The share of the weights of which a rank keeps a second copy."""
     across: float = 1.0

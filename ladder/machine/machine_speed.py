@@ -30,8 +30,9 @@ class MachineSpeed:
     """Parameters that CPU Adam updates on all cores together."""
     nvme_bytes: float
     """Bandwidth of the drive, for all ranks together."""
-    host_seconds: float = 0.014
-    """Host work per block for stage 3's gathering hooks (measured: 13 to 16 ms, with any micro-batch)."""
+    host_seconds: float = 0.013
+    """Stage 3's work for a block on the host, besides launching its kernels. Measured: 10 to 20 ms, with any
+    micro-batch (benchmarks/results/sweeps)."""
     launch_seconds: float = 0.003
     """Launching a block's kernels for forward and backward from Python. Measured: 0.0044 to 0.0051 s with 16 cores of a
     shared host for an H200. Chosen: a dedicated host is up to three times as fast."""
@@ -96,6 +97,10 @@ _RECORDED = ("H200", "H100")
 (benchmarks/results/sweeps), and H100, which has the same architecture."""
 _NETWORK = 25e9
 """Bytes per second and GPU between nodes. Chosen: one port of 200 Gbit/s per GPU."""
+_OF_A_CORE, _OF_A_HOST = 130e6, 10e9
+"""Parameters per second of CPU Adam: what a core would update alone, and what a host's memory lets all cores update.
+Measured: 1.8e9 with 16 cores of hosts with one H100 or H200, 3.2e9 with 32 (benchmarks/results/runs and sweeps), and
+3.3e9 to 4.5e9 with 64 cores of a host with four H200."""
 _UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
 """Figures as in `_GPUS`. Chosen: between an A10 and an RTX 4090; `MachineSpeed.doubt` says how little is known."""
 
@@ -171,8 +176,8 @@ measured and shown, but not used: how much longer it takes under DeepSpeed's hoo
 def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int, num_nodes: int = 1) -> MachineSpeed:
     """The prior for `world_size` GPUs of this name (None: unknown) on nodes with `cores` in all, or for CPU ranks.
 
-    It assumes that a core updates 47 million parameters per second with CPU Adam (measured: 64 cores, 3.0e9), and that
-    a core reaches 20 GFLOP/s in bf16.
+    It assumes of CPU ranks that a core updates 47 million parameters per second with CPU Adam, and reaches 20 GFLOP/s
+    in bf16 (chosen).
     """
     cores = max(1, cores)
     if device == "cpu":
@@ -199,7 +204,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
         node_link_bytes=link,
         pcie_bytes=40e9 if memory > 3e12 else 20e9 if memory > 0.5e12 else 10e9,
-        cpu_adam_parameters=75e6 * cores,
+        cpu_adam_parameters=1 / (1 / (_OF_A_CORE * cores) + 1 / (_OF_A_HOST * num_nodes)),
         nvme_bytes=3e9 * num_nodes,
         doubt=1.0 if known else 1.6,
         is_recorded=name in _RECORDED and num_nodes == 1,

@@ -46,8 +46,9 @@ _RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.85
 """On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole,
 and of its terms. Chosen: its errors there are a half to a fifth of what is doubted elsewhere (benchmarks/doubts.py);
 with these, recorded sweeps take an eighth less time and lose 0.4 % at most (benchmarks/results/search)."""
-_LAUNCH_ELSEWHERE = 0.4
-"""As in `_SHARED`, of what another backend's hooks on the host take. Measured: FSDP2's, 2 to 7 ms a layer."""
+_LAUNCH_ELSEWHERE, _LAUNCH_OF_STAGE_3 = 0.4, 0.25
+"""As in `_SHARED`, of the host's work in another backend's hooks, and in those of stage 3. Measured: FSDP2's take 1.6
+to 4.4 ms a layer, those of stage 3 10 to 20 ms."""
 _WITH = {"compute": ("ramp",)}
 """Terms that an unknown of another term scales too."""
 _LEAST_LEFT = 0.5
@@ -128,8 +129,7 @@ class _Steps:
         self._terms = terms
         self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
         self._ramp: Factor = (("ramp", 0.8),)
-        elsewhere = () if is_main(rung) else ((f"launch:{kin_of(rung)}", _LAUNCH_ELSEWHERE),)
-        self._launch: Factor = (shared["launch"], *elsewhere)
+        self._launch: Factor = (shared["launch"], *_hooks(candidate, of_terms))
         self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if terms.reduce else ()
         self._handling: Factor = (shared["handling"],) if terms.handling else ()
         kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))
@@ -214,9 +214,22 @@ def lessons(
         if name not in fit.covariance:
             continue
         mean, deviation = before.get(name, (0.0, 1.0))
-        left = fit.surprise * math.sqrt(max(0.0, fit.covariance[name][name]))
-        found[name] = (mean + deviation * fit.values[name], min(1.0, max(_LEAST_LEFT, deviation * left)))
+        left = max(0.0, fit.covariance[name][name])
+        # A surprised fit says that measurements are as much less precise as it is surprised, so they teach less.
+        doubted = 1 - left + fit.surprise**2 * left
+        value, spread = fit.values[name] / doubted, fit.surprise * math.sqrt(left / doubted)
+        found[name] = (mean + deviation * value, max(_LEAST_LEFT, deviation * spread))
     return found
+
+
+def _hooks(candidate: Candidate, of_terms: float) -> Factor:
+    """The unknown error of hooks, which the host works through beside launching kernels."""
+    rung = candidate.engine.rung
+    if not is_main(rung):
+        return ((f"launch:{kin_of(rung)}", _LAUNCH_ELSEWHERE),)
+    if rung.stage < 3:
+        return ()
+    return (("launch:hooks", _LAUNCH_OF_STAGE_3), *_own(candidate, "launch:hooks", 0.3 * of_terms))
 
 
 def _own(candidate: Candidate, term: str, sigma: float) -> Factor:

@@ -19,6 +19,8 @@ from ladder.units import MIB
 
 _WORKSPACE = 64 * MIB
 """cuBLAS's workspace on Hopper (derived: torch's default of 32 MiB for each of forward's and backward's handles)."""
+_LOSS_IN_FP32 = ("esmc", "eurobert", "modernbert")
+"""Encoders that compute their loss as causal models do (transformers 5.23)."""
 
 
 @dataclass(frozen=True)
@@ -170,17 +172,21 @@ class _MicroStep:
             self._stage.end_of_unit()
 
     def _whole_loss(self) -> None:
-        """ForCausalLMLoss: 16-bit logits, their copy in fp32, log-softmax; in backward three gradients, one by one."""
+        """ForCausalLMLoss: 16-bit logits, their copy in fp32, log-softmax; in backward three gradients, one by one.
+
+        Most other models compute their loss in 16 bits, without the copy.
+        """
         ledger, logits = self._ledger, float(self._tokens * self._model.vocab_size)
+        wide = self._assignment.workload.task == "causal-lm" or self._model.model_type in _LOSS_IN_FP32
         ledger.take("logits", 2 * logits, "logits")
         ledger.moment = "loss"
-        ledger.take("logits in fp32", 4 * logits, "logits")
-        ledger.take("log-softmax", 4 * logits, "logits")
+        ledger.take("logits in fp32", 4 * logits * wide, "logits")
+        ledger.take("log-softmax", (4 if wide else 2) * logits, "logits")
         ledger.give("logits in fp32")
         ledger.give("logits")
         self._end_of_forward()
-        ledger.take("gradient of the loss", 4 * logits, "logits")
-        ledger.take("gradient in fp32", 4 * logits, "logits")
+        ledger.take("gradient of the loss", (4 if wide else 2) * logits, "logits")
+        ledger.take("gradient in fp32", 4 * logits * wide, "logits")
         ledger.give("gradient of the loss")
         ledger.give("log-softmax")
         ledger.moment = "backward"

@@ -64,8 +64,8 @@ class MadeUpBackend(Backend):
         per_token = token_seconds(workload, candidate, machine, known) / 2
         return StepTerms(
             compute=known.tokens * per_token,
-            ramp=ramp_seconds(workload, candidate, machine, per_token),
-            launch=launch_seconds(workload, candidate, machine) / 2,
+            ramp=ramp_seconds(workload, candidate, machine, known, per_token),
+            launch=launch_seconds(workload, candidate, machine, known) / 2,
             reduce=0.0,
             gather=0.0,
             exchange=0.0,

@@ -43,7 +43,7 @@ def answer_of(tuned: ladder.Tuned) -> str:
         ({}, {"micro_batches": [1]}),
         ({}, {"rungs": ["zero2+opt-cpu"]}),
         ({}, {"host_memory": "20GiB"}),
-        ({"host_memory": "20GiB"}, {}),
+        ({"host_memory": "20GiB", "global_batch_size": 64}, {"global_batch_size": 64}),
     ],
     ids=lambda options: "-".join(options) or "as it comes",
 )

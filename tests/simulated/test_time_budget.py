@@ -100,12 +100,12 @@ def test_a_budget_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
 def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_overrun_is_said(tmp_path: Path) -> None:
     free = tuned(tmp_path / "free", None)
     assert free.answer is not None
-    result = tuned(tmp_path / "budget", 0.5 * free.seconds, launcher=FailsTheFirstProof)
+    result = tuned(tmp_path / "budget", 0.6 * free.seconds, launcher=FailsTheFirstProof)
     failed = [each.candidate_key for each in result.records if each.purpose == "proof" and each.outcome.kind != "fits"]
     assert len(failed) == 1
     assert result.answer is not None
     assert result.answer.candidate_key not in failed
-    assert result.seconds > 0.5 * free.seconds
+    assert result.seconds > 0.6 * free.seconds
     assert f"over the budget, as the proof of {failed[0]} failed" in result.stopped
 
 

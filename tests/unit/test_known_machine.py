@@ -29,7 +29,15 @@ from ladder.machine.known_machine import (
 )
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.machine.rates import Found, rates_of, slowest
-from ladder.search.speed import SpeedObservation, SpeedPrediction, calibrate_speed, lessons, predict_speed
+from ladder.search.calibration import Fit
+from ladder.search.speed import (
+    SpeedCalibration,
+    SpeedObservation,
+    SpeedPrediction,
+    calibrate_speed,
+    lessons,
+    predict_speed,
+)
 from ladder.tuning.known import learn, with_known
 from ladder.tuning.tune_events import Note
 from ladder.units import GIB
@@ -260,6 +268,17 @@ def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
         learned = lessons(calibration, [ZERO2.engine.rung], learned)
     assert errors == sorted(errors, reverse=True)
     assert min(deviation for _, deviation in learned.values()) >= 0.5
+
+
+def test_trials_that_contradict_each_other_teach_less() -> None:
+    def lesson(surprise: float) -> tuple[float, float]:
+        fit = Fit(values={"compute": 3.0}, covariance={"compute": {"compute": 0.3}}, surprise=surprise)
+        return lessons(SpeedCalibration(fit=fit), [ZERO2.engine.rung], {})["compute"]
+
+    (clear, sure), (vague, unsure) = lesson(1.0), lesson(4.0)
+    assert clear == 3.0
+    assert 0 < vague < 1
+    assert sure < unsure < 1
 
 
 MIXTURE = resolve_model(str(Path(__file__).parents[2] / "benchmarks" / "models" / "mixture-of-experts-3b.json"))

@@ -108,7 +108,7 @@ def test_what_is_learnt_of_an_engine_s_states_holds_on_either_kernels() -> None:
 
 def test_it_is_expected_to_be_faster_as_its_kernels_move_fewer_bytes() -> None:
     machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
-    candidate = make_candidate("zero2", micro_batch=8, accumulation=4)
+    candidate = make_candidate("zero2", micro_batch=16, accumulation=2)
     usual, fused = (
         predict_speed(LARGE_VOCABULARY, each, world_size=1, machine=machine)
         for each in (candidate, on_liger(candidate))

@@ -348,3 +348,13 @@ def test_before_any_trial_a_few_per_cent_are_set_aside_for_what_the_allocator_le
     predicted = predict(llama_like(), candidate("zero2"))
     allocated = max(predicted.moments.values())
     assert 0.02 < (predicted.peak - predicted.parts.outside_torch) / allocated - 1 < 0.08
+
+
+@pytest.mark.parametrize(("micro_batch", "gib"), [(16, 6.74), (32, 11.50), (64, 20.74)])
+def test_encoders_compute_their_loss_in_16_bits_as_measured(micro_batch: int, gib: float):
+    """Allocated by RoBERTa on one H100, with 512 tokens."""
+    workload = Workload(model=resolve_model("roberta-base"), task="masked-lm", seq_len=512, global_batch_size=64)
+    candidate = Candidate(Engine(RUNGS_BY_NAME["zero1"]), 0, micro_batch, 64 // micro_batch)
+    predicted = predict_memory(workload, candidate, world_size=1, device="cuda")
+    peak = max(size for moment, size in predicted.moments.items() if moment != START)
+    assert peak == pytest.approx(gib * GIB, rel=0.03)

@@ -128,6 +128,35 @@ def test_micro_steps_without_deepspeed_are_predicted_within_a_fifth_also_where_t
     assert predicted.accumulate_seconds == pytest.approx(seconds, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("model", "seq_len", "engine", "micro_batch", "seconds"),
+    [  # a micro-step without the optimizer on one H100, as measured
+        ("gpt2", 1024, Engine(RUNGS_BY_NAME["zero0"]), 32, 0.180),  # an odd vocabulary, and an activation in Python
+        ("pythia-410m", 2048, Engine(RUNGS_BY_NAME["zero0"]), 16, 0.247),  # rotary positions without gates
+        ("pythia-410m", 2048, Engine(RUNGS_BY_NAME["ddp"]), 16, 0.291),  # norms in 32 bits
+        ("gemma-2b", 2048, Engine(RUNGS_BY_NAME["zero0"], techniques=(LIGER,)), 2, 0.217),  # 64 chunks of the head
+        ("mixture-of-experts-1b", 2048, Engine(RUNGS_BY_NAME["zero0"]), 16, 0.284),
+    ],
+    ids=["gpt2", "pythia", "pythia under autocast", "gemma", "experts"],
+)
+def test_micro_steps_of_other_families_are_predicted_within_a_seventh(
+    model: str, seq_len: int, engine: Engine, micro_batch: int, seconds: float
+) -> None:
+    workload = bundled_workload(str(SHAPES / f"{model}.json"), seq_len=seq_len)
+    machine = machine_speed("NVIDIA H100 80GB HBM3", "cuda", 1, 16)
+    predicted = predict_speed(workload, Candidate(engine, 0, micro_batch, 4), world_size=1, machine=machine)
+    assert predicted.accumulate_seconds == pytest.approx(seconds, rel=1 / 7)
+
+
+@pytest.mark.parametrize(("rung", "seconds"), [("zero2", 0.106), ("zero3", 0.283), ("zero3+param-cpu", 0.289)])
+def test_where_the_host_sets_the_pace_stage_3_adds_its_hooks_to_launching_kernels(rung: str, seconds: float) -> None:
+    """As measured with Llama-3.2-1B on one H200 (benchmarks/results/sweeps)."""
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 2, 8)
+    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
+    predicted = predict_speed(bundled_workload("llama-3.2-1b", seq_len=2048), candidate, world_size=1, machine=machine)
+    assert predicted.accumulate_seconds == pytest.approx(seconds, rel=0.2)
+
+
 def test_experts_under_autocast_are_computed_in_fp32() -> None:
     experts = bundled_workload(str(SHAPES / "mixture-of-experts-3b.json"))
     ddp, fsdp2 = (

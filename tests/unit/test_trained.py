@@ -189,7 +189,7 @@ def test_the_host_waits_for_each_gradient_at_stage_2_alone() -> None:
     # A and B of seven layers in each block; seven matrices and two norms.
     for trained, tensors in ((workload(lora=ADAPTERS), 2 * 7), (workload(), 7 + 2)):
         more = launch("zero2", trained) - launch("zero1", trained)
-        assert more == pytest.approx(0.2e-3 * tensors * LLAMA.num_layers)
+        assert more == pytest.approx(0.15e-3 * tensors * LLAMA.num_layers)
 
 
 def test_the_fingerprint_changes_with_what_is_trained() -> None:

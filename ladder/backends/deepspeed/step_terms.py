@@ -16,14 +16,23 @@ from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
 
-_HOOKS_OF_AN_ADAPTER = 0.17
+_HOOKS_OF_AN_ADAPTER = 0.19
 """Stage 3's work for an adapter's modules over that for a whole block. Measured: with seven adapters a block, steps of
 Llama-3.2-1B that wait for it took 2.2 times as long."""
-_HOOK_OF_A_GRADIENT = 0.2e-3
+_HOOKS_AGAIN = 0.2
+"""Stage 3's work for a block's second forward pass with checkpointing, over that for the block otherwise. Measured: 0.1
+to 0.5 with Llama-3.2-1B and OPT-1.3B on H200, where nothing is offloaded (benchmarks/results/sweeps)."""
+_HOOKS_OF_A_FETCH = 0.15
+"""Stage 3's work to fetch a block's parameters from the host, over that for the block otherwise. Measured: with
+Llama-3.2-1B and OPT-1.3B it takes 1.1 times as long if few are fetched, and 1.3 to 1.6 times if each pass does."""
+_HOOK_OF_A_GRADIENT = 0.15e-3
 """Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.1 to 0.25 ms
 with all weights of opt-125m, OPT-1.3B and Llama-3.2-1B (benchmarks/results/against-plain), and 0.4 ms with adapters on
 a shared host (benchmarks/results/sweeps)."""
-_STEP_OF_A_TENSOR = 0.24e-3
+_CROSSING_OF_A_GRADIENT = 0.2e-3
+"""The same at stages 2 and 3 for each gradient that is copied to the host. Measured: 0.1 to 0.3 ms with opt-125m on two
+H100 and OPT-1.3B on two H200 (benchmarks/results/runs and sweeps)."""
+_STEP_OF_A_TENSOR = 0.26e-3
 """Host work of an optimizer step for each tensor that is trained: norm, flattening, copies. Measured: 0.13 to 0.36 ms
 with adapters of ranks 8 to 256 of three families at stage 0 (benchmarks/results/1xh200-adapters), and 0.26 to 0.28 ms
 with all weights of opt-125m, OPT-1.3B and Llama-3.2-1B (benchmarks/results/against-plain)."""
@@ -57,9 +66,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     if rung.stage == 3:
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
-        transfers, hooks = 2.0 + 0.5 * candidate.checkpointed, 0.8 + 0.2 * candidate.checkpointed
-        hooks *= (1 + _HOOKS_OF_AN_ADAPTER * len(weights.adapted)) * machine.host_seconds
-        gather = max(transfers * _gathered(known, machine, over_links) * p, hooks * model.num_layers)
+        gather = (2.0 + 0.5 * candidate.checkpointed) * _gathered(known, machine, over_links) * p
     if rung.offload_optimizer != "none":
         down = 2 * share / machine.pcie_bytes
         reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
@@ -69,8 +76,8 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     per_token = token_seconds(workload, candidate, machine, known)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
-        ramp=ramp_seconds(workload, candidate, machine, per_token),
-        launch=launch_seconds(workload, candidate, machine) + _hook_seconds(workload, candidate),
+        ramp=ramp_seconds(workload, candidate, machine, known, per_token),
+        launch=launch_seconds(workload, candidate, machine, known) + _hook_seconds(workload, candidate, machine),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
@@ -117,11 +124,19 @@ def _update_seconds(
     return hooks + 30 * share * world_size / machine.nvme_bytes + back
 
 
-def _hook_seconds(workload: Workload, candidate: Candidate) -> float:
-    """Seconds of the host for the gradients of stage 2."""
-    if candidate.engine.rung.stage != 2:
+def _hook_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
+    """Seconds of the host besides launching kernels: for the gradients of stage 2, and the modules of stage 3."""
+    rung = candidate.engine.rung
+    if rung.stage < 2:
         return 0.0
-    return _HOOK_OF_A_GRADIENT * _num_trained(workload)
+    crossing = 0.0 if rung.offload_optimizer == "none" else _CROSSING_OF_A_GRADIENT * _num_trained(workload)
+    if rung.stage == 2:
+        return crossing + _HOOK_OF_A_GRADIENT * _num_trained(workload)
+    of_block = machine.host_seconds * (1 + _HOOKS_OF_AN_ADAPTER * len(workload.weights.adapted))
+    if rung.offload_param != "none":
+        knobs = engine_knobs(workload, candidate.engine)
+        of_block *= 1 + _HOOKS_OF_A_FETCH * _fetches(candidate, knobs, workload.weights.total)
+    return crossing + of_block * workload.model.num_layers * (1 + _HOOKS_AGAIN * candidate.checkpointed)
 
 
 def _num_trained(workload: Workload) -> float:

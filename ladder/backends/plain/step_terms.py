@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ladder.backends.activations import terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.plain.moments import weights_bytes
@@ -11,12 +13,16 @@ from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.matrices import num_experts
 from ladder.workload.workload import Workload
 
-_CASTS = 1.3
+_CASTS = 1.4
 """Launching a block's kernels under autocast over launching them with 16-bit weights: each product casts its weight,
 bias and input. Measured: 1.2 to 1.5 with opt-125m on one H200, where the CPU sets the pace."""
-_HOOKS = 0.35
-"""FSDP2's own work for a layer over that of stage 3. Measured: 2 to 7 ms a layer beyond launching its kernels, with
-opt-125m, OPT-1.3B and a mixture of experts on one H200 and Llama-3.2-1B on two H100; about the middle was chosen."""
+_HOOKS = 0.28
+"""FSDP2's own work for a layer over that of stage 3. Measured: 1.6 to 4.4 ms a layer beyond launching its kernels, with
+opt-125m and OPT-1.3B on one H200, and with Llama-3.2-1B and Llama-2-7B on two H100 (benchmarks/results/runs)."""
+_TRAFFIC_IN_FP32 = 1.5
+"""Bytes that element-wise kernels move under autocast, which keeps norms and the sums of blocks in 32 bits, over those
+with 16-bit weights. Measured: with Pythia-410m on one H100 and Llama-3.2-1B on two, whose micro-steps take 6 to 18 %
+longer (benchmarks/results/runs)."""
 _IN_FP32 = 2.6
 """Seconds of experts under autocast over those with 16-bit weights: transformers' grouped product is none of the
 operations that autocast casts, so it computes in fp32. Measured with a mixture of experts of 3B on one H200."""
@@ -44,6 +50,8 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     """
     rung, weights, model = candidate.engine.rung, workload.weights, workload.model
     known = terms_of(workload, candidate, world_size)
+    if rung.stage == 0:
+        known = replace(known, traffic=_TRAFFIC_IN_FP32 * known.traffic)
     owners = known.owners or world_size
     over_links = (owners - 1) / owners / (machine.node_link_bytes if known.owners else machine.link_bytes)
     scattered = (4.0 if rung.stage == 0 else 2.0) * weights.trained * over_links
@@ -58,11 +66,11 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     per_token = token_seconds(workload, candidate, machine, known)
     if rung.stage == 0 and num_experts(model) > 1:
         per_token *= _IN_FP32
-    launch = launch_seconds(workload, candidate, machine)
+    launch = launch_seconds(workload, candidate, machine, known)
     hooks = _HOOKS * machine.host_seconds * model.num_layers * (1 + candidate.checkpointed / 3)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
-        ramp=ramp_seconds(workload, candidate, machine, per_token),
+        ramp=ramp_seconds(workload, candidate, machine, known, per_token),
         launch=_CASTS * launch if rung.stage == 0 else launch + hooks,
         reduce=0.0,
         handling=_handled_bytes(workload, candidate, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
@@ -87,9 +95,6 @@ def _handled_bytes(workload: Workload, candidate: Candidate, known: Terms, passe
         return _OF_A_SUM * weights.trained + passes * (
             _OF_A_CAST * weights.trained / owners + _OF_A_COPY * weights.bytes_held / 2
         )
-    chunks = 0
-    if weights.trains_head and any(technique.effects.chunked_loss for technique in candidate.engine.techniques):
-        rows = -(-known.tokens // -(-model.vocab_size // model.hidden_size))  # of a chunk, before rounding up
-        chunks = -(-known.tokens // (1 << (rows - 1).bit_length()))
+    chunks = known.chunks if weights.trains_head else 0
     of_all = (_OF_A_CAST + _OF_A_SUM_IN_FP32) * weights.trained
     return of_all + chunks * _OF_A_CHUNK * model.vocab_size * model.hidden_size
