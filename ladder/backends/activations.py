@@ -8,14 +8,22 @@ from ladder.candidates import Candidate, Terms
 from ladder.workload.matrices import experts_of_a_token, num_experts
 from ladder.workload.workload import ModelShape, Workload
 
-_NORMS_OF_QUERIES_AND_KEYS = {"qwen3": 6, "qwen3_moe": 6}
+_NORMS_OF_QUERIES_AND_KEYS = {"olmoe": 6, "qwen3": 6, "qwen3_moe": 6}
 _PLAIN_NORMS = {"opt": 10}
 """Bytes per hidden value for families that differ from the others: see `activations_of`."""
-_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
+_ACTIVATIONS = {"opt": "relu", **dict.fromkeys(("codegen", "gpt2", "gptj", "phi"), "gelu_new")}
 """transformers' defaults if a configuration names no activation."""
 _BYTES_BY_ACTIVATION = {"relu": 2, "gelu_new": 9}
 """ReLU saves only its output, which the next product saves anyway; `gelu_new` is arithmetic in Python, term by term."""
 
+_BYTES_OF_A_SCORE = {
+    **dict.fromkeys(("gpt_oss", "rembert"), 2),
+    **dict.fromkeys(("bloom", "codegen", "gptj", "megatron-bert", "mpnet", "mpt", "roformer", "xlnet"), 6),
+    **dict.fromkeys(("gemma2", "xglm"), 8),
+    "deberta-v2": 10,
+}
+"""Families whose attention is written out in Python, so that it keeps bytes for each score, which are heads · sequence
+length for a token. Measured: what autograd keeps on the CPU (tests/contracts/test_activations.py)."""
 _MOVED_IN_PYTHON, _MOVED_WITH_ROTARY, _MOVED_BY_KERNELS = 10.0, 7.0, 4.0
 """Bytes that a block's element-wise kernels move for each byte kept for backward: RMSNorm, rotary positions, gates and
 `gelu_new` are several kernels each, LayerNorm and other activations one. Measured: fitted to the recorded micro-steps
@@ -98,7 +106,8 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     model = workload.model
     tokens = tokens_of_a_rank(workload, candidate, world_size)
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = 4 * queries + 4 * keys + _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
+    scores = _BYTES_OF_A_SCORE.get(model.model_type, 0) * model.num_heads * workload.seq_len
+    attention = 4 * queries + 4 * keys + scores + _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
     terms = Terms(
         tokens=tokens,
         norms=16 if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12),
@@ -115,7 +124,8 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     for technique in candidate.engine.techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
     own = _cross_attention_bytes(workload, terms) if model.is_encoder_decoder else 0.0
-    terms = replace(terms, traffic=terms.moved * (block_bytes(model, terms) + own))
+    traffic = terms.moved * (block_bytes(model, terms) + own - scores) + _MOVED_IN_PYTHON * scores
+    terms = replace(terms, traffic=traffic)
     return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
 
 
@@ -198,7 +208,8 @@ def _plain_net_bytes(model: ModelShape) -> int:
 
 
 def _activation(model: ModelShape) -> str:
-    return str(model.config.get("activation_function", _ACTIVATIONS.get(model.model_type)))
+    usual = model.config.get("hidden_act", _ACTIVATIONS.get(model.model_type))
+    return str(model.config.get("activation_function", usual))
 
 
 def _routed_bytes(model: ModelShape) -> float:

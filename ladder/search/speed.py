@@ -42,10 +42,14 @@ _SHARED = {
     "update": 0.4,
 }
 """By term of a step: the uncertainty of the machine, which all engines share, on a GPU whose data sheet is known."""
-_RECORDED_WHOLE, _RECORDED_TERMS = 0.4, 0.85
-"""On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole,
-and of its terms. Chosen: its errors there are a half to a fifth of what is doubted elsewhere (benchmarks/doubts.py);
-with these, recorded sweeps take an eighth less time and lose 0.4 % at most (benchmarks/results/search)."""
+_RECORDED = (0.15, 0.85, 0.15)
+"""On a machine of which sweeps were recorded, factors on the uncertainty of what engines do not share: of the whole, of
+its terms, and of kernels. Chosen: errors there are a tenth to a half of what is doubted elsewhere
+(benchmarks/doubts.py), and with these, recorded sweeps take a quarter less time and lose 0.7 % at most
+(benchmarks/results/search)."""
+_RECORDED_ELSEWHERE = (0.4, 0.85, 1.0)
+"""The same for other backends than the main one. Chosen: no whole sweep of them was recorded, and in stored tunes their
+errors are larger (benchmarks/prior.py)."""
 _LAUNCH_ELSEWHERE, _LAUNCH_OF_STAGE_3 = 0.4, 0.25
 """As in `_SHARED`, of the host's work in another backend's hooks, and in those of stage 3. Measured: FSDP2's take 1.6
 to 4.4 ms a layer, those of stage 3 10 to 20 ms."""
@@ -118,7 +122,7 @@ class _Steps:
     ) -> None:
         rung, family = candidate.engine.rung, family_of(candidate.engine.rung)
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
-        of_whole, of_terms = (_RECORDED_WHOLE, _RECORDED_TERMS) if machine.is_recorded else (1.0, 1.0)
+        of_whole, of_terms, of_kernels = _doubted(rung, machine)
         terms, shared = backend_of(rung).step_terms(workload, candidate, world_size, machine), {}
         for term, sigma in _SHARED.items():
             name = _shared_name(term, rung)
@@ -127,7 +131,7 @@ class _Steps:
             moved = {of: getattr(terms, of) * math.exp(mean) for of in (term, *_WITH.get(term, ()))}
             terms = replace(terms, **moved) if mean else terms
         self._terms = terms
-        self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06))
+        self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06 * of_kernels))
         self._ramp: Factor = (("ramp", 0.8),)
         self._launch: Factor = (shared["launch"], *_hooks(candidate, of_terms))
         self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if terms.reduce else ()
@@ -145,7 +149,7 @@ class _Steps:
             (f"all:{rung.stage}", 0.1 * of_whole),
             *own("all", 0.1 * of_whole),
             ("batch", 0.03 * math.log2(candidate.micro_batch)),
-            (f"batch:{family}", 0.015 * math.log2(candidate.micro_batch)),
+            (f"batch:{family}", 0.015 * of_kernels * math.log2(candidate.micro_batch)),
         )
         self._whole += self._terms.doubts
         if shallow:
@@ -220,6 +224,13 @@ def lessons(
         value, spread = fit.values[name] / doubted, fit.surprise * math.sqrt(left / doubted)
         found[name] = (mean + deviation * value, max(_LEAST_LEFT, deviation * spread))
     return found
+
+
+def _doubted(rung: Rung, machine: MachineSpeed) -> tuple[float, float, float]:
+    """The factors of `_RECORDED`; 1 on machines that are known less well."""
+    if not machine.is_recorded:
+        return 1.0, 1.0, 1.0
+    return _RECORDED if is_main(rung) else _RECORDED_ELSEWHERE
 
 
 def _hooks(candidate: Candidate, of_terms: float) -> Factor:

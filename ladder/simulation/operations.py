@@ -15,7 +15,13 @@ from ladder.simulation.partly_trained import PartlyTrained
 from ladder.workload.matrices import experts_of_a_token, num_experts
 from ladder.workload.workload import ModelShape, Workload
 
-_DEFAULT_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
+_DEFAULT_ACTIVATIONS = {
+    "opt": "relu",
+    "gpt2": "gelu_new",
+    "codegen": "gelu_new",
+    "gptj": "gelu_new",
+    "phi": "gelu_new",
+}
 _SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
 """Bytes per value besides the output (derived from transformers): ReLU saves only its output; `gelu_new`, which is
 Python code, saves its input, half of it, the tangent and one more sum. Others save their input."""
@@ -266,7 +272,8 @@ class Network:
 
     def _plain_net(self) -> list[Operation]:
         h, f = self.model.hidden_size, self.model.intermediate_size * experts_of_a_token(self.model)
-        activation = self.model.config.get("activation_function", _DEFAULT_ACTIVATIONS.get(self.model.model_type))
+        usual = self.model.config.get("hidden_act", _DEFAULT_ACTIVATIONS.get(self.model.model_type))
+        activation = self.model.config.get("activation_function", usual)
         saves = _SAVED_BY_ACTIVATION.get(str(activation), 2)
         return [
             self._norm("net norm", h),

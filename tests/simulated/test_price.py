@@ -52,7 +52,11 @@ def ratio(folder: Path, machine: str, gpus: int, model: str, batch: int, seed: i
 
 
 def test_most_tunes_take_as_long_as_was_said_within_a_factor_of_one_and_a_half(tmp_path: Path) -> None:
-    off = [ratio(tmp_path / case[0], *case, seed=number) for number, case in enumerate(_CASES)]
+    off = [
+        ratio(tmp_path / f"{case[0]} {draw}", *case, seed=number + 10 * draw)
+        for draw in range(3)
+        for number, case in enumerate(_CASES)
+    ]
     near = sum(abs(each) < _NEAR for each in off)
-    assert near >= 5, [round(math.exp(each), 2) for each in off]
+    assert near >= 15, [round(math.exp(each), 2) for each in off]
     assert abs(statistics.median(off)) < _NEAR

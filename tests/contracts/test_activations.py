@@ -1,0 +1,83 @@
+"""What a block is predicted to keep for backward is what autograd keeps of transformers' modules, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import make_candidate
+
+from ladder.backends.activations import activations_of
+from ladder.trial.count import counted
+from ladder.workload.counted import Counted
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import Task, Workload
+
+_USUAL = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 512}
+_OLD = {"n_embd": 64, "n_head": 4, "n_positions": 512}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("n_layer", {"hidden_size": 64, "n_head": 4}),
+    "codegen": ("n_layer", _OLD | {"rotary_dim": 8}),
+    "gpt_neox": ("num_hidden_layers", _USUAL),
+    "gptj": ("n_layer", _OLD | {"rotary_dim": 8}),
+    "megatron-bert": ("num_hidden_layers", _USUAL),
+    "mpt": ("n_layers", {"d_model": 64, "n_heads": 4, "max_seq_len": 512}),
+    "olmoe": ("num_hidden_layers", _USUAL | {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
+    "phi": ("num_hidden_layers", _USUAL),
+    "roformer": ("num_hidden_layers", _USUAL),
+    "xglm": ("num_layers", {"d_model": 64, "attention_heads": 4, "ffn_dim": 128, "max_position_embeddings": 512}),
+    "xlnet": ("n_layer", {"d_model": 64, "n_head": 4, "d_inner": 128}),
+}
+"""Families that write their attention out in Python, and others that were predicted wrong: the name of their number of
+layers, and the rest of a tiny configuration."""
+ENCODERS = ("megatron-bert", "roformer")
+TOKENS = 256
+
+
+def configuration(family: str, layers: int) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    name, sizes = FAMILIES[family]
+    return AutoConfig.for_model(family, vocab_size=100, **sizes, **{name: layers}).to_dict()
+
+
+def kept_by_forward(family: str, layers: int) -> int:
+    """Bytes of all storages that autograd saves, but for parameters and buffers."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    from ladder.trial.model_class import model_config
+
+    auto = AutoModelForMaskedLM if family in ENCODERS else AutoModelForCausalLM
+    model = auto.from_config(model_config(configuration(family, layers))).to(torch.bfloat16)
+    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.randint(4, 100, (1, TOKENS))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=tokens, labels=tokens)
+    return sum(each.untyped_storage().nbytes() for storage, each in saved.items() if storage not in own)
+
+
+def predicted(family: str) -> float:
+    """Bytes of one block."""
+
+    def count(config: Any, task: Task | None) -> Counted:
+        reply = counted(dict(config), task)
+        return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+
+    shape = shape_from_config(configuration(family, 2), name=family, source="file", count=count)
+    task: Task = "masked-lm" if family in ENCODERS else "causal-lm"
+    workload = Workload(model=shape, task=task, seq_len=TOKENS, global_batch_size=1)
+    candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
+    return activations_of(workload, candidate).kept / 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_keeps_for_backward_what_is_predicted(family: str) -> None:
+    of_a_block = (kept_by_forward(family, 4) - kept_by_forward(family, 2)) / 2
+    assert predicted(family) == pytest.approx(of_a_block, rel=0.12)
