@@ -55,6 +55,9 @@ _LAUNCH_ELSEWHERE, _LAUNCH_OF_STAGE_3 = 0.4, 0.25
 to 4.4 ms a layer, those of stage 3 10 to 20 ms."""
 _WITH = {"compute": ("ramp",)}
 """Terms that an unknown of another term scales too."""
+_MATTERS = 0.2
+"""The least share of a measured step that a term must have for the measurements to tell of it. Chosen: matrix products
+take a hundredth of opt-125m's steps with small micro-batches, and what slowed these was taken for slow arithmetic."""
 _LEAST_LEFT = 0.5
 """What remains at least of a shared uncertainty after a tune, for one of another model. Chosen: a factor of one model
 holds errors of the formula, too, which are half of what recorded sweeps of several models differ by."""
@@ -112,6 +115,8 @@ class SpeedCalibration:
     """What was learnt from measurements; without any, the prior."""
 
     fit: Fit = field(default_factory=Fit)
+    data: Sequence[Datum] = field(default=(), repr=False)
+    """What was measured."""
 
 
 class _Steps:
@@ -214,8 +219,9 @@ def lessons(
     `calibration` began.
     """
     fit, found = calibration.fit, {}
+    shares = _shares(calibration.data)
     for name in dict.fromkeys(_shared_name(term, rung) for rung in rungs for term in _SHARED):
-        if name not in fit.covariance:
+        if name not in fit.covariance or shares.get(name, 0.0) < _MATTERS:
             continue
         mean, deviation = before.get(name, (0.0, 1.0))
         left = max(0.0, fit.covariance[name][name])
@@ -241,6 +247,17 @@ def _hooks(candidate: Candidate, of_terms: float) -> Factor:
     if rung.stage < 3:
         return ()
     return (("launch:hooks", _LAUNCH_OF_STAGE_3), *_own(candidate, "launch:hooks", 0.3 * of_terms))
+
+
+def _shares(data: Sequence[Datum]) -> dict[str, float]:
+    """By shared unknown: the largest share of a measured time that its term has, as predicted before any trial."""
+    found: dict[str, float] = {}
+    for datum in data:
+        for name, slope in Fit().estimate(datum.formula, datum.names).slopes.items():
+            sigma = _SHARED.get(name.partition(":")[0])
+            if sigma is not None:
+                found[name] = max(found.get(name, 0.0), slope / sigma)
+    return found
 
 
 def _own(candidate: Candidate, term: str, sigma: float) -> Factor:
@@ -313,7 +330,7 @@ def calibrate_speed(
         data.append(steps.datum(1, seen.boundary_seconds, seen.noise))
         if seen.accumulate_seconds is not None:
             data.append(steps.datum(0, seen.accumulate_seconds, seen.noise))
-    return SpeedCalibration(fit=fit(data))
+    return SpeedCalibration(fit=fit(data), data=tuple(data))
 
 
 def _soft_maximum(*seconds: float) -> float:

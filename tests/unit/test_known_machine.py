@@ -29,7 +29,7 @@ from ladder.machine.known_machine import (
 )
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.machine.rates import Found, rates_of, slowest
-from ladder.search.calibration import Fit
+from ladder.search.calibration import Datum, Fit
 from ladder.search.speed import (
     SpeedCalibration,
     SpeedObservation,
@@ -270,12 +270,22 @@ def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
     assert min(deviation for _, deviation in learned.values()) >= 0.5
 
 
-def test_trials_that_contradict_each_other_teach_less() -> None:
-    def lesson(surprise: float) -> tuple[float, float]:
-        fit = Fit(values={"compute": 3.0}, covariance={"compute": {"compute": 0.3}}, surprise=surprise)
-        return lessons(SpeedCalibration(fit=fit), [ZERO2.engine.rung], {})["compute"]
+def of_products(share: float, surprise: float = 1.0) -> dict[str, tuple[float, float]]:
+    """What a step teaches of which matrix products take this share."""
+    step = Datum(
+        formula=lambda unknowns: 0.35 * share * unknowns.get("compute", 0.0), names=("compute",), target=1.0, noise=0.01
+    )
+    fit = Fit(values={"compute": 3.0}, covariance={"compute": {"compute": 0.3}}, surprise=surprise)
+    return lessons(SpeedCalibration(fit=fit, data=(step,)), [ZERO2.engine.rung], {})
 
-    (clear, sure), (vague, unsure) = lesson(1.0), lesson(4.0)
+
+def test_a_step_teaches_nothing_of_what_takes_a_small_part_of_it() -> None:
+    assert "compute" in of_products(0.5)
+    assert of_products(0.05) == {}
+
+
+def test_trials_that_contradict_each_other_teach_less() -> None:
+    (clear, sure), (vague, unsure) = of_products(1.0)["compute"], of_products(1.0, surprise=4.0)["compute"]
     assert clear == 3.0
     assert 0 < vague < 1
     assert sure < unsure < 1
