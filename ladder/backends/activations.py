@@ -23,7 +23,7 @@ _BYTES_OF_A_SCORE = {
     "deberta-v2": 10,
 }
 """Families whose attention is written out in Python, so that it keeps bytes for each score, which are heads · sequence
-length for a token. Measured: what autograd keeps on the CPU (tests/contracts/test_activations.py)."""
+length for a token. Measured: what autograd keeps on the CPU (for most, tests/contracts/test_activations.py)."""
 _MOVED_IN_PYTHON, _MOVED_WITH_ROTARY, _MOVED_BY_KERNELS = 10.0, 7.0, 4.0
 """Bytes that a block's element-wise kernels move for each byte kept for backward: RMSNorm, rotary positions, gates and
 `gelu_new` are several kernels each, LayerNorm and other activations one. Measured: fitted to the recorded micro-steps
@@ -39,8 +39,8 @@ _MOVED_BY_LOSS, _MOVED_BY_A_NARROW_LOSS = 48.0, 20.0
 """Bytes that the loss reads and writes for each logit. Derived: the fp32 copy, the log-softmax and its gradient;
 without the copy, and in 16 bits."""
 _LAUNCHES_OF_FEWER = 0.7
-"""Host work to launch the kernels of such a block, over that for a Llama block. Measured: 1.8 to 2.3 ms in a micro-step
-of opt-125m and OPT-1.3B on H100 and H200, and 2.9 ms of Llama-3.2-1B (benchmarks/results/runs and sweeps)."""
+"""Host work to launch the kernels of a block without gates, over that for a Llama block. Measured: 1.8 to 2.3 ms in a
+micro-step of opt-125m and OPT-1.3B on H100 and H200, 2.9 ms of Llama-3.2-1B (benchmarks/results/runs and sweeps)."""
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,11 @@ class StepTerms:
     ramp: float
     """Additional compute because kernels do not fill the GPU at their start and end; the same for any micro-batch."""
     launch: float
-    """Host work to launch the kernels, which is the least time of a micro-step with any batch."""
+    """Host work to launch the kernels and for hooks, which is the least time of a micro-step with any batch."""
     reduce: float
     """Reduction of gradients and copying them to the host, in every micro-step."""
     gather: float
-    """Gathering stage 3's parameters: the transfers, or the host's work for them if that takes longer."""
+    """The transfers that gather stage 3's parameters."""
     exchange: float
     """Exchanges between ranks in forward and backward, besides gradients and parameters."""
     inputs: float

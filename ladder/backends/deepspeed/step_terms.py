@@ -77,7 +77,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, known, per_token),
-        launch=launch_seconds(workload, candidate, machine, known) + _hook_seconds(workload, candidate, machine),
+        launch=launch_seconds(workload, candidate, machine, known) + _hook_seconds(workload, candidate, machine, knobs),
         reduce=reduce,
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
@@ -124,17 +124,19 @@ def _update_seconds(
     return hooks + 30 * share * world_size / machine.nvme_bytes + back
 
 
-def _hook_seconds(workload: Workload, candidate: Candidate, machine: MachineSpeed) -> float:
-    """Seconds of the host besides launching kernels: for the gradients of stage 2, and the modules of stage 3."""
+def _hook_seconds(
+    workload: Workload, candidate: Candidate, machine: MachineSpeed, knobs: Mapping[str, bool | int]
+) -> float:
+    """Seconds of the host besides launching kernels: for gradients from stage 2 on, and for the modules of stage 3."""
     rung = candidate.engine.rung
     if rung.stage < 2:
         return 0.0
-    crossing = 0.0 if rung.offload_optimizer == "none" else _CROSSING_OF_A_GRADIENT * _num_trained(workload)
+    num_trained = _num_trained(workload)
+    crossing = 0.0 if rung.offload_optimizer == "none" else _CROSSING_OF_A_GRADIENT * num_trained
     if rung.stage == 2:
-        return crossing + _HOOK_OF_A_GRADIENT * _num_trained(workload)
+        return crossing + _HOOK_OF_A_GRADIENT * num_trained
     of_block = machine.host_seconds * (1 + _HOOKS_OF_AN_ADAPTER * len(workload.weights.adapted))
     if rung.offload_param != "none":
-        knobs = engine_knobs(workload, candidate.engine)
         of_block *= 1 + _HOOKS_OF_A_FETCH * _fetches(candidate, knobs, workload.weights.total)
     return crossing + of_block * workload.model.num_layers * (1 + _HOOKS_AGAIN * candidate.checkpointed)
 
