@@ -6,7 +6,7 @@
 
 Without arguments for the tune, it is the smoke tune on two CPU ranks. Each tune runs in an empty folder. Operators and
 Triton's kernels are compiled into empty folders too, and the cache of `ladder` is empty, unless `--warm` is given: then
-one tune before the clock starts fills all. `--measure` also runs `ladder doctor --measure` before (new checkout only),
+a first tune fills all, which has a row of its own. `--measure` also runs `ladder doctor --measure` before (new checkout only),
 as on a machine that is known. `--keep` keeps the folder of the new checkout's last run. Old and new alternate, so that
 both see the same state of the host.
 
@@ -144,7 +144,7 @@ def compare(checkouts: dict[str, Path], arguments: Sequence[str], options: argpa
                 caches = Path(folder) / f"{name}-{0 if options.warm else repeat}"
                 caches.mkdir(exist_ok=True)
                 if options.warm and repeat == 0:
-                    run_once(name, checkout, arguments, caches)
+                    timed.append(run_once(f"{name}, empty caches", checkout, arguments, caches))
                 if options.measure and name == "new" and not any((caches / "ladder").glob("machines/*")):
                     measured = command(checkout, "doctor", "--measure", *options.measure.split())
                     subprocess.run(measured, env=environment(checkout, caches), check=True, capture_output=True)
@@ -155,10 +155,10 @@ def compare(checkouts: dict[str, Path], arguments: Sequence[str], options: argpa
 
 def print_table(timed: Sequence[Timed]) -> None:
     heads = ("import", "server", "trials", "losses", "proof", "rest")
-    print(f"{'':8}{'first trial':>12}{'answer':>9}{'trials':>8} " + "".join(f"{head:>8}" for head in heads))
+    print(f"{'':18}{'first trial':>12}{'answer':>9}{'trials':>8} " + "".join(f"{head:>8}" for head in heads))
     for each in timed:
         parts = "".join(f"{seconds:8.2f}" for seconds in each.parts)
-        print(f"{each.name:8}{each.first_trial:12.2f}{each.answer:9.2f}{each.trials:8d} {parts}")
+        print(f"{each.name:18}{each.first_trial:12.2f}{each.answer:9.2f}{each.trials:8d} {parts}")
 
 
 def main() -> int:
