@@ -172,7 +172,9 @@ class _Teller:
         if ahead <= _NOISE:
             return f"within the noise of the answer ({ahead:+.1%})"
         behind = record.tokens_per_second / best.tokens_per_second - 1
-        return f"{faster}, and {behind:+.1%} against its proof; not proven itself"
+        seen = record.measurement
+        why = ", as the allocator emptied its cache in its trial" if seen is not None and seen.alloc_retries else ""
+        return f"{faster}, and {behind:+.1%} against its proof; not proven itself{why}"
 
     def _why_not_tried(self, outlook: Outlook, predicted: Predicted) -> tuple[str, str]:
         """Why a candidate was not tried, with the figures that decided it; in full, and in short for a table."""

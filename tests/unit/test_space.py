@@ -6,8 +6,12 @@ from dataclasses import replace
 
 from helpers import make_candidate, make_record
 from helpers.searches import make_space, out_of_memory
+from helpers.values import make_measurement
 
 from ladder.events.outcome import Outcome
+from ladder.search.decisions import Prove, Stop
+from ladder.search.ledger import ledger
+from ladder.search.policy import proof
 from ladder.search.remedies import remedies
 from ladder.search.space import PARITY, disproved, proven, ruled_out
 from ladder.techniques.liger import LIGER
@@ -77,6 +81,22 @@ def test_the_last_proof_of_a_candidate_decides():
     failed = make_record(SMALL, "crash", purpose="proof", outcome=Outcome(kind="crash", moment="gather", sentence="no"))
     assert (list(proven([passed, failed])), list(disproved([passed, failed]))) == ([], [SMALL.key])
     assert (list(proven([failed, passed])), list(disproved([failed, passed]))) == ([SMALL.key], [])
+
+
+def test_what_filled_the_memory_in_its_trial_is_proven_only_if_it_was_much_faster():
+    space = make_space("zero2", "zero3")
+    steady = make_record(SMALL, tokens_per_second=100.0)
+    for speed, first in ((105.0, SMALL), (115.0, OTHER)):
+        busy = make_record(OTHER, tokens_per_second=speed, measurement=make_measurement(alloc_retries=3))
+        decision = proof(space, [busy, steady])
+        assert isinstance(decision, Prove)
+        assert decision.candidate.key == first.key
+    proven_one = make_record(SMALL, tokens_per_second=99.0, purpose="proof", trial="0002")
+    busy = make_record(OTHER, tokens_per_second=105.0, measurement=make_measurement(alloc_retries=3))
+    records = [busy, steady, proven_one]
+    assert isinstance(proof(space, records), Stop)
+    why = {entry.candidate_key: entry.why for entry in ledger(space, records, {})}[OTHER.key]
+    assert why.endswith("not proven itself, as the allocator emptied its cache in its trial")
 
 
 def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_for_broken():
