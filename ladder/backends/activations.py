@@ -92,6 +92,12 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     )
 
 
+def logits_of(workload: Workload, candidate: Candidate, world_size: int) -> float:
+    """Logits that a micro-step of a rank has at once."""
+    of_one = _OF_A_LOGIT if _has_wide_loss(workload) else _OF_A_NARROW_LOGIT
+    return terms_of(workload, candidate, world_size).loss / of_one
+
+
 def block_bytes(model: ModelShape, terms: Terms) -> float:
     """Bytes per token that one block saves for backward, but for an encoder's or a decoder's own."""
     net = terms.net * model.intermediate_size * experts_of_a_token(model)

@@ -31,3 +31,6 @@ class Problem:
     """What was measured of the machine (`rates.rates_of`), if anything."""
     learned: tuple[tuple[str, float, float], ...] = ()
     """What earlier tunes taught about the machine: unknowns of the speed model, each with mean and deviation."""
+    earlier: tuple[tuple[str, float | None, float], ...] = ()
+    """What earlier tunes of the workload measured here, with any global batch: a candidate's key and the seconds of its
+    micro-steps without (None: unknown) and with the optimizer."""

@@ -63,6 +63,8 @@ class Machine:
     """What `ladder doctor --measure` found (`rates.rates_of`); empty where it has not run."""
     learned: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """What earlier tunes here taught about the machine (`KnownMachine.learned`)."""
+    earlier: tuple[tuple[str, float | None, float], ...] = ()
+    """What earlier tunes here measured of the workload (`Problem.earlier`)."""
 
     @property
     def gpu_name(self) -> str | None:

@@ -42,6 +42,6 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
             ),
             "micro_batches": tuple(facts["micro_batches"]),
             "checkpointing": tuple(facts["checkpointing"]),
-            **{name: tuple(map(tuple, facts.get(name, ()))) for name in ("rates", "learned")},
+            **{name: tuple(map(tuple, facts.get(name, ()))) for name in ("rates", "learned", "earlier")},
         }
     )

@@ -105,8 +105,9 @@ def auto_without(late: Collection[str], belief: Belief, records: Sequence[Record
     if not worth:
         if (again := second_chance(space, records)) is not None:
             return again
-        if space.rates or space.learned:  # they may decide what comes first, and not what is left out
-            return auto_without(late, belief.of_this_tune, records)
+        own = belief.of_this_tune
+        if own is not belief:  # what is known from before may decide what comes first, and not what is left out
+            return auto_without(late, own, records)
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
         if not left:
@@ -162,11 +163,13 @@ def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
 
 
 def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -> _Offer:
-    speed = _to_beat(worth, speed)
     by_setup = defaultdict(list)
     for each in worth:
         by_setup[each.candidate.setup].append(each)
-    return max((_offer(belief, own, speed) for own in by_setup.values()), key=lambda offer: offer.gain / offer.seconds)
+    offers = [_offer(belief, own, _to_beat(worth, speed)) for own in by_setup.values()]
+    if speed is None and belief.earlier:  # if this trial confirms what is known, it may be the only one
+        return max(offers, key=lambda offer: offer.gain)
+    return max(offers, key=lambda offer: offer.gain / offer.seconds)
 
 
 def _to_beat(worth: Sequence[Outlook], speed: float | None) -> float:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import NormalDist
+from statistics import NormalDist, geometric_mean
 from typing import Literal
 
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Measurement, Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
-from ladder.search.ceiling import plainer
+from ladder.search.ceiling import Shown, most_of, plainer, shown
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,
@@ -40,10 +40,15 @@ HOST_DEVIATION = 0.10
 _NOISE_OF_ONE_STEP = 0.04
 """Relative error of a single timed step, which may be disturbed. Chosen: as `StepPolicy.disagreement`, above which a
 third step is timed."""
-_NOISE_OF_THRASHING = 0.1
-"""Relative error near the limit, where the allocator repeatedly empties its cache. Chosen: large enough that such a
-candidate says little about those with enough memory; with a smaller error, one made the search lose more than 5 %
-(benchmarks/results/search)."""
+_NOISE_OF_THRASHING = 0.5
+"""Relative error near the limit, where the allocator repeatedly empties its cache. Chosen: such a candidate says
+nothing about those with enough memory. Measured: its update took up to 2 s instead of 0.03 s with FSDP2 (Llama-2-7B on
+two H200); with an error of 0.1, such trials surprised the search so much that it doubted all other predictions."""
+_NOISE_OF_EARLIER = 0.03
+"""Relative error of what an earlier tune measured. Chosen: proofs, minutes after their trials, are off by 1 to 3 %."""
+_REPEATS = 1.05
+"""Within this factor, a trial confirms what an earlier tune measured. Chosen: as far as a host's speed strays, while a
+GPU that others use, or that is throttled, strays further."""
 _CONTRADICTED = 1.5
 """If trials are further from the prior than this many times what it expects, what is known of the machine is compared
 with data sheets, and the one that surprises less is used. Chosen: a right measurement seldom surprises by half more."""
@@ -117,18 +122,18 @@ class Outlook:
 
     @property
     def tokens_per_second(self) -> float:
-        """The expected speed, and that of its `ceilings`."""
-        return min(each.speed.tokens_per_second for each in self._limits)
+        """The expected speed, at most that of its `ceilings` and `most`."""
+        return min(self.most, *(each.speed.tokens_per_second for each in self._limits))
 
     @property
     def optimistic(self) -> float:
         """Tokens/s that it exceeds with a probability of only 10 %."""
-        return min(each.speed.tokens_per_second * each._doubt for each in self._limits)
+        return min(self.most, *(each.speed.tokens_per_second * each._doubt for each in self._limits))
 
     @property
     def pessimistic(self) -> float:
         """Tokens/s that it stays below with a probability of only 10 %."""
-        return min(each.speed.tokens_per_second / each._doubt for each in self._limits)
+        return min(self.most, *(each.speed.tokens_per_second / each._doubt for each in self._limits))
 
     @property
     def _limits(self) -> tuple[Outlook, ...]:
@@ -142,17 +147,25 @@ class Outlook:
     def gain_over(self, speed: float) -> float:
         """The expected gain over `speed`, in tokens/s, as a fraction, times the probability that it fits."""
         alone = (expected_gain(each.speed.tokens_per_second, each.deviation, over=speed) for each in self._limits)
-        return self.fits * min(alone)
+        return self.fits * min(max(0.0, self.most / speed - 1), *alone)
+
+    @cached_property
+    def most(self) -> float:
+        """Tokens/s that it cannot exceed, as it or other micro-batches of the same steps reached no more."""
+        if self.shallow:
+            return math.inf
+        own = most_of(self.candidate, self.belief.shown, self.belief.space)
+        return min(own, *(each.most for each in self.ceilings), math.inf)
 
     @cached_property
     def ceilings(self) -> tuple[Outlook, ...]:
         """What it cannot exceed: itself with less work (`plainer`), on engines that were measured.
 
-        None once its own engine is measured: what it does here says more than what it should do. And none where only a
+        None once its own engine is measured: what it does here says more than what it should do. None where only a
         part of the weights is trained: the work that offload adds is then too little to tell engines apart.
         """
-        known = self.belief.measured_engines
-        if self.candidate.engine in known or not self.workload.weights.is_whole:
+        known = self.belief.known_engines
+        if self.candidate.engine in self.belief.measured_engines or not self.workload.weights.is_whole:
             return ()
         others = plainer(self.candidate, self.belief.space.world_size)
         return tuple(self.belief.outlook(each) for each in others if each.engine in known)
@@ -196,8 +209,45 @@ class Belief:
 
     @cached_property
     def of_this_tune(self) -> Belief:
-        """The same without what was measured and learned about the machine before this tune."""
-        return Belief(replace(self.space, rates=(), learned=()), self.seen, self.probed)
+        """The same without what was known before this tune, but for steps that its trials confirm; or itself."""
+        space = self.space
+        own = replace(space, rates=(), learned=(), earlier=space.earlier if self.pace else ())
+        return self if own == space else Belief(own, self.seen, self.probed)
+
+    @cached_property
+    def earlier(self) -> Mapping[Candidate, tuple[float | None, float]]:
+        """What earlier tunes measured, unless a trial of this tune contradicts it; then nothing of it is used."""
+        by_key = self.space.by_key
+        found = {by_key[key]: (micro, last) for key, micro, last in self.space.earlier if key in by_key}
+        return {} if any(not 1 / _REPEATS < pace < _REPEATS for pace in self._paces(found)) else found
+
+    @cached_property
+    def pace(self) -> float | None:
+        """Seconds of a step in this tune over those of the same in earlier ones; None if none was measured again."""
+        paces = self._paces(self.earlier)
+        return geometric_mean(paces) if paces else None
+
+    @cached_property
+    def shown(self) -> list[Shown]:
+        """The speeds that candidates reached, in this tune and, at this one's pace, in earlier ones."""
+        space = self.space
+        found = [
+            shown(candidate, record.tokens_per_second, record.measurement, space.memory_limit)
+            for candidate, record in self.seen
+            if record.measurement is not None and record.tokens_per_second
+        ]
+        for candidate, (micro, last) in self.earlier.items() if self.pace else ():
+            if micro is not None or candidate.accumulation == 1:
+                step = (candidate.accumulation - 1) * (micro or 0.0) + last
+                found.append(Shown(candidate, space.workload.tokens_per_step / (step * (self.pace or 1.0))))
+        return found
+
+    def _paces(self, earlier: Mapping[Candidate, tuple[float | None, float]]) -> list[float]:
+        return [
+            found.boundary_seconds / earlier[candidate][1]
+            for candidate, record in self.seen
+            if candidate in earlier and (found := record.measurement) is not None and not found.alloc_retries
+        ]
 
     @property
     def machine(self) -> MachineSpeed:
@@ -212,6 +262,11 @@ class Belief:
     def measured_engines(self) -> frozenset[Engine]:
         """Those with a candidate that was measured."""
         return frozenset(candidate.engine for candidate, record in self.seen if record.measurement is not None)
+
+    @cached_property
+    def known_engines(self) -> frozenset[Engine]:
+        """Those, and what earlier tunes measured, where this one confirms it."""
+        return self.measured_engines | frozenset(each.engine for each in (self.earlier if self.pace else ()))
 
     @cached_property
     def started(self) -> frozenset[str]:
@@ -266,6 +321,14 @@ class Belief:
             )
             for candidate, record in (*self.seen, *self.probed)
             if record.measurement is not None
+        ]
+        again = {candidate for candidate, _ in self.seen}
+        observations += [
+            SpeedObservation(
+                candidate=candidate, accumulate_seconds=micro, boundary_seconds=last, noise=_NOISE_OF_EARLIER
+            )
+            for candidate, (micro, last) in self.earlier.items()
+            if candidate not in again
         ]
         return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=machine)
 

@@ -18,7 +18,7 @@ from ladder.tuning.parity import Parity, as_parity_candidate, as_reference, comp
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.tuning.versions import package_versions
 
-_LIBRARIES = (
+LIBRARIES = (
     "bitsandbytes",
     "peft",
     "triton",
@@ -51,7 +51,7 @@ class Agreements:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        return {"machine": facts_of(self.machine), "libraries": package_versions(_LIBRARIES)}
+        return {"machine": facts_of(self.machine), "libraries": package_versions(LIBRARIES)}
 
     def _file_of(self, specs: Sequence[TrialSpec]) -> Path:
         trained = [spec.model_dump(mode="json", exclude=_OF_ONE_TUNE) for spec in specs]

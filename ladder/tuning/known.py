@@ -17,6 +17,7 @@ from ladder.machine.rates import Found
 from ladder.search.belief import believe
 from ladder.search.space import Space
 from ladder.search.speed import lessons
+from ladder.tuning.earlier_steps import EarlierSteps
 from ladder.tuning.preparation import rank_environment, without_gpus
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.matrices import matrices_of
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from ladder.launch.nodes.cluster import Cluster
 
 
-def with_known(machine: Machine, tell: Subscriber) -> Machine:
-    """`machine` with what is known of it. Of a file that is ignored, the user is told in one sentence."""
+def with_known(machine: Machine, workload: Workload, tell: Subscriber) -> Machine:
+    """`machine` with what is known of it, and of `workload` on it. The user is told of a file that is ignored."""
+    machine = replace(machine, earlier=EarlierSteps(machine=machine, workload=workload).read())
     known, ignored = read_known(facts_of(machine))
     if ignored:
         tell(Note(ignored))
@@ -65,6 +67,7 @@ def _kept(machine: Machine, found: Found, drive: tuple[str, float] | None) -> tu
 
 def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Path, tell: Subscriber) -> None:
     """Keep what this tune's trials say about the machine. Nothing is kept where they contradict what was measured."""
+    EarlierSteps(machine=machine, workload=space.workload).add(records)
     if not _teaches(space.workload):
         return
     belief = believe(space, records)

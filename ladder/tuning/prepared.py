@@ -48,7 +48,7 @@ def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
     """Check everything that could make the tune fail later, so that hours of trials are not lost."""
     workload, machine = workload_and_machine(options, venue, tell)
     if venue.paper_name is None:
-        machine = with_known(machine, tell)
+        machine = with_known(machine, workload, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
     techniques, rungs = venue.techniques(choices_in(options), workload, machine), _rungs(options)
     if workload.script is not None:

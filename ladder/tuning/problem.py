@@ -120,6 +120,7 @@ def problem_of(workload: Workload, machine: Machine) -> Problem:
         nvme_path=str(machine.nvme_path.absolute()) if machine.nvme_path is not None else None,
         rates=tuple(sorted(machine.rates.items())),
         learned=tuple((name, *belief) for name, belief in sorted(machine.learned.items())),
+        earlier=machine.earlier,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import wait_until
+from helpers.searches import BILLION
 
 from ladder.cli.main import main
 from ladder.launch.machine_measuring import measure_points
@@ -55,7 +56,7 @@ def test_doctor_measures_the_machine_shows_it_later_and_a_tune_starts_from_it(
     assert 1e8 < known.rates["flops"] < 1e14
     assert 1e-5 < known.rates["launch_seconds"] < 1
     assert set(known.points) >= {"products", "copies", "launches", "all_reduce", "all_gather"}
-    assert with_known(two_cpu_ranks(), lambda _: None).rates == known.rates
+    assert with_known(two_cpu_ranks(), BILLION, lambda _: None).rates == known.rates
 
 
 def test_a_damaged_file_is_a_warning_and_measuring_mends_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from ladder.search.belief import believe
 from ladder.search.policy import STRATEGIES
-from ladder.search.space import ranking
+from ladder.search.space import Space, ranking
 from ladder.simulation.rates import simulated_rates
 
 MOST = 0.05
@@ -71,7 +72,41 @@ def test_wrong_lessons_of_earlier_tunes_lose_no_more_either(machine: int, mean: 
 
 def regret(machine: int, rates: dict[str, float], learned: tuple[tuple[str, float, float], ...]) -> float:
     case = case_of(machine, rates)
-    space = replace(case.space(), learned=learned)
+    return regret_and_trials(case, replace(case.space(), learned=learned))[0]
+
+
+def regret_and_trials(case: Any, space: Space) -> tuple[float, int]:
     history, speeds = cases.search(case, space, STRATEGIES["auto"]), case.speeds()
     best = ranking(history.records)[0]
-    return float(1 - speeds[best.candidate_key] / max(speeds.values()))
+    trials = {record.trial for record in history.records if record.purpose == "measure"}
+    return float(1 - speeds[best.candidate_key] / max(speeds.values())), len(trials)
+
+
+def with_earlier(case: Any, factor: Callable[[], float]) -> Space:
+    """The space of `case` after a tune that measured a third of it, each `factor` times as long as it takes."""
+    space, fast = case.space(), sorted(case.speeds(), key=case.speeds().get, reverse=True)
+    found = []
+    for key in fast[: len(fast) // 3]:
+        truth, times = case.physics.truth(space.by_key[key]), factor()
+        found.append((key, truth.accumulate_seconds * times, truth.boundary_seconds * times))
+    return replace(space, earlier=tuple(found))
+
+
+def test_what_an_earlier_tune_measured_saves_a_third_of_the_trials_and_loses_no_more_than_the_tolerance() -> None:
+    usual, known = [], []
+    for machine in (4000, 4001, 4002, 4003, 4006, 4008):
+        case = case_of(machine, {})
+        usual.append(regret_and_trials(case, case.space()))
+        known.append(regret_and_trials(case, with_earlier(case, lambda: 1.0)))
+    assert max(lost for lost, _ in known) <= 0.021
+    assert sum(trials for _, trials in known) <= 0.67 * sum(trials for _, trials in usual)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("machine", [4001, 4003, 4006, 4008])
+def test_times_of_earlier_tunes_that_are_wrong_lose_no_more_than_any_search_may(machine: int, seed: int) -> None:
+    """All by as much, as on a machine that is slower now; or each by another factor, as if they were made up."""
+    case, dice = case_of(machine, {}), random.Random(seed)
+    slower = dice.choice((0.5, 0.8, 1.25, 2.0))
+    assert regret_and_trials(case, with_earlier(case, lambda: slower))[0] <= MOST
+    assert regret_and_trials(case, with_earlier(case, lambda: dice.choice((0.5, 0.8, 1.25, 2.0))))[0] <= MOST

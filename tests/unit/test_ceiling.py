@@ -1,8 +1,11 @@
-"""An engine is not doubted above the speed of a measured engine that leaves out part of its work."""
+"""A candidate is not doubted above what was measured with less work, or of the same steps with more memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from helpers import bundled_workload
@@ -17,6 +20,7 @@ from ladder.search.ceiling import plainer, plainer_rungs
 from ladder.search.decisions import Measure
 from ladder.search.space import Space
 from ladder.techniques.registry import TECHNIQUES
+from ladder.units import GIB
 from ladder.workload.lora import Lora
 
 
@@ -114,3 +118,44 @@ def test_fsdp2_is_measured_without_resharding_and_with_it_only_where_that_may_be
         tried.add(decision.engine.key)
         records += [fitting(space, candidate) for candidate in decision.candidates]
     assert tried == {"fsdp2+no-reshard"}
+
+
+def one(space: Space, key: str, *, slower: float = 1.0, **changes: Any) -> Record:
+    """The record of one candidate, whose measurement has `changes`."""
+    record = fitting(space, space.by_key[key], slower=slower)
+    assert record.measurement is not None
+    return replace(record, measurement=replace(record.measurement, **changes))
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "bounded"),
+    [
+        ("zero2", {}, True),
+        ("zero2", {"alloc_retries": 1}, False),
+        ("zero2", {"peak_device": 79 * GIB}, False),
+        ("zero2+opt-cpu", {}, False),
+    ],
+    ids=["usual", "the allocator was busy", "memory was nearly full", "the host decides"],
+)
+def test_half_a_micro_batch_is_no_faster_than_the_whole_where_nothing_slowed_that_down(engine, changes, bounded):
+    space = make_space("zero2", "zero2+opt-cpu")
+    record = one(space, f"{engine} ckpt=on mb=8", slower=2.0, **changes)
+    half = outlook(space, [record], f"{engine} ckpt=on mb=4")
+    assert half.most == (record.tokens_per_second if bounded else math.inf)
+    assert math.isinf(outlook(space, [record], f"{engine} ckpt=off mb=4").most)
+
+
+def test_with_more_logits_than_32_bits_can_index_half_a_micro_batch_may_be_faster():
+    space = make_space("zero2", micro_batches=(8, 16, 32, 64))
+    few, many = (one(space, f"zero2 ckpt=on mb={mb}") for mb in (32, 64))  # of 2,048 tokens with 32,000 logits each
+    assert outlook(space, [few], "zero2 ckpt=on mb=16").most == few.tokens_per_second
+    assert math.isinf(outlook(space, [many], "zero2 ckpt=on mb=16").most)
+
+
+def test_a_larger_micro_batch_than_one_that_thrashed_is_no_faster_and_others_are_not_doubted_for_it():
+    space = make_space("zero2", "zero3")
+    thrashed = one(space, "zero2 ckpt=on mb=4", slower=3.0, alloc_retries=5)
+    assert outlook(space, [thrashed], "zero2 ckpt=on mb=8").optimistic <= (thrashed.tokens_per_second or 0.0)
+    usual = fitting(space, space.by_key["zero3 ckpt=on mb=4"])
+    with_it, without = (believe(space, records).speed.fit.surprise for records in ([usual, thrashed], [usual]))
+    assert with_it == pytest.approx(without, abs=0.5)

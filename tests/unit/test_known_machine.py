@@ -166,7 +166,7 @@ def test_a_tune_is_told_of_an_ignored_file_and_starts_from_data_sheets() -> None
     file.parent.mkdir(parents=True)
     file.write_text("{")
     told: list[object] = []
-    assert with_known(cpu_machine(), told.append) == cpu_machine()
+    assert with_known(cpu_machine(), BILLION, told.append) == cpu_machine()
     assert [type(event) for event in told] == [Note]
 
 
@@ -174,9 +174,9 @@ def test_a_drive_counts_only_for_its_own_folder() -> None:
     facts = facts_of(cpu_machine())
     keep_known(measured(facts, POINTS, ("/scratch", 3e9)))
     same, other = (cpu_machine(nvme_path=Path(path)) for path in ("/scratch", "/elsewhere"))
-    assert with_known(same, lambda _: None).rates["nvme_bytes"] == 3e9
-    assert "nvme_bytes" not in with_known(other, lambda _: None).rates
-    assert "nvme_bytes" not in with_known(cpu_machine(), lambda _: None).rates
+    assert with_known(same, BILLION, lambda _: None).rates["nvme_bytes"] == 3e9
+    assert "nvme_bytes" not in with_known(other, BILLION, lambda _: None).rates
+    assert "nvme_bytes" not in with_known(cpu_machine(), BILLION, lambda _: None).rates
 
 
 def two_nodes(*names: str, **changes: Any) -> Machine:
@@ -186,9 +186,10 @@ def two_nodes(*names: str, **changes: Any) -> Machine:
 
 def test_the_figures_of_two_nodes_are_for_two_nodes_of_that_kind_whichever_the_job_gets() -> None:
     assert keep_known(measured(facts_of(two_nodes()), between_nodes(), None))
-    assert with_known(two_nodes("node7", "node12"), lambda _: None).rates["network_bytes"] == pytest.approx(2e10)
+    others = with_known(two_nodes("node7", "node12"), BILLION, lambda _: None)
+    assert others.rates["network_bytes"] == pytest.approx(2e10)
     for other in (cpu_machine(), two_nodes("gpu1", "gpu2"), two_nodes(num_cores=8), two_nodes(num_nodes=3)):
-        assert with_known(other, lambda _: None).rates == {}
+        assert with_known(other, BILLION, lambda _: None).rates == {}
 
 
 def test_what_tells_nodes_from_others_is_said_by_the_nodes_and_not_by_this_host() -> None:
