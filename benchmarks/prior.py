@@ -9,8 +9,10 @@ most that tensors take at once, once the engine is there.
 
 A table with a line for each kind of engine and each run: mean size of the error, its mean with sign, and the largest.
 An error is predicted over measured, minus 1. Stage 0 without DeepSpeed is DDP, stages 2 and 3 are FSDP2 without and
-with resharding. The last line is
-`candidates=… speed_mean_pct=… speed_worst_pct=… memory_mean_pct=… memory_worst_pct=…`.
+with resharding. Candidates for which memory was so short that the allocator emptied its cache while they were timed
+have a line of their own: how much slower that makes them is not predicted. The last line is
+`candidates=… speed_mean_pct=… speed_worst_pct=… memory_mean_pct=… memory_worst_pct=… had_memory=…
+had_memory_speed_mean_pct=…`, where the last two are without those candidates.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Error:
     kind: str
     speed: float
     memory: float
+    had_memory: bool
+    """The allocator did not empty its cache."""
 
 
 def errors_of(folder: Path) -> Iterator[Error]:
@@ -48,7 +52,7 @@ def errors_of(folder: Path) -> Iterator[Error]:
     space = run.space
     if space.workload.script is not None:
         return
-    belief = believe(replace(space, learned=()), ())
+    belief = believe(replace(space, learned=(), earlier=()), ())
     for record in run.records:
         seen = record.measurement
         if record.purpose != "measure" or seen is None or not record.tokens_per_second:
@@ -60,6 +64,7 @@ def errors_of(folder: Path) -> Iterator[Error]:
             kind=kind_of(expected.candidate.engine.rung),
             speed=expected.speed.tokens_per_second / record.tokens_per_second - 1,
             memory=max(need for name, need in moments.items() if name != START) / seen.peak_allocated - 1,
+            had_memory=not seen.alloc_retries,
         )
 
 
@@ -85,13 +90,18 @@ def main() -> None:
     print(f"{'':36}    n   tokens/s: mean, bias, worst   memory: mean, bias, worst")
     for kind in sorted({error.kind for error in errors}):
         print(line(kind, [error for error in errors if error.kind == kind]))
+    for had_memory, name in ((True, "had memory to spare"), (False, "the allocator emptied its cache")):
+        if of_one := [error for error in errors if error.had_memory is had_memory]:
+            print(line(name, of_one))
     for run in dict.fromkeys(error.run for error in errors):
         print(line(run, [error for error in errors if error.run == run]))
     speed, memory = [error.speed for error in errors], [error.memory for error in errors]
+    steady = [error.speed for error in errors if error.had_memory]
     print(
         f"candidates={len(errors)} speed_mean_pct={100 * mean_size(speed):.1f} "
         f"speed_worst_pct={100 * max(speed, key=abs):.1f} memory_mean_pct={100 * mean_size(memory):.1f} "
-        f"memory_worst_pct={100 * max(memory, key=abs):.1f}"
+        f"memory_worst_pct={100 * max(memory, key=abs):.1f} "
+        f"had_memory={len(steady)} had_memory_speed_mean_pct={100 * mean_size(steady):.1f}"
     )
 
 
