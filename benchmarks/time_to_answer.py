@@ -6,9 +6,9 @@
 
 Without arguments for the tune, it is the smoke tune on two CPU ranks. Each tune runs in an empty folder. Operators and
 Triton's kernels are compiled into empty folders too, and the cache of `ladder` is empty, unless `--warm` is given: then
-a first tune fills all, which has a row of its own. `--measure` also runs `ladder doctor --measure` before (new checkout only),
-as on a machine that is known. `--keep` keeps the folder of the new checkout's last run. Old and new alternate, so that
-both see the same state of the host.
+a first tune fills all, which has a row of its own. `--measure` also runs `ladder doctor --measure` before (new checkout
+only), as on a machine that is known. `--keep` keeps the folder of the new checkout's last run. Old and new alternate,
+so that both see the same state of the host.
 
 A trial begins when rank 0's process reports its first phase. The table shows where the seconds of a command go:
 
