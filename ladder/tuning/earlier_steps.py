@@ -44,15 +44,19 @@ class EarlierSteps:
         oldest = time.time() - _OLDEST_SECONDS
         return tuple((key, micro, last) for key, (micro, last, at) in self._stored().items() if at >= oldest)
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Keep what `records` of a tune say, unless memory was too short to say it."""
+    def add(self, records: Sequence[Record], *, instead: bool = False) -> None:
+        """Keep what `records` of a tune say, unless memory was too short to say it.
+
+        `instead` of what earlier tunes said, which then no longer counts; otherwise beside it.
+        """
         found = {
             record.candidate_key: (seen.accumulate_seconds, seen.boundary_seconds, time.time())
             for record in records
             if record.purpose == "measure" and (seen := record.measurement) is not None and self._had_memory(seen)
         }
         if found and self._are_kept:
-            keep(self._file, {"facts": self._facts, "steps": {**self._stored(), **found}})
+            before = {} if instead else self._stored()
+            keep(self._file, {"facts": self._facts, "steps": {**before, **found}})
 
     def _had_memory(self, seen: Measurement) -> bool:
         return not seen.alloc_retries and seen.peak_device <= _TO_SPARE * self.machine.memory_limit

@@ -67,10 +67,11 @@ def _kept(machine: Machine, found: Found, drive: tuple[str, float] | None) -> tu
 
 def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Path, tell: Subscriber) -> None:
     """Keep what this tune's trials say about the machine. Nothing is kept where they contradict what was measured."""
-    EarlierSteps(machine=machine, workload=space.workload).add(records)
+    belief = believe(space, records)
+    contradicted = bool(space.earlier) and not belief.earlier
+    EarlierSteps(machine=machine, workload=space.workload).add(records, instead=contradicted)
     if not _teaches(space.workload):
         return
-    belief = believe(space, records)
     if not belief.trusts_what_is_known:
         tell(
             Note(

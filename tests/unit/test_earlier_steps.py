@@ -23,6 +23,7 @@ from ladder.search.belief import believe
 from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space, fastest
 from ladder.tuning.earlier_steps import EarlierSteps
+from ladder.tuning.known import learn
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
@@ -78,6 +79,15 @@ def test_a_later_measurement_replaces_an_earlier_one_and_leaves_the_others() -> 
     steps().add([record(boundary_seconds=9.0)])
     assert {key: last for key, _, last in steps().read()}[KEY] == 9.0
     assert len(steps().read()) == 2
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_a_tune_that_contradicts_earlier_ones_replaces_all_that_they_said(tmp_path: Path, slower: float) -> None:
+    steps().add([record(), record("zero1 ckpt=on mb=8")])
+    space = replace(SPACE, earlier=steps().read())
+    again = fitting(space, space.by_key[KEY], slower=slower)
+    learn(MACHINE, space, [again], tmp_path / "run", lambda _event: None)
+    assert len(steps().read()) == (2 if slower == 1.0 else 1)
 
 
 def test_failures_proofs_and_what_lacked_memory_are_not_kept() -> None:
