@@ -53,7 +53,9 @@ class StepPolicy(Frozen):
     disagreement: float = 0.04
     """But if there are only two steps, and one is longer by more than this fraction, a third one is timed."""
     loser_margin: float = 0.10
-    """Timing stops if even the fastest step, made faster by this fraction, is slower than the best candidate so far."""
+    """Timing stops if even the fastest step, made faster by this fraction, is slower than the best candidate so far.
+    But not while a step takes less than the one before by more than this fraction: where the driver maps memory slowly,
+    the first steps took twice as long as later ones (measured: FSDP2 on two H200; benchmarks/results/runs)."""
     loser_seconds: float = 0.5
     """But not before this time: short steps wait for the host, the first ones most."""
     hopeless_margin: float = 0.75
@@ -67,9 +69,8 @@ class StepPolicy(Frozen):
         `before` is the time of the untimed step before them: one long step is enough if it agrees with that. `elapsed`
         is the time since that step began.
         """
-        if len(steps) >= self.maximum or (
-            timed >= self.loser_seconds and candidate.loses(min(steps), self.loser_margin)
-        ):
+        loses = timed >= self.loser_seconds and candidate.loses(min(steps), self.loser_margin)
+        if len(steps) >= self.maximum or (loses and (self._has_settled(before, *steps) or elapsed > self.seconds)):
             return True
         pair = (before, *steps) if len(steps) == 1 else tuple(steps)
         if len(pair) < self.minimum:
@@ -79,6 +80,10 @@ class StepPolicy(Frozen):
         can_be_precise = len(steps) > 1 and self.target_spread > 0
         is_precise = can_be_precise and relative_spread(steps) / math.sqrt(len(steps)) < self.target_spread
         return is_precise or (elapsed > self.seconds and not disagree)
+
+    def _has_settled(self, *steps: float) -> bool:
+        """Whether the last of `steps` is not much shorter than the one before; one that is infinite was not timed."""
+        return math.isinf(steps[-2]) or steps[-2] <= (1 + self.loser_margin) * steps[-1]
 
 
 def relative_spread(seconds: Sequence[float]) -> float:

@@ -106,7 +106,7 @@ def auto_without(late: Collection[str], belief: Belief, records: Sequence[Record
         if (again := second_chance(space, records)) is not None:
             return again
         own = belief.of_this_tune
-        if own is not belief:  # what is known from before may decide what comes first, and not what is left out
+        if own is not belief:  # what trials did not confirm may decide what comes first, and not what is left out
             return auto_without(late, own, records)
         if (audited := to_audit(space, records, belief)) is not None:
             return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")

@@ -42,8 +42,11 @@ _NOISE_OF_ONE_STEP = 0.04
 third step is timed."""
 _NOISE_OF_THRASHING = 0.5
 """Relative error near the limit, where the allocator repeatedly empties its cache. Chosen: such a candidate says
-nothing about those with enough memory. Measured: its update took up to 2 s instead of 0.03 s with FSDP2 (Llama-2-7B on
+nothing about those with enough memory. Measured: its update took up to 1.8 s instead of 0.1 s with FSDP2 (Llama-2-7B on
 two H200); with an error of 0.1, such trials surprised the search so much that it doubted all other predictions."""
+_CLEARLY = 1.05
+"""A larger micro-batch that promises less than this factor cannot make up for still less memory. Chosen: of five pairs
+that promised 6 to 32 %, four were faster (benchmarks/results/runs); of a pair that promises less, none is known."""
 _NOISE_OF_EARLIER = 0.03
 """Relative error of what an earlier tune measured. Chosen: proofs, minutes after their trials, are off by 1 to 3 %."""
 _REPEATS = 1.05
@@ -154,8 +157,12 @@ class Outlook:
         """Tokens/s that it cannot exceed, as it or other micro-batches of the same steps reached no more."""
         if self.shallow:
             return math.inf
-        own = most_of(self.candidate, self.belief.shown, self.belief.space)
+        own = most_of(self.candidate, self.belief.shown, self.belief.space, self._promises_more_than)
         return min(own, *(each.most for each in self.ceilings), math.inf)
+
+    def _promises_more_than(self, other: Candidate) -> bool:
+        """Whether it is predicted to be clearly faster than `other`, with memory enough for both."""
+        return self.speed.tokens_per_second > _CLEARLY * self.belief.outlook(other).speed.tokens_per_second
 
     @cached_property
     def ceilings(self) -> tuple[Outlook, ...]:
@@ -217,9 +224,17 @@ class Belief:
     @cached_property
     def earlier(self) -> Mapping[Candidate, tuple[float | None, float]]:
         """What earlier tunes measured, unless a trial of this tune contradicts it; then nothing of it is used."""
+        return {} if self.contradicts_earlier else self._found_earlier
+
+    @cached_property
+    def contradicts_earlier(self) -> bool:
+        """Whether a step took longer, or less long, in this tune than in an earlier one."""
+        return any(not 1 / _REPEATS < pace < _REPEATS for pace in self._paces(self._found_earlier))
+
+    @cached_property
+    def _found_earlier(self) -> dict[Candidate, tuple[float | None, float]]:
         by_key = self.space.by_key
-        found = {by_key[key]: (micro, last) for key, micro, last in self.space.earlier if key in by_key}
-        return {} if any(not 1 / _REPEATS < pace < _REPEATS for pace in self._paces(found)) else found
+        return {by_key[key]: (micro, last) for key, micro, last in self.space.earlier if key in by_key}
 
     @cached_property
     def pace(self) -> float | None:

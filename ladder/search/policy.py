@@ -125,8 +125,8 @@ _PROOF_TOLERANCE = 0.02
 """If a proof is slower than the next candidate's trial by more than this, the next one is proven too. Chosen: the
 default of --tolerance."""
 _UNSTEADY = 0.93
-"""What counts of a trial in which the allocator emptied its cache. Measured: the proofs of four such candidates reached
-0.86, 0.89, 0.96 and 1.11 of their trials (benchmarks/results/runs). Chosen: a little below the average."""
+"""What counts of a trial in which the allocator emptied its cache. Measured: the proofs of five such candidates reached
+0.86 to 1.11 of their trials (benchmarks/results/runs). Chosen: a little below the average of 0.97."""
 _MAX_EXTRA_PROOFS = 2
 """Chosen: each takes as long as the first, and later candidates were slower in their trials."""
 

@@ -68,8 +68,8 @@ def _kept(machine: Machine, found: Found, drive: tuple[str, float] | None) -> tu
 def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Path, tell: Subscriber) -> None:
     """Keep what this tune's trials say about the machine. Nothing is kept where they contradict what was measured."""
     belief = believe(space, records)
-    contradicted = bool(space.earlier) and not belief.earlier
-    EarlierSteps(machine=machine, workload=space.workload).add(records, instead=contradicted)
+    steps = EarlierSteps(machine=machine, workload=space.workload)
+    steps.add(records, instead=belief.contradicts_earlier)
     if not _teaches(space.workload):
         return
     if not belief.trusts_what_is_known:

@@ -90,6 +90,13 @@ def test_a_tune_that_contradicts_earlier_ones_replaces_all_that_they_said(tmp_pa
     assert len(steps().read()) == (2 if slower == 1.0 else 1)
 
 
+def test_a_tune_of_other_candidates_contradicts_nothing(tmp_path: Path) -> None:
+    steps().add([record()])
+    space = replace(make_space("zero1", workload=WORKLOAD), earlier=steps().read())
+    learn(MACHINE, space, [record("zero1 ckpt=on mb=8")], tmp_path / "run", lambda _event: None)
+    assert {key for key, _, _ in steps().read()} == {KEY, "zero1 ckpt=on mb=8"}
+
+
 def test_failures_proofs_and_what_lacked_memory_are_not_kept() -> None:
     lacking = [record(alloc_retries=1), record(peak_device=79 * GIB)]
     steps().add([*lacking, replace(record(), purpose="proof"), out_of_memory(SPACE.by_key[KEY])])

@@ -47,6 +47,13 @@ def test_one_step_is_enough_of_what_loses_once_it_was_timed_for_long_enough() ->
     assert not POLICY.is_enough(CANDIDATE, [3.0], math.inf, 0.6, 0.6)
 
 
+def test_what_loses_is_timed_until_its_steps_no_longer_get_much_shorter() -> None:
+    assert not POLICY.is_enough(LOSER, [5.0], 10.0, 3.0, SHORT)
+    assert not POLICY.is_enough(LOSER, [5.0, 4.0], 10.0, 3.0, SHORT)
+    assert POLICY.is_enough(LOSER, [5.0, 4.9], 10.0, 3.0, SHORT)
+    assert POLICY.is_enough(LOSER, [5.0], 10.0, 3.0, LONG)  # a long time was spent on it
+
+
 def test_no_more_steps_are_timed_than_the_maximum() -> None:
     unsteady = [1.0, 2.0] * 6
     assert POLICY.is_enough(CANDIDATE, unsteady, 1.0, SHORT, SHORT)
