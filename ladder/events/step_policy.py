@@ -54,8 +54,9 @@ class StepPolicy(Frozen):
     """But if there are only two steps, and one is longer by more than this fraction, a third one is timed."""
     loser_margin: float = 0.10
     """Timing stops if even the fastest step, made faster by this fraction, is slower than the best candidate so far.
-    But not while a step takes less than the one before by more than this fraction: where the driver maps memory slowly,
-    the first steps took twice as long as later ones (measured: FSDP2 on two H200; benchmarks/results/runs)."""
+    But not while a step takes less than the one before by about this fraction, for `seconds` at most: where the driver
+    maps memory slowly, the first steps took twice as long as later ones (measured: FSDP2 on two H200;
+    benchmarks/results/runs)."""
     loser_seconds: float = 0.5
     """But not before this time: short steps wait for the host, the first ones most."""
     hopeless_margin: float = 0.75

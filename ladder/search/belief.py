@@ -13,7 +13,7 @@ from typing import Literal
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Measurement, Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
-from ladder.search.ceiling import Shown, most_of, plainer, shown
+from ladder.search.ceiling import Shown, had_memory, most_of, plainer, shown
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,
@@ -154,11 +154,19 @@ class Outlook:
 
     @cached_property
     def most(self) -> float:
-        """Tokens/s that it cannot exceed, as it or other micro-batches of the same steps reached no more."""
+        """Tokens/s that it cannot exceed, as it, its `ceilings` or other micro-batches of either reached no more.
+
+        What lacked memory says nothing of engines that need less of it.
+        """
         if self.shallow:
             return math.inf
-        own = most_of(self.candidate, self.belief.shown, self.belief.space, self._promises_more_than)
-        return min(own, *(each.most for each in self.ceilings), math.inf)
+        belief = self.belief
+        undisturbed = [each for each in belief.shown if not each.emptied]
+        return min(
+            most_of(self.candidate, belief.shown, belief.space, self._promises_more_than),
+            *(most_of(each.candidate, undisturbed, belief.space, self._promises_more_than) for each in self.ceilings),
+            math.inf,
+        )
 
     def _promises_more_than(self, other: Candidate) -> bool:
         """Whether it is predicted to be clearly faster than `other`, with memory enough for both."""
@@ -228,7 +236,7 @@ class Belief:
 
     @cached_property
     def contradicts_earlier(self) -> bool:
-        """Whether a step took longer, or less long, in this tune than in an earlier one."""
+        """Whether a step took longer than in an earlier tune, or less long, by more than `_REPEATS`."""
         return any(not 1 / _REPEATS < pace < _REPEATS for pace in self._paces(self._found_earlier))
 
     @cached_property
@@ -238,7 +246,10 @@ class Belief:
 
     @cached_property
     def pace(self) -> float | None:
-        """Seconds of a step in this tune over those of the same in earlier ones; None if none was measured again."""
+        """Seconds of a step in this tune over those of the same in earlier ones; None if none was measured again.
+
+        If one was, the times of all others count too.
+        """
         paces = self._paces(self.earlier)
         return geometric_mean(paces) if paces else None
 
@@ -258,10 +269,15 @@ class Belief:
         return found
 
     def _paces(self, earlier: Mapping[Candidate, tuple[float | None, float]]) -> list[float]:
+        """Of the steps that were measured again, with memory to spare. The very same time is this run's own, of before
+        it was resumed, and confirms nothing.
+        """
+        again = [(earlier[each], record.measurement) for each, record in self.seen if each in earlier]
         return [
-            found.boundary_seconds / earlier[candidate][1]
-            for candidate, record in self.seen
-            if candidate in earlier and (found := record.measurement) is not None and not found.alloc_retries
+            found.boundary_seconds / last
+            for (_, last), found in again
+            if found is not None and found.boundary_seconds != last
+            if had_memory(found, self.space.memory_limit)
         ]
 
     @property

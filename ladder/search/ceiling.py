@@ -68,10 +68,14 @@ class Shown:
     """Enough of the limit was left."""
 
 
+def had_memory(seen: Measurement, limit: int) -> bool:
+    """Whether enough of `limit` bytes was left, so that the allocator slowed nothing down."""
+    return not seen.alloc_retries and seen.peak_device <= _TO_SPARE * limit
+
+
 def shown(candidate: Candidate, tokens_per_second: float, seen: Measurement, limit: int) -> Shown:
     """What a measurement within `limit` bytes shows."""
-    emptied = seen.alloc_retries > 0
-    return Shown(candidate, tokens_per_second, emptied, not emptied and seen.peak_device <= _TO_SPARE * limit)
+    return Shown(candidate, tokens_per_second, seen.alloc_retries > 0, had_memory(seen, limit))
 
 
 def most_of(

@@ -141,7 +141,7 @@ def proof(space: Space, records: Sequence[Record]) -> Prove | Stop:
             continue
         speed = _expected_in_proof(record)
         # Slower ones were proven by an earlier tune, before this one was measured, so they do not count.
-        above = [key for key in proofs if key in tried and (tried[key].tokens_per_second or 0.0) >= speed]
+        above = [key for key in proofs if key in tried and _expected_in_proof(tried[key]) >= speed]
         worth_it = speed > best_proven * (1 + _PROOF_TOLERANCE)
         if not proofs or (worth_it and len(above) <= _MAX_EXTRA_PROOFS):
             return Prove(space.by_key[record.candidate_key], "the fastest candidate not yet proven")

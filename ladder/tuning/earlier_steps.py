@@ -1,8 +1,8 @@
 """The steps of a workload that earlier tunes measured on this machine, whatever their global batch, limit and folder.
 
 A micro-step does not depend on how many of them make an optimizer step. So a tune of the same model with another batch,
-or in another folder, need not measure again which engines are slow, once its first trial has shown that the machine is
-as fast as it was (`Belief.earlier`).
+or in another folder, need not measure again which engines are slow, once a trial has shown that the machine is as fast
+as it was (`Belief.earlier`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.events.outcome import Measurement, Record
+from ladder.events.outcome import Record
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import facts_of
+from ladder.search.ceiling import had_memory
 from ladder.text import digest_of
 from ladder.tuning.comparisons import LIBRARIES
 from ladder.tuning.versions import package_versions
 from ladder.workload.workload import Workload
 
-_TO_SPARE = 0.97
-"""Of the limit: what came nearer may have been slowed down by the allocator, and is measured again. Chosen: as the
-search does (`search.ceiling`)."""
 _OLDEST_SECONDS = 30 * 86400.0
 """Chosen: a month. Versions, driver and cores are among the facts; what else changes does so slowly."""
 
@@ -52,14 +50,12 @@ class EarlierSteps:
         found = {
             record.candidate_key: (seen.accumulate_seconds, seen.boundary_seconds, time.time())
             for record in records
-            if record.purpose == "measure" and (seen := record.measurement) is not None and self._had_memory(seen)
+            if record.purpose == "measure" and (seen := record.measurement) is not None
+            if had_memory(seen, self.machine.memory_limit)
         }
         if found and self._are_kept:
             before = {} if instead else self._stored()
             keep(self._file, {"facts": self._facts, "steps": {**before, **found}})
-
-    def _had_memory(self, seen: Measurement) -> bool:
-        return not seen.alloc_retries and seen.peak_device <= _TO_SPARE * self.machine.memory_limit
 
     @property
     def _are_kept(self) -> bool:

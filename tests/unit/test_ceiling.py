@@ -161,6 +161,13 @@ def test_a_larger_micro_batch_than_one_that_thrashed_is_no_faster_unless_it_prom
     )
 
 
+def test_what_thrashed_is_no_ceiling_of_what_needs_less_memory():
+    space = make_space("zero2", "zero3")
+    steady, thrashed = (one(space, "zero2 ckpt=on mb=4", slower=3.0, **each) for each in ({}, {"alloc_retries": 5}))
+    assert outlook(space, [steady], "zero3 ckpt=on mb=4").most == steady.tokens_per_second
+    assert math.isinf(outlook(space, [thrashed], "zero3 ckpt=on mb=4").most)
+
+
 def test_what_thrashed_makes_the_search_doubt_nothing_else():
     space = make_space("zero2", "zero3")
     thrashed = one(space, "zero2 ckpt=on mb=4", slower=3.0, alloc_retries=5)
