@@ -22,6 +22,7 @@ from ladder.launch.nodes.cluster import Cluster, Wanted
 from ladder.launch.nodes.connection import Node
 from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.operator_builds import build_operators
+from ladder.machine.cache import cache_folder
 from ladder.machine.host import compiler
 from ladder.machine.machine import detect_machine
 from ladder.workload.workload import Workload
@@ -33,6 +34,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LADDER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_steps(_own_cache: None) -> None:
+    """Nor does one test teach another: with the step times of an earlier tune, the next one has fewer trials."""
+    shutil.rmtree(cache_folder() / "steps", ignore_errors=True)
 
 
 @pytest.fixture(name="llama_like")
