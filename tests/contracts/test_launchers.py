@@ -214,9 +214,9 @@ def test_a_candidate_is_left_out_when_the_first_was_too_slow_for_it(
     assert all(isinstance(events[-1], DoneEvent) for events in run.events)
 
 
-@pytest.mark.parametrize(("seconds", "is_one_step"), [(0.0, True), (5.0, False)])
-def test_a_candidate_that_loses_is_left_early_but_not_for_a_single_short_step(
-    ranks_bench: Bench, tmp_path: Path, seconds: float, is_one_step: bool
+@pytest.mark.parametrize(("seconds", "is_early"), [(0.0, True), (5.0, False)])
+def test_a_candidate_that_loses_is_left_once_its_steps_get_no_shorter_but_not_before_some_time(
+    ranks_bench: Bench, tmp_path: Path, seconds: float, is_early: bool
 ) -> None:
     policy = StepPolicy(minimum=1000, maximum=1000, seconds=600, loser_seconds=seconds)
     spec = tiny_trial(tmp_path / "0001", 1, steps=policy)
@@ -224,7 +224,7 @@ def test_a_candidate_that_loses_is_left_early_but_not_for_a_single_short_step(
     run = ranks_bench.run(spec.model_copy(update={"candidates": (loser,)}))
     for (event,) in of_kind(run, MeasuredEvent):
         assert isinstance(event, MeasuredEvent)
-        assert (len(event.boundary_seconds) == 1) is is_one_step
+        assert (len(event.boundary_seconds) <= 5) is is_early
         assert len(event.boundary_seconds) < 1000
 
 
