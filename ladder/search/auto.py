@@ -167,7 +167,7 @@ def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -
     for each in worth:
         by_setup[each.candidate.setup].append(each)
     offers = [_offer(belief, own, _to_beat(worth, speed)) for own in by_setup.values()]
-    if speed is None and belief.earlier:  # if this trial confirms what is known, it may be the only one
+    if speed is None and belief.earlier.steps:  # if this trial confirms what is known, it may be the only one
         return max(offers, key=lambda offer: offer.gain)
     return max(offers, key=lambda offer: offer.gain / offer.seconds)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import NormalDist, geometric_mean
+from statistics import NormalDist
 from typing import Literal
 
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Measurement, Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
-from ladder.search.ceiling import Shown, had_memory, most_of, plainer, shown
+from ladder.search.ceiling import Shown, most_of, plainer, shown
+from ladder.search.earlier import Earlier
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
     MemoryCalibration,
@@ -47,11 +48,6 @@ two H200); with an error of 0.1, such trials surprised the search so much that i
 _CLEARLY = 1.05
 """A larger micro-batch that promises less than this factor cannot make up for still less memory. Chosen: of five pairs
 that promised 6 to 32 %, four were faster (benchmarks/results/runs); of a pair that promises less, none is known."""
-_NOISE_OF_EARLIER = 0.03
-"""Relative error of what an earlier tune measured. Chosen: proofs, minutes after their trials, are off by 1 to 3 %."""
-_REPEATS = 1.05
-"""Within this factor, a trial confirms what an earlier tune measured. Chosen: as far as a host's speed strays, while a
-GPU that others use, or that is throttled, strays further."""
 _CONTRADICTED = 1.5
 """If trials are further from the prior than this many times what it expects, what is known of the machine is compared
 with data sheets, and the one that surprises less is used. Chosen: a right measurement seldom surprises by half more."""
@@ -226,59 +222,23 @@ class Belief:
     def of_this_tune(self) -> Belief:
         """The same without what was known before this tune, but for steps that its trials confirm; or itself."""
         space = self.space
-        own = replace(space, rates=(), learned=(), earlier=space.earlier if self.pace else ())
+        own = replace(space, rates=(), learned=(), earlier=space.earlier if self.earlier.pace else ())
         return self if own == space else Belief(own, self.seen, self.probed)
 
     @cached_property
-    def earlier(self) -> Mapping[Candidate, tuple[float | None, float]]:
-        """What earlier tunes measured, unless a trial of this tune contradicts it; then nothing of it is used."""
-        return {} if self.contradicts_earlier else self._found_earlier
-
-    @cached_property
-    def contradicts_earlier(self) -> bool:
-        """Whether a step took longer than in an earlier tune, or less long, by more than `_REPEATS`."""
-        return any(not 1 / _REPEATS < pace < _REPEATS for pace in self._paces(self._found_earlier))
-
-    @cached_property
-    def _found_earlier(self) -> dict[Candidate, tuple[float | None, float]]:
-        by_key = self.space.by_key
-        return {by_key[key]: (micro, last) for key, micro, last in self.space.earlier if key in by_key}
-
-    @cached_property
-    def pace(self) -> float | None:
-        """Seconds of a step in this tune over those of the same in earlier ones; None if none was measured again.
-
-        If one was, the times of all others count too.
-        """
-        paces = self._paces(self.earlier)
-        return geometric_mean(paces) if paces else None
+    def earlier(self) -> Earlier:
+        """What earlier tunes measured."""
+        return Earlier(self.space, self.seen)
 
     @cached_property
     def shown(self) -> list[Shown]:
-        """The speeds that candidates reached, in this tune and, at this one's pace, in earlier ones."""
-        space = self.space
+        """The speeds that candidates reached, in this tune and in earlier ones."""
         found = [
-            shown(candidate, record.tokens_per_second, record.measurement, space.memory_limit)
+            shown(candidate, record.tokens_per_second, record.measurement, self.space.memory_limit)
             for candidate, record in self.seen
             if record.measurement is not None and record.tokens_per_second
         ]
-        for candidate, (micro, last) in self.earlier.items() if self.pace else ():
-            if micro is not None or candidate.accumulation == 1:
-                step = (candidate.accumulation - 1) * (micro or 0.0) + last
-                found.append(Shown(candidate, space.workload.tokens_per_step / (step * (self.pace or 1.0))))
-        return found
-
-    def _paces(self, earlier: Mapping[Candidate, tuple[float | None, float]]) -> list[float]:
-        """Of the steps that were measured again, with memory to spare. The very same time is this run's own, of before
-        it was resumed, and confirms nothing.
-        """
-        again = [(earlier[each], record.measurement) for each, record in self.seen if each in earlier]
-        return [
-            found.boundary_seconds / last
-            for (_, last), found in again
-            if found is not None and found.boundary_seconds != last
-            if had_memory(found, self.space.memory_limit)
-        ]
+        return [*found, *self.earlier.shown()]
 
     @property
     def machine(self) -> MachineSpeed:
@@ -297,7 +257,7 @@ class Belief:
     @cached_property
     def known_engines(self) -> frozenset[Engine]:
         """Those, and what earlier tunes measured, where this one confirms it."""
-        return self.measured_engines | frozenset(each.engine for each in (self.earlier if self.pace else ()))
+        return self.measured_engines | frozenset(each.engine for each in self.earlier.confirmed)
 
     @cached_property
     def started(self) -> frozenset[str]:
@@ -353,14 +313,7 @@ class Belief:
             for candidate, record in (*self.seen, *self.probed)
             if record.measurement is not None
         ]
-        again = {candidate for candidate, _ in self.seen}
-        observations += [
-            SpeedObservation(
-                candidate=candidate, accumulate_seconds=micro, boundary_seconds=last, noise=_NOISE_OF_EARLIER
-            )
-            for candidate, (micro, last) in self.earlier.items()
-            if candidate not in again
-        ]
+        observations += self.earlier.observations()
         return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=machine)
 
     @cached_property

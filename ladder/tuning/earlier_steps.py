@@ -2,7 +2,7 @@
 
 A micro-step does not depend on how many of them make an optimizer step. So a tune of the same model with another batch,
 or in another folder, need not measure again which engines are slow, once a trial has shown that the machine is as fast
-as it was (`Belief.earlier`).
+as it was (`search.earlier`).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Pa
     """Keep what this tune's trials say about the machine. Nothing is kept where they contradict what was measured."""
     belief = believe(space, records)
     steps = EarlierSteps(machine=machine, workload=space.workload)
-    steps.add(records, instead=belief.contradicts_earlier)
+    steps.add(records, instead=belief.earlier.is_contradicted)
     if not _teaches(space.workload):
         return
     if not belief.trusts_what_is_known:

@@ -170,8 +170,8 @@ def test_where_all_is_known_and_the_first_trial_confirms_it_that_is_the_only_one
 def test_a_machine_that_is_as_fast_as_before_counts_and_another_is_measured_as_if_nothing_were_known(slower) -> None:
     space = known(SPACE, slower=slower)
     first = fitting(space, space.by_key[KEY])
-    assert believe(space, ()).earlier
-    assert believe(space, [first]).earlier == {}
+    assert believe(space, ()).earlier.steps
+    assert believe(space, [first]).earlier.steps == {}
     assert believe(space, [first]).of_this_tune.space.earlier == ()
     assert len(search(space)) > 1
 
@@ -181,8 +181,8 @@ def test_until_a_trial_confirms_them_earlier_steps_only_decide_what_comes_first(
     another = fitting(space, space.by_key["zero3 ckpt=on mb=2"])
     few = replace(space, earlier=tuple(each for each in space.earlier if each[0] != another.candidate_key))
     belief = believe(few, [another])
-    assert belief.earlier
-    assert belief.pace is None
+    assert belief.earlier.steps
+    assert belief.earlier.pace is None
     assert math.isinf(belief.outlook(space.by_key[KEY]).most)
     assert belief.of_this_tune.space.earlier == ()
 
@@ -191,7 +191,7 @@ def test_speeds_of_earlier_tunes_follow_the_pace_and_the_batch_of_this_one() -> 
     space = known(SPACE, slower=1.03)
     first = fitting(space, space.by_key["zero1 ckpt=on mb=8"])
     belief = believe(space, [first])
-    assert belief.pace == pytest.approx(1 / 1.03)
+    assert belief.earlier.pace == pytest.approx(1 / 1.03)
     wanted = fitting(space, space.by_key[KEY]).tokens_per_second
     assert belief.outlook(space.by_key[KEY]).most == pytest.approx(wanted)
 
@@ -210,9 +210,9 @@ def test_the_own_times_of_a_run_that_is_resumed_confirm_nothing_of_earlier_tunes
     space = known(SPACE, slower=1.0)
     own = fitting(space, space.by_key[KEY])
     belief = believe(space, [own])
-    assert belief.earlier
-    assert belief.pace is None
-    assert believe(known(SPACE), [own]).pace == pytest.approx(1 / 1.001)
+    assert belief.earlier.steps
+    assert belief.earlier.pace is None
+    assert believe(known(SPACE), [own]).earlier.pace == pytest.approx(1 / 1.001)
 
 
 def test_a_step_that_lacked_memory_confirms_and_contradicts_nothing() -> None:
@@ -223,8 +223,8 @@ def test_a_step_that_lacked_memory_confirms_and_contradicts_nothing() -> None:
     for measurement in (emptied, full):
         lacking = replace(slow, measurement=measurement)
         belief = believe(space, [lacking])
-        assert belief.earlier
-        assert belief.pace is None
+        assert belief.earlier.steps
+        assert belief.earlier.pace is None
 
 
 def test_an_engine_that_only_earlier_tunes_measured_is_a_ceiling_too() -> None:
