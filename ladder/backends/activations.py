@@ -6,30 +6,29 @@ from dataclasses import dataclass, replace
 
 from ladder.candidates import Candidate, Terms
 from ladder.workload.matrices import experts_of_a_token, num_experts
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
 _NORMS_OF_QUERIES_AND_KEYS = {"olmoe": 6, "qwen3": 6, "qwen3_moe": 6}
-_PLAIN_NORMS = {"opt": 10}
+_NORMS = {"gemma": 20, "opt": 10, "bert": 10, "roberta": 10, "gpt2": 14, "t5": 22, "mt5": 22}
 """Bytes per hidden value for families that differ from the others: see `activations_of`."""
-_ACTIVATIONS = {"opt": "relu", **dict.fromkeys(("codegen", "gpt2", "gptj", "phi"), "gelu_new")}
+_NORMALISED = {"gemma": 8}
+"""As `Terms.normalised`: Gemma multiplies with 1 + w in 32 bits."""
+_NETS_OF_T5 = {"relu": 5, "gated-gelu": 15}
+"""Bytes per intermediate value of T5, with a dropout inside, by its `feed_forward_proj`; 9 for other gates. Measured:
+counted from transformers' code (ladder/trial/count_block.py)."""
+_MOVED_FOR_A_BIAS = 38.0
+"""As much time as moving so many bytes takes attention for each score if it adds a bias of positions, as T5's does.
+Measured: chosen between T0-3B and FLAN-T5-base on one H100 and one H200 (benchmarks/results/runs)."""
+_ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
 """transformers' defaults if a configuration names no activation."""
 _BYTES_BY_ACTIVATION = {"relu": 2, "gelu_new": 9}
 """ReLU saves only its output, which the next product saves anyway; `gelu_new` is arithmetic in Python, term by term."""
 
-_BYTES_OF_A_SCORE = {
-    **dict.fromkeys(("gpt_oss", "rembert"), 2),
-    **dict.fromkeys(("bloom", "codegen", "gptj", "megatron-bert", "mpnet", "mpt", "roformer", "xlnet"), 6),
-    **dict.fromkeys(("gemma2", "xglm"), 8),
-    "deberta-v2": 10,
-}
-"""Families whose attention is written out in Python, so that it keeps bytes for each score, which are heads · sequence
-length for a token. Measured: what autograd keeps on the CPU (for most, tests/contracts/test_activations.py)."""
 _MOVED_IN_PYTHON, _MOVED_WITH_ROTARY, _MOVED_BY_KERNELS = 10.0, 7.0, 4.0
 """Bytes that a block's element-wise kernels move for each byte kept for backward: RMSNorm, rotary positions, gates and
 `gelu_new` are several kernels each, LayerNorm and other activations one. Measured: fitted to the recorded micro-steps
 of Llama, Qwen3 and OPT on H200 without offload, whose families then agree within 12 % (before: 20 %), and of
 Pythia-410m and GPT-2 on one H100 (benchmarks/results/runs)."""
-_ROTARY_WITHOUT_GATES = ("codegen", "falcon", "gpt_neox", "gptj", "phi")
 _WIDE_LOSSES = ("esmc", "eurobert", "modernbert")
 """Encoders whose loss is computed in 32 bits, as that of causal models; others compute it in 16 (transformers 5.23)."""
 _OF_A_LOGIT, _OF_A_NARROW_LOGIT = 12.0, 6.0
@@ -38,6 +37,9 @@ Measured with RoBERTa on one H100: 5.6 (benchmarks/results/runs)."""
 _MOVED_BY_LOSS, _MOVED_BY_A_NARROW_LOSS = 48.0, 20.0
 """Bytes that the loss reads and writes for each logit. Derived: the fp32 copy, the log-softmax and its gradient;
 without the copy, and in 16 bits."""
+_LAUNCHES_BESIDE, _LAUNCHES_OF_A_KERNEL = 0.49, 0.0048
+"""Host work of a block over that for a Llama block: of its modules, and for each of its kernels where they were
+counted. Derived from `_LAUNCHES_OF_FEWER` and the 44 kernels of an OPT block, 107 of a Llama block."""
 _LAUNCHES_OF_FEWER = 0.7
 """Host work to launch the kernels of a block without gates, over that for a Llama block. Measured: 1.8 to 2.3 ms in a
 micro-step of opt-125m and OPT-1.3B on H100 and H200, 2.9 ms of Llama-3.2-1B (benchmarks/results/runs and sweeps)."""
@@ -112,27 +114,44 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     model = workload.model
     tokens = tokens_of_a_rank(workload, candidate, world_size)
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    scores = _BYTES_OF_A_SCORE.get(model.model_type, 0) * model.num_heads * workload.seq_len
-    attention = 4 * queries + 4 * keys + scores + _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
+    attention = 4 * queries + 4 * keys + _NORMS_OF_QUERIES_AND_KEYS.get(model.model_type, 0) * (queries + keys)
     terms = Terms(
         tokens=tokens,
-        norms=16 if model.gated_mlp else _PLAIN_NORMS.get(model.model_type, 12),
+        norms=_NORMS.get(model.model_type, 16 if model.gated_mlp else 12),
         attention=attention,
-        net=8 if model.gated_mlp else _plain_net_bytes(model),
+        net=_net_bytes(model),
         routed=_routed_bytes(model),
         tail=8,
         loss=tokens * model.vocab_size * (_OF_A_LOGIT if _has_wide_loss(workload) else _OF_A_NARROW_LOGIT),
-        normalised=4 if model.gated_mlp else 0,
+        normalised=_NORMALISED.get(model.model_type, 4 if model.gated_mlp else 0),
         moved=_moved_per_byte(model),
         moved_by_loss=_MOVED_BY_LOSS if _has_wide_loss(workload) else _MOVED_BY_A_NARROW_LOSS,
         launches=1.0 if model.gated_mlp else _LAUNCHES_OF_FEWER,
     )
+    if model.block is not None:
+        terms = _as_counted(terms, workload, model.block)
     for technique in candidate.engine.techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
     own = _cross_attention_bytes(workload, terms) if model.is_encoder_decoder else 0.0
-    traffic = terms.moved * (block_bytes(model, terms) + own - scores) + _MOVED_IN_PYTHON * scores
+    traffic = terms.moved * (block_bytes(model, terms) + own)
+    if own:
+        traffic += _MOVED_FOR_A_BIAS * model.num_heads * workload.seq_len
     terms = replace(terms, traffic=traffic)
     return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
+
+
+def _as_counted(terms: Terms, workload: Workload, block: CountedBlock) -> Terms:
+    """`terms` of a model whose own code was counted. What formulas do not know of is taken for a part of attention."""
+    kept = block.kept + block.kept_by_length * workload.seq_len
+    moved = block.moved + block.moved_by_length * workload.seq_len
+    launches = _LAUNCHES_BESIDE + _LAUNCHES_OF_A_KERNEL * block.kernels
+    return replace(
+        terms,
+        attention=terms.attention + kept - block_bytes(workload.model, terms),
+        moved=moved / kept,
+        # With experts, `launch_seconds` knows better.
+        launches=terms.launches if num_experts(workload.model) > 1 else launches,
+    )
 
 
 def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
@@ -193,9 +212,11 @@ def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) 
 
 
 def _cross_attention_bytes(workload: Workload, terms: Terms) -> float:
-    """Half of the blocks have two attentions; T5 adds position biases, so the scores themselves are saved."""
+    """Half of the blocks have two attentions, the second one with a norm and a dropout."""
     model = workload.model
-    return terms.attention // 2 + 4 * model.hidden_size + 6 * model.num_heads * workload.seq_len
+    if model.block is not None:  # counted as the mean of all blocks
+        return 0.0
+    return terms.attention / 2 + 5.5 * model.hidden_size
 
 
 def _has_wide_loss(workload: Workload) -> bool:
@@ -205,12 +226,15 @@ def _has_wide_loss(workload: Workload) -> bool:
 def _moved_per_byte(model: ModelShape) -> float:
     if model.gated_mlp or _activation(model) == "gelu_new":
         return _MOVED_IN_PYTHON
-    return _MOVED_WITH_ROTARY if model.model_type in _ROTARY_WITHOUT_GATES else _MOVED_BY_KERNELS
+    return _MOVED_WITH_ROTARY if model.model_type == "gpt_neox" else _MOVED_BY_KERNELS
 
 
-def _plain_net_bytes(model: ModelShape) -> int:
-    """Bytes per intermediate value of an MLP without gate, which depends on the activation."""
-    return _BYTES_BY_ACTIVATION.get(_activation(model), 4)
+def _net_bytes(model: ModelShape) -> int:
+    """Bytes per intermediate value of a feed-forward net, which depends on its activation."""
+    if model.model_type in ("t5", "mt5"):
+        usual = "relu" if model.model_type == "t5" else "gated-gelu"
+        return _NETS_OF_T5.get(str(model.config.get("feed_forward_proj", usual)), 9)
+    return 8 if model.gated_mlp else _BYTES_BY_ACTIVATION.get(_activation(model), 4)
 
 
 def _activation(model: ModelShape) -> str:

@@ -69,8 +69,8 @@ def _ask(asked: str) -> dict[str, Any] | None:
 
 
 def _file_of(asked: str) -> Path:
-    """Where the reply is kept. What is counted depends on the versions of both programs."""
-    versions = f"{__version__} {importlib.metadata.version('transformers')}"
+    """Where the reply is kept. What is counted depends on the versions of these programs."""
+    versions = " ".join((__version__, *map(importlib.metadata.version, ("transformers", "torch"))))
     return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
 
 

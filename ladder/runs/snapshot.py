@@ -10,7 +10,7 @@ from ladder.search.space import Space
 from ladder.techniques.keys import engine_named
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 
 def space_from_dict(facts: Mapping[str, Any]) -> Space:
     """The reverse of `space_to_dict`. KeyError or TypeError for other values."""
-    workload = dict(facts["workload"])
+    workload, model = dict(facts["workload"]), dict(facts["workload"]["model"])
+    model["block"] = CountedBlock(**model["block"]) if model.get("block") is not None else None
     script = workload.pop("script", None)
     workload["script"] = Script.from_dict(script) if script is not None else None
     lora = workload.get("lora")
@@ -36,7 +37,7 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
     return Space(
         **{
             **facts,
-            "workload": Workload(**{**workload, "model": ModelShape(**workload["model"])}),
+            "workload": Workload(**{**workload, "model": ModelShape(**model)}),
             "engines": tuple(
                 engine_named(name, tuple((knob, value) for knob, value in knobs)) for name, knobs in facts["engines"]
             ),

@@ -3,12 +3,14 @@
 A program: it reads {"config": {…}, "task": "causal-lm" or null} from stdin and writes one JSON object to stdout:
 
     {"tasks": […], "sizes": {…}}    the tasks that the model can be trained for, and its sizes (`workload.counted`)
+                                    with what a block keeps and moves, if its code can be run without values
     {"tasks": []}                   transformers knows the model, but not as one of text
     {"failed": "…"}                 transformers does not know it, or cannot build it
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -21,6 +23,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ladder.trial.count_block import counted_block
 from ladder.trial.model_class import auto_class, model_config, tasks_of
 from ladder.units import GIB
 from ladder.workload.workload import Task
@@ -28,6 +31,8 @@ from ladder.workload.workload import Task
 _ADDRESSES = 64 * GIB
 """Chosen: several times what importing torch maps. Some models compute a table on the host while they are built, which
 a nonsensical configuration makes huge."""
+_SECONDS = 30.0
+"""To run the code of a model without values. Chosen: most take less than 2 s, one with 128 layers of experts 9."""
 _SMALL_LIST = 0.1
 """A list of modules with less than this share of the largest one's parameters holds no blocks. Chosen: encoders have
 more of the parameters of their decoders, and lists of heads or adapters have less."""
@@ -49,7 +54,28 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
         return {"tasks": tasks}
     with torch.device("meta"):
         model = auto_class(config, task or tasks[0]).from_config(config)
-    return {"tasks": tasks, "sizes": _sizes(model, config)}
+    sizes = _sizes(model, config)
+    blocks = _blocks(model)
+    if blocks and not sizes["is_recurrent"]:  # such code may go from token to token in Python
+        with contextlib.suppress(Exception), at_most(_SECONDS):  # whatever it raises; predictions then take formulas
+            sizes["block"] = counted_block(model.to("meta", torch.bfloat16), blocks, sizes["num_layers"])
+    return {"tasks": tasks, "sizes": sizes}
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """TimeoutError in the body after `seconds`."""
+
+    def end(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:

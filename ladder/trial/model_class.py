@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 from transformers import (
@@ -29,8 +30,11 @@ def model_config(raw: dict[str, Any]) -> Any:
     """A transformers configuration from the raw config.json. ValueError if transformers does not know its type."""
     fields = {key: _decoded(value) for key, value in raw.items() if key not in _LEFT_OUT}
     config = AutoConfig.for_model(raw["model_type"], **fields)
-    config.get_text_config().use_cache = False
-    config.use_cache = False
+    text = config.get_text_config()
+    text.use_cache = config.use_cache = False
+    # A model with a smaller vocabulary, for a short trial, may have none for what its class pads with by default.
+    if (getattr(text, "pad_token_id", None) or 0) >= (getattr(text, "vocab_size", None) or math.inf):
+        text.pad_token_id = None
     return config
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.workload.config_guard import shorten
-from ladder.workload.workload import ModelShape, Source, Task
+from ladder.workload.workload import CountedBlock, ModelShape, Source, Task
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,12 @@ def shape_of_counted(
         possible = " or ".join(counted.tasks)
         raise UsageError(f"A {shorten(model_type)} model is trained as {possible}, not as {task}; leave --task out.")
     sizes = dict(counted.sizes)
+    block = sizes.pop("block", None)
     if sizes.pop("is_recurrent"):
         note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
         note += "attention; trials measure it."
-    fields = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
+    fields: dict[str, Any] = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
+    fields |= {"block": CountedBlock(**block) if block else None}
     return ModelShape(name=name, source=source, note=note.strip(), **fields, **sizes)
 
 

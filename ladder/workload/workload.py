@@ -20,6 +20,24 @@ Source = Literal["bundled", "hub", "folder", "file"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class CountedBlock:
+    """What a model's own code does in a block, of all blocks the mean; per token, with weights of 16 bits."""
+
+    kept: float
+    """Bytes that forward keeps for backward, however long the sequence."""
+    kept_by_length: float
+    """Bytes more for each token of the sequence."""
+    moved: float
+    """Bytes that kernels other than products read and write, forward and backward, however long the sequence."""
+    moved_by_length: float
+    """Bytes more for each token of the sequence."""
+    kernels: float
+    """Kernels, forward and backward, of any number of tokens."""
+    tensors: float
+    """Tensors that its parameters are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The shape of a transformer, read from its config.json; counts are in elements, not bytes."""
 
@@ -61,6 +79,8 @@ class ModelShape:
     """Its class can checkpoint activations."""
     num_parameters_in_blocks: int = 0
     """Of all blocks of a model that transformers counted; 0 where blocks share theirs."""
+    block: CountedBlock | None = None
+    """What a block keeps and moves, of a model that transformers counted; None where formulas tell, or have to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +112,9 @@ class Workload:
         return weights_of(self)
 
     @cached_property
-    def tensors_of_a_block(self) -> int:
+    def tensors_of_a_block(self) -> float:
         """How many tensors a block's parameters are, about."""
-        return tensors_of_a_block(self.model)
+        return self.model.block.tensors if self.model.block else tensors_of_a_block(self.model)
 
     @property
     def sample_len(self) -> int:

@@ -1,4 +1,4 @@
-"""What a block is predicted to keep for backward is what autograd keeps of transformers' modules, on the CPU."""
+"""What a block is predicted to keep for backward, counted without memory, is what autograd keeps on the CPU."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from ladder.workload.workload import Task, Workload
 
 _USUAL = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 512}
 _OLD = {"n_embd": 64, "n_head": 4, "n_positions": 512}
+_NEVER_DROPPED = {"attention_probs_dropout_prob": 0.0}
+"""On the CPU a mask of dropout takes two bytes, and on GPUs one."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("n_layer", {"hidden_size": 64, "n_head": 4}),
     "codegen": ("n_layer", _OLD | {"rotary_dim": 8}),
+    "gemma3_text": ("num_hidden_layers", _USUAL | {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 64}),
     "gpt_neox": ("num_hidden_layers", _USUAL),
     "gptj": ("n_layer", _OLD | {"rotary_dim": 8}),
-    "megatron-bert": ("num_hidden_layers", _USUAL),
+    "megatron-bert": ("num_hidden_layers", _USUAL | _NEVER_DROPPED),
+    "modernbert": ("num_hidden_layers", _USUAL | {"pad_token_id": 0, "local_attention": 64}),
     "mpt": ("n_layers", {"d_model": 64, "n_heads": 4, "max_seq_len": 512}),
     "olmoe": ("num_hidden_layers", _USUAL | {"num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2}),
+    "olmo2": ("num_hidden_layers", _USUAL | {"num_key_value_heads": 4}),
     "phi": ("num_hidden_layers", _USUAL),
-    "roformer": ("num_hidden_layers", _USUAL),
+    "roformer": ("num_hidden_layers", _USUAL | _NEVER_DROPPED),
+    "stablelm": ("num_hidden_layers", _USUAL | {"num_key_value_heads": 4}),
     "xglm": ("num_layers", {"d_model": 64, "attention_heads": 4, "ffn_dim": 128, "max_position_embeddings": 512}),
-    "xlnet": ("n_layer", {"d_model": 64, "n_head": 4, "d_inner": 128}),
+    "xlnet": ("n_layer", {"d_model": 64, "n_head": 4, "d_inner": 128, "dropout": 0.0}),
 }
-"""Families that write their attention out in Python, and others that were predicted wrong: the name of their number of
-layers, and the rest of a tiny configuration."""
-ENCODERS = ("megatron-bert", "roformer")
+"""Families that write their attention out in Python, and others that formulas predicted wrong: the name of their number
+of layers, and the rest of a tiny configuration."""
+ENCODERS = ("megatron-bert", "modernbert", "roformer")
 TOKENS = 256
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import make_candidate
 from helpers.families import COUNTED
 from helpers.families import FAMILIES as OTHERS
 from helpers.shapes import SMALL
 
+from ladder.backends.activations import activations_of
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.launch.counting import counting
-from ladder.trial.count import counted
+from ladder.trial.count import at_most, counted
+from ladder.trial.model_class import model_config
 from ladder.workload.counted import Counted
 from ladder.workload.shapes import depth_of, shape_from_config, usual_task, with_layers, with_vocabulary
 from ladder.workload.source import bundled_models, resolve_model
-from ladder.workload.workload import ModelShape, Task
+from ladder.workload.workload import CountedBlock, ModelShape, Task, Workload
 
 SIZES = (*COUNTED, "num_layers", "tied")
 
@@ -41,12 +46,41 @@ def test_counting_a_family_that_is_known_finds_what_is_known(name: str) -> None:
     assert {size: found["sizes"][size] for size in SIZES} == {size: getattr(known, size) for size in SIZES}
 
 
+@pytest.mark.parametrize("name", bundled_models())
+def test_what_a_known_family_keeps_for_backward_is_counted_as_its_formula_says(name: str) -> None:
+    known = resolve_model(name)
+    block = CountedBlock(**counted(dict(known.config), None)["sizes"]["block"])
+    workload = Workload(model=known, task=usual_task(known), seq_len=512, global_batch_size=1)
+    candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
+    formula = activations_of(workload, candidate).kept
+    assert activations_of(replace(workload, model=replace(known, block=block)), candidate).kept == pytest.approx(
+        formula, rel=0.01
+    )
+
+
+def test_layers_that_share_a_block_keep_as_much_as_layers_of_their_own() -> None:
+    four, two = shape_of(OTHERS["albert"]), shape_of(OTHERS["albert"] | {"num_hidden_layers": 2})
+    assert four.block is not None
+    assert two.block is not None
+    assert four.block.kept == pytest.approx(two.block.kept, rel=0.01)
+
+
+def test_code_that_goes_from_token_to_token_is_not_run_and_code_that_needs_values_is_given_up() -> None:
+    assert shape_of(OTHERS["mamba"]).block is None
+    with pytest.raises(TimeoutError), at_most(0.01):
+        time.sleep(1)
+
+
+def test_a_model_with_a_small_vocabulary_pads_with_none_of_the_tokens_that_it_lacks() -> None:
+    modernbert = {"model_type": "modernbert", "vocab_size": 1000}
+    assert model_config(modernbert).pad_token_id is None
+    assert model_config(modernbert | {"pad_token_id": 7}).pad_token_id == 7
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_family_that_is_not_known_is_counted_exactly_and_is_no_estimate(name: str) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMaskedLM
     from transformers import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
-
-    from ladder.trial.model_class import model_config
 
     shape = shape_of(OTHERS[name])
     assert "estimate" not in shape.note

@@ -12,9 +12,7 @@ from ladder.backends.activations import activations_of
 from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
-FEWER = {"gemma": 0.08}
-"""The share that the formula leaves out: Gemma's weights as 1 + w."""
-MORE = {"opt": 0.06}
+MORE = {"gpt2": 0.04, "opt": 0.06}
 """And what it adds: the masks of dropout, which is off here, where they are as large as what they mask."""
 
 
@@ -24,13 +22,13 @@ def test_a_block_keeps_what_the_formula_says(family: str) -> None:
     workload = Workload(model=shape, task="causal-lm", seq_len=SEQ_LEN, global_batch_size=2)
     candidate = replace(make_candidate("zero1", checkpointing=False), accumulation=1)
     predicted = activations_of(workload, candidate).kept / 4
-    assert 0.97 - FEWER.get(family, 0.0) < predicted / saved < 1.03 + MORE.get(family, 0.0)
+    assert 0.97 < predicted / saved < 1.03 + MORE.get(family, 0.0)
 
 
 NAMES = ("q_proj", "v_proj", "c_attn", "query_key_value")
 ADAPTERS = {"all": Lora(rank=16), "attention": Lora(rank=16, targets=NAMES)}
-MORE_WITH_ADAPTERS = {"opt": 0.06, "gpt_neox": 0.06}
-"""OPT's masks again, of less; GPT-NeoX, whose two branches read one input, when only one of them has adapters."""
+MORE_WITH_ADAPTERS = {"gpt2": 0.05, "opt": 0.06, "gpt_neox": 0.06}
+"""The masks again, of less; GPT-NeoX, whose two branches read one input, when only one of them has adapters."""
 
 
 def predicted(family: str, lora: Lora, tokens: int = SEQ_LEN) -> tuple[float, float]:
@@ -45,8 +43,7 @@ def predicted(family: str, lora: Lora, tokens: int = SEQ_LEN) -> tuple[float, fl
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_frozen_block_with_adapters_keeps_what_the_formula_says(family: str, kind: str) -> None:
     formula, saved = predicted(family, ADAPTERS[kind])
-    fewer, more = FEWER.get(family, 0.0), MORE_WITH_ADAPTERS.get(family, 0.0)
-    assert 0.97 - fewer < formula / saved < 1.03 + more
+    assert 0.97 < formula / saved < 1.03 + MORE_WITH_ADAPTERS.get(family, 0.0)
 
 
 # What is added by more tokens: DoRA also makes tensors of the size of the weights, which are not kept.

@@ -25,6 +25,9 @@ _MORE_UNDER_AUTOCAST = {"opt": 8, "gpt2": 4, "gpt_neox": 2, "gemma": 6}
 _MORE_OF_OTHERS = 10
 """Bytes per hidden value that a block saves under autocast, more than with 16-bit weights: what norms read and write
 stays in fp32. Measured: counted on the CPU; 10 for Llama and Qwen3."""
+_MORE_OF_A_SCORE = {"t5": 4.0, "mt5": 4.0}
+"""The same for each score of attention: T5's bias of positions is cast for each sequence. Measured: FLAN-T5-base with
+DDP on one H200 (benchmarks/results/runs)."""
 _MORE_WITH_ADAPTERS = 8
 """The same beside frozen 16-bit weights. Measured: as above, for Llama, Qwen3 and Gemma."""
 
@@ -158,9 +161,11 @@ def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -
     model = workload.model
     whole = _MORE_UNDER_AUTOCAST.get(model.model_type, _MORE_OF_OTHERS)
     whole = whole if workload.lora is None else _MORE_WITH_ADAPTERS
-    value = candidate.checkpointed * 2.0 + (1 - candidate.checkpointed) * whole
+    value = (candidate.checkpointed * 2.0 + (1 - candidate.checkpointed) * whole) * model.hidden_size
+    scores = _MORE_OF_A_SCORE.get(model.model_type, 0.0) * model.num_heads * workload.seq_len
     layers = workload.weights.reached_blocks * model.num_layers
-    return tokens_of_a_rank(workload, candidate, world_size) * layers * value * model.hidden_size
+    tokens = tokens_of_a_rank(workload, candidate, world_size)
+    return tokens * layers * (value + (1 - candidate.checkpointed) * scores)
 
 
 def on_host(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:

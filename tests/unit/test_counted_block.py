@@ -1,0 +1,52 @@
+"""What transformers' own code was counted to do in a block takes the place of formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers import make_candidate
+from helpers.shapes import llama_like
+
+from ladder.backends.activations import activations_of, terms_of
+from ladder.workload.lora import Lora
+from ladder.workload.workload import CountedBlock, Workload
+
+SEQ_LEN = 256
+BLOCK = CountedBlock(kept=20000.0, kept_by_length=4.0, moved=70000.0, moved_by_length=8.0, kernels=107.0, tensors=7.5)
+
+
+def workload(block: CountedBlock | None = BLOCK, lora: Lora | None = None) -> Workload:
+    usual = llama_like(4, hidden=256, intermediate=512, heads=4, seq_len=SEQ_LEN, lora=lora)
+    return replace(usual, model=replace(usual.model, block=block))
+
+
+CANDIDATE = make_candidate("zero0", checkpointing=False, micro_batch=2)
+
+
+def test_a_block_keeps_and_moves_what_was_counted_for_its_length() -> None:
+    tokens = 2 * SEQ_LEN
+    assert activations_of(workload(), CANDIDATE).kept == pytest.approx(4 * tokens * (20000 + 4 * SEQ_LEN))
+    assert terms_of(workload(), CANDIDATE, 1).traffic == pytest.approx(70000 + 8 * SEQ_LEN)
+    assert workload().tensors_of_a_block == 7.5
+
+
+def test_checkpointing_keeps_inputs_however_much_a_block_would_keep() -> None:
+    on = make_candidate("zero0", checkpointing=True, micro_batch=2)
+    assert activations_of(workload(), on).kept == activations_of(workload(None), on).kept
+    assert activations_of(workload(), on).block > activations_of(workload(None), on).block
+
+
+def test_a_block_with_as_many_kernels_as_a_llama_block_is_launched_as_fast() -> None:
+    assert terms_of(workload(), CANDIDATE, 1).launches == pytest.approx(1.0, rel=0.01)
+    twice = replace(BLOCK, kernels=2 * BLOCK.kernels)
+    assert terms_of(workload(twice), CANDIDATE, 1).launches == pytest.approx(1.5, rel=0.02)
+
+
+def test_frozen_layers_keep_as_much_less_as_formulas_say() -> None:
+    lora = Lora(rank=8)
+    fewer, fewer_by_formula = (
+        activations_of(workload(block), CANDIDATE).kept - activations_of(workload(block, lora), CANDIDATE).kept
+        for block in (BLOCK, None)
+    )
+    assert fewer == pytest.approx(fewer_by_formula)
