@@ -13,12 +13,14 @@ _NORMS = {"gemma": 20, "opt": 10, "bert": 10, "roberta": 10, "gpt2": 14, "t5": 2
 """Bytes per hidden value for families that differ from the others: see `activations_of`."""
 _NORMALISED = {"gemma": 8}
 """As `Terms.normalised`: Gemma multiplies with 1 + w in 32 bits."""
+_WITH_A_BIAS = ("t5", "mt5")
+"""Families whose attention adds a bias for each pair of positions."""
 _NETS_OF_T5 = {"relu": 5, "gated-gelu": 15}
-"""Bytes per intermediate value of T5, with a dropout inside, by its `feed_forward_proj`; 9 for other gates. Measured:
-counted from transformers' code (ladder/trial/count_block.py)."""
+"""Bytes per intermediate value of T5's net, which has a dropout inside, by `feed_forward_proj`; 9 for other gates.
+Derived: counted from transformers' code (ladder/trial/count_block.py)."""
 _MOVED_FOR_A_BIAS = 38.0
-"""As much time as moving so many bytes takes attention for each score if it adds a bias of positions, as T5's does.
-Measured: chosen between T0-3B and FLAN-T5-base on one H100 and one H200 (benchmarks/results/runs)."""
+"""Such attention takes longer: for each score, as long as moving so many bytes. Measured: chosen between T0-3B on one
+H100 and FLAN-T5-base on one H200 (benchmarks/results/runs)."""
 _ACTIVATIONS = {"opt": "relu", "gpt2": "gelu_new"}
 """transformers' defaults if a configuration names no activation."""
 _BYTES_BY_ACTIVATION = {"relu": 2, "gelu_new": 9}
@@ -134,7 +136,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         terms = technique.costs(terms, workload, candidate, world_size)
     own = _cross_attention_bytes(workload, terms) if model.is_encoder_decoder else 0.0
     traffic = terms.moved * (block_bytes(model, terms) + own)
-    if own:
+    if model.model_type in _WITH_A_BIAS:
         traffic += _MOVED_FOR_A_BIAS * model.num_heads * workload.seq_len
     terms = replace(terms, traffic=traffic)
     return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload)
@@ -163,7 +165,8 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     anyway. A frozen RMSNorm does not save its normalised value, 2 h. An adapter saves what it passes from A to B, 2 r;
     its dropout a mask and a copy, 3 bytes per input, after which the input itself is not needed; DoRA the layer's
     output twice. Experts with adapters save their changed weights; without, not what goes into them (2 h). Blocks
-    before the first that trains anything save nothing. A layer in 8 bits keeps its input for nothing, in an attribute
+    before the first that trains anything save nothing. Where a block was counted, so was what a frozen one keeps, and
+    only adapters are derived. A layer in 8 bits keeps its input for nothing, in an attribute
     of its operation (bitsandbytes 0.50, `MatMul8bitLt`), where checkpointing does not see it.
     """
     weights = workload.weights
@@ -185,6 +188,15 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
     if model.model_type in _NORMS_OF_QUERIES_AND_KEYS:
         of_heads = 2.0 * model.head_dim * (model.num_heads + model.num_kv_heads)
     tail = 0.0 if weights.trains_head else 2.0 + terms.normalised / 2
+    if model.block is not None and num_experts(model) == 1:
+        needed = 2.0 * model.hidden_size * len({"a", "n"} & read)
+        needed += 2.0 * model.intermediate_size * ("f" in read and not saves_its_output)
+        return replace(
+            terms,
+            attention=terms.attention - frozen * (model.block.kept_for_weights - needed) + own,
+            tail=terms.tail - tail,
+            unforgotten=2.0 * sum(held_in_8_bits.values()),
+        )
     changed = [matrix for matrix in weights.adapted if matrix.kind == "experts"]
     into_experts = 2.0 * model.hidden_size * experts_of_a_token(model) if terms.routed and not changed else 0.0
     return replace(
@@ -212,7 +224,8 @@ def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) 
 
 
 def _cross_attention_bytes(workload: Workload, terms: Terms) -> float:
-    """Half of the blocks have two attentions, the second one with a norm and a dropout."""
+    """Bytes per token that a block keeps more, in the mean: half of the blocks have a second attention, with a norm and
+    a dropout of its own."""
     model = workload.model
     if model.block is not None:  # counted as the mean of all blocks
         return 0.0
@@ -231,7 +244,7 @@ def _moved_per_byte(model: ModelShape) -> float:
 
 def _net_bytes(model: ModelShape) -> int:
     """Bytes per intermediate value of a feed-forward net, which depends on its activation."""
-    if model.model_type in ("t5", "mt5"):
+    if model.model_type in _WITH_A_BIAS:
         usual = "relu" if model.model_type == "t5" else "gated-gelu"
         return _NETS_OF_T5.get(str(model.config.get("feed_forward_proj", usual)), 9)
     return 8 if model.gated_mlp else _BYTES_BY_ACTIVATION.get(_activation(model), 4)

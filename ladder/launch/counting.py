@@ -25,8 +25,8 @@ _SECONDS = 120.0
 """Chosen: ten times what importing torch and transformers takes on two busy cores."""
 
 
-_PASSING = ("ImportError", "ModuleNotFoundError", "MemoryError", "OSError")
-"""Failures that may be gone tomorrow: a package is installed by then, or there is more memory."""
+_PASSING = ("ImportError", "ModuleNotFoundError", "MemoryError", "OSError", "TooLong")
+"""Failures that may be gone tomorrow: a package is there by then, there is more memory, or the host is less busy."""
 
 
 def counting(note: Callable[[str], None] = lambda _: None) -> Count:
@@ -43,7 +43,7 @@ def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | 
     if reply is None:
         note(f"Counting the parameters of model type {shorten(config['model_type'])} with transformers, once.")
         reply = _ask(asked)
-        if reply and not str(reply.get("failed", "")).startswith(_PASSING):
+        if reply and not any(str(reply.get(key, "")).startswith(_PASSING) for key in ("failed", "uncounted")):
             _keep(kept, reply)
     if not reply or "tasks" not in reply:  # transformers does not know the model, or cannot build it
         return None

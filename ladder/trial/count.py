@@ -1,9 +1,9 @@
-"""Counts the parameters of the model that transformers builds from a config.json, without memory behind them.
+"""Counts a model's parameters, and what its blocks do, without memory: of that which transformers builds from a config.
 
 A program: it reads {"config": {…}, "task": "causal-lm" or null} from stdin and writes one JSON object to stdout:
 
     {"tasks": […], "sizes": {…}}    the tasks that the model can be trained for, and its sizes (`workload.counted`)
-                                    with what a block keeps and moves, if its code can be run without values
+    {…, "uncounted": "…"}           likewise, without what a block does, as its code cannot be run without values
     {"tasks": []}                   transformers knows the model, but not as one of text
     {"failed": "…"}                 transformers does not know it, or cannot build it
 """
@@ -55,19 +55,26 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
     with torch.device("meta"):
         model = auto_class(config, task or tasks[0]).from_config(config)
     sizes = _sizes(model, config)
-    blocks = _blocks(model)
-    if blocks and not sizes["is_recurrent"]:  # such code may go from token to token in Python
-        with contextlib.suppress(Exception), at_most(_SECONDS):  # whatever it raises; predictions then take formulas
-            sizes["block"] = counted_block(model.to("meta", torch.bfloat16), blocks, sizes["num_layers"])
+    if sizes["is_recurrent"]:  # such code may go from token to token in Python
+        return {"tasks": tasks, "sizes": sizes}
+    try:
+        with at_most(_SECONDS):
+            sizes["block"] = counted_block(model.to("meta", torch.bfloat16), _blocks(model), sizes["num_layers"])
+    except (Exception, TooLong) as error:  # whatever its code raises
+        return {"tasks": tasks, "sizes": sizes, "uncounted": f"{type(error).__name__}: {error}"}
     return {"tasks": tasks, "sizes": sizes}
+
+
+class TooLong(BaseException):
+    """No code of a model catches it."""
 
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """TimeoutError in the body after `seconds`."""
+    """TooLong in the body after `seconds`; in the main thread alone."""
 
     def end(*_: Any) -> None:
-        raise TimeoutError
+        raise TooLong
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,76 +15,108 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 _LONGEST = 2048
-"""Tokens of the sequence, and half as many. Chosen: long enough for what depends on windows of attention; longer ones
-cost no more, but many families cannot tell their positions apart."""
+"""Tokens of the longer of two sequences; the other has half. Chosen: longer than most windows of attention."""
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
 """What configurations call the longest sequence."""
-_PRODUCTS = ("mm", "attention", "linear", "conv")
+_PRODUCTS = ("mm", "conv")
 """Parts of the names of operations whose time follows from their arithmetic."""
 _FREE = ("detach", "_unsafe_view", "empty", "lift_fresh")
 """Parts of the names of operations that start no kernel."""
+_ANSWERS = {
+    **dict.fromkeys(("aten::all", "aten::_is_all_true", "aten::eq.Scalar"), True),
+    **dict.fromkeys(("aten::any", "aten::lt.Scalar"), False),
+}
+"""What is answered where code asks for a value, by the operation that makes it: nothing is masked, no token pads, and
+no random number is so small that a layer is left out."""
+
+
+class Step(NamedTuple):
+    """What all blocks do in a step."""
+
+    kept: float
+    """Bytes kept for backward."""
+    moved: float
+    """Bytes that kernels other than products read and write."""
+    kernels: int
 
 
 def counted_block(model: PreTrainedModel, blocks: Sequence[nn.Module], layers: int) -> dict[str, float]:
     """The fields of `CountedBlock`: what `blocks`, which are those of `model`, do in each of so many layers.
 
-    `model` has weights of 16 bits on the meta device. Raises what its code raises without values to read.
+    `model` has weights of 16 bits on the meta device; they are frozen afterwards. Raises what its code raises without
+    values to read, and ValueError for a result that cannot be true.
     """
     text = model.config.get_text_config()
-    told = (getattr(text, name, None) for name in _POSITIONS)
-    length = min((each for each in told if isinstance(each, int) and each > 1), default=_LONGEST)
+    positions = (getattr(text, name, None) for name in _POSITIONS)
+    length = min((each for each in positions if isinstance(each, int) and each > 1), default=_LONGEST)
     length = min(length, _LONGEST)
     model.train()
-    longer, shorter = _of_a_token(model, blocks, length), _of_a_token(model, blocks, length // 2)
-    by_length = [(a - b) / (length - length // 2) for a, b in zip(longer[:2], shorter[:2], strict=True)]
-    kept, moved = (value - more * length for value, more in zip(longer[:2], by_length, strict=True))
-    of_all = {"kept": kept, "kept_by_length": by_length[0], "moved": moved, "moved_by_length": by_length[1]}
-    of_all |= {"kernels": longer[2], "tensors": sum(1 for block in blocks for _ in block.parameters())}
+    longer, shorter = _of_a_sequence(model, blocks, length), _of_a_sequence(model, blocks, length // 2)
+    model.requires_grad_(False)
+    model.enable_input_require_grads()
+    frozen = _of_a_sequence(model, blocks, length, backward=False)
+    kept, kept_more = _line(longer.kept, shorter.kept, length)
+    moved, moved_more = _line(longer.moved, shorter.moved, length)
+    of_all = {"kept": kept, "kept_by_length": kept_more, "moved": moved, "moved_by_length": moved_more}
+    of_all |= {"kept_for_weights": (longer.kept - frozen.kept) / length, "kernels": longer.kernels}
+    of_all |= {"tensors": sum(1 for block in blocks for _ in block.parameters())}
     return {name: value / layers for name, value in of_all.items()}
 
 
-def _of_a_token(model: PreTrainedModel, blocks: Sequence[nn.Module], length: int) -> tuple[float, float, float]:
-    """Bytes kept and moved per token of a further sequence, and kernels, of all blocks."""
-    two, one = _step(model, blocks, 2, length), _step(model, blocks, 1, length)
-    return (two[0] - one[0]) / length, (two[1] - one[1]) / length, two[2]
+def _line(of_longer: float, of_shorter: float, length: int) -> tuple[float, float]:
+    """Bytes of a token with no sequence around it, and those more for each token of its sequence."""
+    more = (of_longer / length - of_shorter / (length // 2)) / (length - length // 2)
+    fixed = of_longer / length - more * length
+    if fixed <= 0 or more < 0:
+        raise ValueError(f"{fixed:.0f} bytes a token and {more:.1f} for each of its sequence")
+    return fixed, more
 
 
-def _step(model: PreTrainedModel, blocks: Sequence[nn.Module], sequences: int, length: int) -> tuple[int, int, int]:
-    """Bytes kept and moved, and kernels, of all blocks, forward and backward."""
-    own = {_storage(each) for each in (*model.parameters(), *model.buffers())}
+def _of_a_sequence(model: PreTrainedModel, blocks: Sequence[nn.Module], length: int, *, backward: bool = True) -> Step:
+    """What a further sequence of a micro-batch adds, so without what all share; but all kernels."""
+    two, one = (of_step(model, blocks, number, length, backward=backward) for number in (2, 1))
+    return Step(two.kept - one.kept, two.moved - one.moved, two.kernels)
+
+
+def of_step(
+    model: PreTrainedModel, blocks: Sequence[nn.Module], sequences: int, length: int, *, backward: bool
+) -> Step:
+    weights = {_storage(each) for each in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
-    kernels = _Kernels()
+    kernels, ran = _Kernels(), set[nn.Module]()
 
     def keep(tensor: Tensor) -> Tensor:
-        if kernels.inside and (storage := _storage(tensor)) not in own:
+        if kernels.inside and (storage := _storage(tensor)) not in weights:
             kept.setdefault(storage, tensor)  # held, so that no other tensor gets its place
         return tensor
 
-    handles = [handle for block in blocks for handle in _watch(block, kernels)]
+    handles = [handle for block in blocks for handle in _watch(block, kernels, ran)]
     tokens = torch.zeros((sequences, length), dtype=torch.long, device="meta")
     try:
-        with (
-            torch.device("meta"),
-            _AsOnGpus(),
-            kernels,
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        ):
-            model(input_ids=tokens, labels=tokens).loss.backward()
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with warnings.catch_warnings(), torch.device("meta"), _AsOnGpus(), kernels, hooks:
+            warnings.filterwarnings("error", message="Full backward hook")  # it would miss the block's backward
+            loss = model(input_ids=tokens, labels=tokens).loss
+            if backward:
+                loss.backward()
     finally:
         for handle in handles:
             handle.remove()
         model.zero_grad()
-    return sum(each.untyped_storage().nbytes() for each in kept.values()), kernels.moved, kernels.number
+    if ran != set(blocks):
+        raise ValueError(f"{len(ran)} of {len(blocks)} blocks ran")
+    return Step(sum(each.untyped_storage().nbytes() for each in kept.values()), kernels.moved, kernels.number)
 
 
-def _watch(block: nn.Module, kernels: _Kernels) -> list[Any]:
-    """Tell `kernels` when `block` begins and ends, forward and backward."""
+def _watch(block: nn.Module, kernels: _Kernels, ran: set[nn.Module]) -> list[Any]:
+    """Tell `kernels` when `block` begins and ends, forward and backward, and `ran` that it did."""
 
     def entered(inside: bool) -> Callable[..., None]:
         return lambda *_: setattr(kernels, "inside", inside)
 
     return [
         block.register_forward_pre_hook(entered(True)),
+        block.register_forward_hook(lambda *_: ran.add(block)),
         block.register_forward_hook(entered(False)),
         block.register_full_backward_pre_hook(entered(True)),
         block.register_full_backward_hook(entered(False)),
@@ -102,12 +135,16 @@ class _Kernels(TorchDispatchMode):
         self.inside = False
         self.number = 0
         self.moved = 0
+        self._asked: dict[int, str] = {}
+        """By storage of a single boolean: the operation that made it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
-        if name == "aten::_local_scalar_dense" and args[0].dtype == torch.bool:
-            return True  # masks are asked whether nothing is masked
+        if name == "aten::_local_scalar_dense":
+            return _ANSWERS[self._asked[_storage(args[0])]]
         result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.bool and result.numel() == 1:
+            self._asked[_storage(result)] = name
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         if self.inside and made and not func.is_view and not any(part in name for part in _FREE):
             self.number += 1
@@ -118,7 +155,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _AsOnGpus(TorchFunctionMode):
-    """Attention and dropout as one kernel each, which they are on a GPU; on the meta device they are written out."""
+    """Attention and dropout keep and move what their kernels on a GPU do; the meta device would write them out."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -46,6 +46,9 @@ def shape_of_counted(
     if sizes.pop("is_recurrent"):
         note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
         note += "attention; trials measure it."
+    elif block is None:
+        note = f"{note} What a block of {shorten(model_type)} keeps and moves could not be counted, so it is first "
+        note += "predicted as a usual one's; trials measure it."
     fields: dict[str, Any] = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
     fields |= {"block": CountedBlock(**block) if block else None}
     return ModelShape(name=name, source=source, note=note.strip(), **fields, **sizes)

@@ -21,20 +21,26 @@ Source = Literal["bundled", "hub", "folder", "file"]
 
 @dataclass(frozen=True, kw_only=True)
 class CountedBlock:
-    """What a model's own code does in a block, of all blocks the mean; per token, with weights of 16 bits."""
+    """What a block of the model's own code does with weights of 16 bits, as the mean of all blocks.
+
+    Bytes are those of a token in a further sequence of a micro-batch: what sequences share is not among them.
+    """
 
     kept: float
-    """Bytes that forward keeps for backward, however long the sequence."""
+    """Bytes that forward keeps for backward, but for those that grow with the sequence."""
     kept_by_length: float
     """Bytes more for each token of the sequence."""
+    kept_for_weights: float
+    """Bytes of these that only the gradients of the block's weights need."""
     moved: float
-    """Bytes that kernels other than products read and write, forward and backward, however long the sequence."""
+    """Bytes that kernels other than products read and write, forward and backward, but for those that grow with the
+    sequence."""
     moved_by_length: float
     """Bytes more for each token of the sequence."""
     kernels: float
-    """Kernels, forward and backward, of any number of tokens."""
+    """Kernels, forward and backward, of any number of tokens; without those of attention."""
     tensors: float
-    """Tensors that its parameters are."""
+    """Parameter tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +86,7 @@ class ModelShape:
     num_parameters_in_blocks: int = 0
     """Of all blocks of a model that transformers counted; 0 where blocks share theirs."""
     block: CountedBlock | None = None
-    """What a block keeps and moves, of a model that transformers counted; None where formulas tell, or have to."""
+    """What a block does, where it was counted; None where formulas are used."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import make_candidate
 from helpers.families import COUNTED
 from helpers.families import FAMILIES as OTHERS
@@ -18,9 +19,11 @@ from helpers.shapes import SMALL
 from ladder.backends.activations import activations_of
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.launch.counting import counting
-from ladder.trial.count import at_most, counted
+from ladder.trial import count_block
+from ladder.trial.count import TooLong, at_most, counted
 from ladder.trial.model_class import model_config
 from ladder.workload.counted import Counted
+from ladder.workload.lora import Lora
 from ladder.workload.shapes import depth_of, shape_from_config, usual_task, with_layers, with_vocabulary
 from ladder.workload.source import bundled_models, resolve_model
 from ladder.workload.workload import CountedBlock, ModelShape, Task, Workload
@@ -65,9 +68,43 @@ def test_layers_that_share_a_block_keep_as_much_as_layers_of_their_own() -> None
     assert four.block.kept == pytest.approx(two.block.kept, rel=0.01)
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "phi"])
+def test_what_a_frozen_block_with_adapters_keeps_is_what_its_own_code_keeps(family: str) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = SMALL | {"vocab_size": 1000, "num_key_value_heads": 4, "head_dim": 16, "model_type": family}
+    sizes = AutoConfig.for_model(
+        family, **{key: value for key, value in sizes.items() if key != "model_type"}
+    ).to_dict()
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(model_config(sizes)).to(torch.bfloat16)
+        adapted = get_peft_model(plain, LoraConfig(r=8, target_modules="all-linear")).to(torch.bfloat16)
+    blocks = [module for name, module in plain.named_modules() if name.endswith(tuple(f"layers.{n}" for n in range(9)))]
+    adapted.enable_input_require_grads()
+    one, two = (count_block.of_step(adapted, blocks, number, 64, backward=False).kept for number in (1, 2))
+    model = shape_of(sizes)
+    workload = Workload(model=model, task="causal-lm", seq_len=64, global_batch_size=1, lora=Lora(rank=8))
+    candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
+    assert activations_of(workload, candidate).kept == pytest.approx(two - one, rel=0.02)
+
+
+def test_a_block_that_is_left_out_at_random_is_counted_as_one_that_runs() -> None:
+    m2m = {key: value for key, value in OTHERS["bart"].items() if key != "architectures"} | {"model_type": "m2m_100"}
+    often = counted(m2m | {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}, None)
+    assert often["sizes"]["block"] == counted(m2m, None)["sizes"]["block"]
+
+
+def test_a_block_whose_code_is_called_past_its_hooks_is_not_counted_and_the_shape_says_so() -> None:
+    squeezebert = {"model_type": "squeezebert", "vocab_size": 1000, "num_hidden_layers": 2}
+    shape = shape_of(squeezebert)
+    assert shape.block is None
+    assert "could not be counted" in shape.note
+
+
 def test_code_that_goes_from_token_to_token_is_not_run_and_code_that_needs_values_is_given_up() -> None:
     assert shape_of(OTHERS["mamba"]).block is None
-    with pytest.raises(TimeoutError), at_most(0.01):
+    with pytest.raises(TooLong), at_most(0.01):
         time.sleep(1)
 
 

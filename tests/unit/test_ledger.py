@@ -247,7 +247,7 @@ def test_a_rung_that_was_not_part_of_the_tune_is_an_error():
 def test_a_space_comes_back_from_json_as_it_was():
     space = make_space(tolerance=0.05, memory_limit=40 * GIB)
     assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
-    fields = ("kept", "kept_by_length", "moved", "moved_by_length", "kernels", "tensors")
+    fields = ("kept", "kept_by_length", "kept_for_weights", "moved", "moved_by_length", "kernels", "tensors")
     counted = replace(space.workload.model, block=CountedBlock(**dict.fromkeys(fields, 1.5)))
     space = replace(space, workload=replace(space.workload, model=counted))
     assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
