@@ -184,19 +184,14 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
         own += 4.0 * sum(matrix.outputs for matrix in weights.adapted) if lora.dora else 0.0
     model = workload.model
     saves_its_output = not model.gated_mlp and _activation(model) == "relu"
-    of_heads = 0.0
-    if model.model_type in _NORMS_OF_QUERIES_AND_KEYS:
-        of_heads = 2.0 * model.head_dim * (model.num_heads + model.num_kv_heads)
+    has_norms = model.model_type in _NORMS_OF_QUERIES_AND_KEYS
+    of_heads = 2.0 * model.head_dim * (model.num_heads + model.num_kv_heads) * has_norms
     tail = 0.0 if weights.trains_head else 2.0 + terms.normalised / 2
+    terms = replace(terms, tail=terms.tail - tail, unforgotten=2.0 * sum(held_in_8_bits.values()))
     if model.block is not None and num_experts(model) == 1:
         needed = 2.0 * model.hidden_size * len({"a", "n"} & read)
         needed += 2.0 * model.intermediate_size * ("f" in read and not saves_its_output)
-        return replace(
-            terms,
-            attention=terms.attention - frozen * (model.block.kept_for_weights - needed) + own,
-            tail=terms.tail - tail,
-            unforgotten=2.0 * sum(held_in_8_bits.values()),
-        )
+        return replace(terms, attention=terms.attention - frozen * (model.block.kept_for_weights - needed) + own)
     changed = [matrix for matrix in weights.adapted if matrix.kind == "experts"]
     into_experts = 2.0 * model.hidden_size * experts_of_a_token(model) if terms.routed and not changed else 0.0
     return replace(
@@ -206,8 +201,6 @@ def _of_frozen_blocks(terms: Terms, workload: Workload) -> Terms:
         net=(terms.net - frozen * 2.0 * ("f" not in read and not saves_its_output)),
         routed=terms.routed - frozen * into_experts,
         fixed=2.0 * sum(matrix.elements for matrix in changed),
-        tail=terms.tail - tail,
-        unforgotten=2.0 * sum(held_in_8_bits.values()),
     )
 
 

@@ -20,7 +20,7 @@ from ladder.workload.shapes import (
     with_vocabulary,
 )
 from ladder.workload.source import bundled_models, resolve_model
-from ladder.workload.workload import ModelShape
+from ladder.workload.workload import CountedBlock, ModelShape
 
 
 def small(**changes: Any) -> ModelShape:
@@ -110,6 +110,9 @@ COUNTED: dict[str, Any] = {
     "tied": True,
     "checkpoints": True,
     "is_recurrent": False,
+    "block": dict.fromkeys(
+        ("kept", "kept_by_length", "kept_for_weights", "moved", "moved_by_length", "kernels", "tensors"), 1.0
+    ),
 }
 
 
@@ -124,6 +127,8 @@ def test_what_transformers_counted_is_no_estimate_and_fewer_layers_have_their_sh
     config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 4, "layer_types": list("abab")}}
     shape = counted_shape(config)
     assert (shape.num_parameters, shape.note, shape.task) == (1_000_000, "", "causal-lm")
+    assert shape.block == CountedBlock(**COUNTED["block"])
+    assert "could not be counted" in counted_shape(config, block=None).note
     one = with_layers(shape, 1)
     assert one.config["text_config"] == {"num_hidden_layers": 1, "layer_types": ["a"]}
     assert (one.num_parameters, one.num_parameters_in_blocks) == (700_000, 100_000)
