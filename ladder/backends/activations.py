@@ -10,7 +10,8 @@ from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
 _NORMS_OF_QUERIES_AND_KEYS = {"olmoe": 6, "qwen3": 6, "qwen3_moe": 6}
 _NORMS = {"gemma": 20, "opt": 10, "bert": 10, "roberta": 10, "gpt2": 14, "t5": 22, "mt5": 22}
-"""Bytes per hidden value for families that differ from the others: see `activations_of`."""
+"""Bytes per hidden value that norms keep, with masks of dropout, for families that differ from the others (see
+`activations_of`). Derived: counted from transformers' code (ladder/trial/count_block.py)."""
 _NORMALISED = {"gemma": 8}
 """As `Terms.normalised`: Gemma multiplies with 1 + w in 32 bits."""
 _WITH_A_BIAS = ("t5", "mt5")

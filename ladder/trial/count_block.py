@@ -140,7 +140,7 @@ class _Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
-        if name == "aten::_local_scalar_dense":
+        if name == "aten::_local_scalar_dense" and args[0].dtype == torch.bool:
             return _ANSWERS[self._asked[_storage(args[0])]]
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype == torch.bool and result.numel() == 1:

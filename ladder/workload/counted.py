@@ -47,8 +47,8 @@ def shape_of_counted(
         note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
         note += "attention; trials measure it."
     elif block is None:
-        note = f"{note} What a block of {shorten(model_type)} keeps and moves could not be counted, so it is first "
-        note += "predicted as a usual one's; trials measure it."
+        note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
+        note += "first predicted as a usual layer's; trials measure them."
     fields: dict[str, Any] = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
     fields |= {"block": CountedBlock(**block) if block else None}
     return ModelShape(name=name, source=source, note=note.strip(), **fields, **sizes)
