@@ -11,7 +11,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from ladder.candidates import Candidate, Engine
-from ladder.events.outcome import Measurement, Record
+from ladder.events.outcome import Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
 from ladder.search.ceiling import Shown, most_of, plainer, shown
 from ladder.search.earlier import Earlier
@@ -25,11 +25,11 @@ from ladder.search.memory import (
     predict_host,
     predict_memory,
 )
-from ladder.search.space import Space, failed_in_setup, measured, probed
+from ladder.search.observed import memory_observation, speed_observation
+from ladder.search.space import Space, measured, probed
 from ladder.search.speed import (
     STEP_NOISE,
     SpeedCalibration,
-    SpeedObservation,
     SpeedPrediction,
     calibrate_speed,
     predict_speed,
@@ -38,13 +38,6 @@ from ladder.workload.workload import Workload
 
 HOST_DEVIATION = 0.10
 """Relative error of predicted host memory. Chosen: it was within 6 % on one machine, and may be larger on others."""
-_NOISE_OF_ONE_STEP = 0.04
-"""Relative error of a single timed step, which may be disturbed. Chosen: as `StepPolicy.disagreement`, above which a
-third step is timed."""
-_NOISE_OF_THRASHING = 0.5
-"""Relative error near the limit, where the allocator repeatedly empties its cache. Chosen: such a candidate says
-nothing about those with enough memory. Measured: its update took up to 1.8 s instead of 0.1 s with FSDP2 (Llama-2-7B on
-two H200); with an error of 0.1, such trials surprised the search so much that it doubted all other predictions."""
 _CLEARLY = 1.05
 """A larger micro-batch that promises less than this factor cannot make up for still less memory. Chosen: of five pairs
 that promised 6 to 32 %, four were faster (benchmarks/results/runs); of a pair that promises less, none is known."""
@@ -287,7 +280,7 @@ class Belief:
 
     @cached_property
     def _memory_seen(self) -> list[MemoryObservation]:
-        return [found for pair in self.seen if (found := _memory_observation(self.space, *pair)) is not None]
+        return [found for pair in self.seen if (found := memory_observation(self.space, *pair)) is not None]
 
     @cached_property
     def memory(self) -> MemoryCalibration:
@@ -302,17 +295,8 @@ class Belief:
 
     def _calibrated_from(self, machine: MachineSpeed) -> SpeedCalibration:
         space = self.space
-        observations = [
-            SpeedObservation(
-                candidate=candidate,
-                boundary_seconds=record.measurement.boundary_seconds,
-                accumulate_seconds=record.measurement.accumulate_seconds,
-                shallow=space.shallow if record.purpose == "probe" else None,
-                noise=_noise(record.measurement),
-            )
-            for candidate, record in (*self.seen, *self.probed)
-            if record.measurement is not None
-        ]
+        pairs = (*self.seen, *self.probed)
+        observations = [found for pair in pairs if (found := speed_observation(space, *pair)) is not None]
         observations += self.earlier.observations()
         return calibrate_speed(space.workload, observations, world_size=space.world_size, machine=machine)
 
@@ -359,31 +343,3 @@ def expected_gain(tokens_per_second: float, deviation: float, *, over: float) ->
 
 def device_of(space: Space) -> Literal["cuda", "cpu"]:
     return "cuda" if space.device == "cuda" else "cpu"
-
-
-def _noise(measurement: Measurement) -> float:
-    """The relative error of measured step times. Near the memory limit, they are slower than the model expects."""
-    if measurement.alloc_retries:
-        return _NOISE_OF_THRASHING
-    if measurement.num_steps < 2:
-        return _NOISE_OF_ONE_STEP
-    return max(STEP_NOISE, measurement.spread / math.sqrt(measurement.num_steps))  # large if the host disturbs them all
-
-
-def _memory_observation(space: Space, candidate: Candidate, record: Record) -> MemoryObservation | None:
-    """The peak memory in `record`, or the least that it would have been; None if memory is not known."""
-    measurement, outcome = record.measurement, record.outcome
-    if measurement is not None:
-        return MemoryObservation(
-            candidate=candidate,
-            fits=True,
-            peak_device=measurement.peak_device,
-            peak_reserved=measurement.peak_reserved,
-            peak_allocated=measurement.peak_allocated,
-            outside_torch=measurement.outside_torch,
-            peak_host=measurement.held_host or measurement.peak_host,
-        )
-    if outcome.kind != "gpu_oom" or failed_in_setup(outcome):
-        return None
-    missing = (outcome.bytes_asked or 0) - (outcome.bytes_free or 0)
-    return MemoryObservation(candidate=candidate, fits=False, peak_device=space.memory_limit + max(0, missing))
