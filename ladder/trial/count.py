@@ -59,7 +59,9 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
         return {"tasks": tasks, "sizes": sizes}
     try:
         with at_most(_SECONDS):
-            sizes["block"] = counted_block(model.to("meta", torch.bfloat16), _blocks(model), sizes["num_layers"])
+            blocks, positions = _blocks(model), sizes["max_positions"] or _number(config, "max_seq_len")
+            model = model.to("meta", torch.bfloat16)
+            sizes["block"] = counted_block(model, blocks, sizes["num_layers"], positions)
     except (Exception, TooLong) as error:  # whatever its code raises
         return {"tasks": tasks, "sizes": sizes, "uncounted": f"{type(error).__name__}: {error}"}
     return {"tasks": tasks, "sizes": sizes}

@@ -16,8 +16,6 @@ from transformers import PreTrainedModel
 
 _LONGEST = 2048
 """Tokens of the longer of two sequences; the other has half. Chosen: longer than most windows of attention."""
-_POSITIONS = ("max_position_embeddings", "max_seq_len")
-"""What configurations call the longest sequence."""
 _PRODUCTS = ("mm", "conv")
 """Parts of the names of operations whose time follows from their arithmetic."""
 _FREE = ("detach", "_unsafe_view", "empty", "lift_fresh")
@@ -40,16 +38,16 @@ class Step(NamedTuple):
     kernels: int
 
 
-def counted_block(model: PreTrainedModel, blocks: Sequence[nn.Module], layers: int) -> dict[str, float]:
+def counted_block(
+    model: PreTrainedModel, blocks: Sequence[nn.Module], layers: int, positions: int | None
+) -> dict[str, float]:
     """The fields of `CountedBlock`: what `blocks`, which are those of `model`, do in each of so many layers.
 
-    `model` has weights of 16 bits on the meta device; they are frozen afterwards. Raises what its code raises without
-    values to read, and ValueError for a result that cannot be true.
+    `model` tells so many `positions` apart, or any number. It has weights of 16 bits on the meta device, which are
+    frozen afterwards. Raises what its code raises without values to read, and ValueError for a result that cannot be
+    true.
     """
-    text = model.config.get_text_config()
-    positions = (getattr(text, name, None) for name in _POSITIONS)
-    length = min((each for each in positions if isinstance(each, int) and each > 1), default=_LONGEST)
-    length = min(length, _LONGEST)
+    length = min(positions or _LONGEST, _LONGEST)
     model.train()
     longer, shorter = _of_a_sequence(model, blocks, length), _of_a_sequence(model, blocks, length // 2)
     model.requires_grad_(False)
@@ -81,6 +79,7 @@ def _of_a_sequence(model: PreTrainedModel, blocks: Sequence[nn.Module], length: 
 def of_step(
     model: PreTrainedModel, blocks: Sequence[nn.Module], sequences: int, length: int, *, backward: bool
 ) -> Step:
+    """What all `blocks` of `model`, which is on the meta device, do in a step with so many sequences."""
     weights = {_storage(each) for each in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
     kernels, ran = _Kernels(), set[nn.Module]()

@@ -49,9 +49,9 @@ def shape_of_counted(
     elif block is None:
         note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
         note += "first predicted as a usual layer's; trials measure them."
-    fields: dict[str, Any] = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
-    fields |= {"block": CountedBlock(**block) if block else None}
-    return ModelShape(name=name, source=source, note=note.strip(), **fields, **sizes)
+    fields = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
+    own = CountedBlock(**block) if block else None
+    return ModelShape(name=name, source=source, note=note.strip(), block=own, **fields, **sizes)
 
 
 def scaled(shape: ModelShape, config: Mapping[str, Any], num_layers: int, vocab_size: int) -> ModelShape:
