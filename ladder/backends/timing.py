@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ladder.candidates import Candidate, Terms
-from ladder.machine.machine_speed import MachineSpeed, flops_per_token, forward_flops
+from ladder.machine.machine_speed import MachineSpeed, attention_flops, flops_per_token, forward_flops
 from ladder.workload.matrices import num_experts
 from ladder.workload.trained import BYTES_OF_A_WEIGHT
 from ladder.workload.workload import Workload
@@ -19,6 +19,9 @@ _ALIGNED, _UNALIGNED = 8, 3.5
 """Products with the head take so many times as long where the vocabulary is no multiple of 8 tokens, with which bf16
 kernels load 16 bytes at once. Measured: chosen so that GPT-2 (50,257 tokens) and RoBERTa (50,265) on one H100 agree
 (benchmarks/results/runs)."""
+_WITH_A_MASK = 6.0
+"""Attention with a mask takes so many times as long as causal attention without one: it computes twice as much, in
+slower kernels. Measured: chosen between Falcon-RW-1B and Gemma-3-270m on one H200 (benchmarks/results/runs)."""
 _OF_A_CHUNK = 6.0
 """Bytes per weight of the head that a chunk of the loss reads and writes. Measured: a chunk of 64 rows takes 1.4 ms on
 one H100, with the 256,000 tokens of Gemma (benchmarks/results/runs)."""
@@ -40,7 +43,18 @@ def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpee
     products *= _PRODUCTS_OF_EXPERTS if num_experts(workload.model) > 1 else 1.0
     if workload.model.vocab_size % _ALIGNED:
         products += (_UNALIGNED - 1) * _head_flops(workload) / (machine.flops * machine.achievable)
+    products += _slow_product_seconds(workload, machine) * (1 + candidate.checkpointed / 3)
     return products + moved / (ELEMENT_WISE * machine.device_bytes)
+
+
+def _slow_product_seconds(workload: Workload, machine: MachineSpeed) -> float:
+    """Seconds of a token by which a counted model's products take longer than in 16 bits and without masks."""
+    model, block = workload.model, workload.model.block
+    if block is None:
+        return 0.0
+    in_32_bits = block.flops_32 + block.flops_32_by_length * workload.seq_len
+    masked = (_WITH_A_MASK - 1) * attention_flops(block.masked, workload.seq_len)
+    return model.num_layers * (in_32_bits / machine.flops_32 + masked / machine.flops) / machine.achievable
 
 
 def ramp_seconds(

@@ -18,6 +18,8 @@ class MachineSpeed:
     """Dense 16-bit floating-point operations, as the vendor states them."""
     achievable: float
     """The share of `flops` that the matrix products of training reach with a large micro-batch."""
+    flops_32: float
+    """Operations of products in 32 bits, as PyTorch computes them unless told otherwise."""
     device_bytes: float
     """Memory bandwidth of the GPU."""
     link_bytes: float
@@ -95,6 +97,9 @@ _GPUS: tuple[tuple[str, float, float, float], ...] = (
 _RECORDED = ("H200", "H100")
 """Of `_GPUS`, those on one node of which sweeps tell. Chosen: H200, on which they were recorded
 (benchmarks/results/sweeps), and H100, which has the same architecture."""
+_IN_32_BITS = 1 / 15
+"""Operations of products in 32 bits, not in TF32, over those in 16. Derived: data sheets of A100 (19.5 and 312 TFLOP/s)
+and H100 (67 and 989)."""
 _NETWORK = 25e9
 """Bytes per second and GPU between nodes. Chosen: one port of 200 Gbit/s per GPU."""
 _OF_A_CORE, _OF_A_HOST = 130e6, 10e9
@@ -185,6 +190,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
         return MachineSpeed(
             flops=40e9 * share,
             achievable=0.5,
+            flops_32=40e9 * share,
             device_bytes=5e9 * share,
             link_bytes=1e9,
             node_link_bytes=1e9,
@@ -200,6 +206,7 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
     return MachineSpeed(
         flops=flops,
         achievable=0.65,
+        flops_32=flops * _IN_32_BITS,
         device_bytes=memory,
         link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
         node_link_bytes=link,
@@ -242,13 +249,18 @@ def flops_per_token(workload: Workload) -> float:
 def forward_flops(workload: Workload) -> float:
     """Floating-point operations of the forward pass per token."""
     model = workload.model
-    attention = 2.0 * model.num_layers * model.hidden_size * workload.seq_len
+    attention = model.num_layers * attention_flops(model.hidden_size, workload.seq_len) / 3
     return 2.0 * (model.num_matmul_parameters + _adapters(workload)) + attention
+
+
+def attention_flops(width: float, length: int) -> float:
+    """Operations of a token in causal attention with queries of `width` values, forward and backward: twice as many."""
+    return 6.0 * width * length
 
 
 def _backward_flops(workload: Workload) -> float:
     weights, model, adapters = workload.weights, workload.model, _adapters(workload)
-    attention = 4.0 * model.num_layers * model.hidden_size * workload.seq_len
+    attention = model.num_layers * attention_flops(model.hidden_size, workload.seq_len) * 2 / 3
     if weights.is_whole:
         trained = float(model.num_matmul_parameters)
     else:

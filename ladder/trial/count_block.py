@@ -12,12 +12,17 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 _LONGEST = 2048
 """Tokens of the longer of two sequences; the other has half. Chosen: longer than most windows of attention."""
-_PRODUCTS = ("mm", "conv")
-"""Parts of the names of operations whose time follows from their arithmetic."""
+_PRODUCTS, _BATCHED = ("mm", "conv"), "bmm"
+"""Parts of the names of operations whose time follows from their arithmetic, and of those with a product for each head,
+which may have too little of it."""
+_ENOUGH = 150.0
+"""Operations for each byte that a batched product has to have for that. Derived: data sheets of A100 (156), H200 (206)
+and H100 (295)."""
 _FREE = ("detach", "_unsafe_view", "empty", "lift_fresh")
 """Parts of the names of operations that start no kernel."""
 _ANSWERS = {
@@ -34,8 +39,12 @@ class Step(NamedTuple):
     kept: float
     """Bytes kept for backward."""
     moved: float
-    """Bytes that kernels other than products read and write."""
+    """Bytes that kernels read and write, but for products with enough arithmetic."""
     kernels: int
+    flops_32: float
+    """Operations of products in 32 bits."""
+    masked: float
+    """Values of queries in attention with a mask."""
 
 
 def counted_block(
@@ -55,25 +64,30 @@ def counted_block(
     frozen = _of_a_sequence(model, blocks, length, backward=False)
     kept, kept_more = _line(longer.kept, shorter.kept, length)
     moved, moved_more = _line(longer.moved, shorter.moved, length)
+    if min(kept, moved) <= 0:
+        raise ValueError(f"{kept:.0f} bytes kept and {moved:.0f} moved for a token")
     of_all = {"kept": kept, "kept_by_length": kept_more, "moved": moved, "moved_by_length": moved_more}
+    flops, flops_more = _line(longer.flops_32, shorter.flops_32, length)
+    of_all |= {"flops_32": flops, "flops_32_by_length": flops_more, "masked": longer.masked / length}
     of_all |= {"kept_for_weights": (longer.kept - frozen.kept) / length, "kernels": longer.kernels}
     of_all |= {"tensors": sum(1 for block in blocks for _ in block.parameters())}
     return {name: value / layers for name, value in of_all.items()}
 
 
 def _line(of_longer: float, of_shorter: float, length: int) -> tuple[float, float]:
-    """Bytes of a token with no sequence around it, and those more for each token of its sequence."""
+    """What a token with no sequence around it has, and what it has more for each token of its sequence."""
     more = (of_longer / length - of_shorter / (length // 2)) / (length - length // 2)
-    fixed = of_longer / length - more * length
-    if fixed <= 0 or more < 0:
-        raise ValueError(f"{fixed:.0f} bytes a token and {more:.1f} for each of its sequence")
+    fixed, more = round(of_longer / length - more * length, 6), round(more, 6)
+    if min(fixed, more) < 0:
+        raise ValueError(f"{fixed:.0f} a token and {more:.1f} more for each of its sequence")
     return fixed, more
 
 
 def _of_a_sequence(model: PreTrainedModel, blocks: Sequence[nn.Module], length: int, *, backward: bool = True) -> Step:
     """What a further sequence of a micro-batch adds, so without what all share; but all kernels."""
     two, one = (of_step(model, blocks, number, length, backward=backward) for number in (2, 1))
-    return Step(two.kept - one.kept, two.moved - one.moved, two.kernels)
+    more = {name: getattr(two, name) - getattr(one, name) for name in ("kept", "moved", "flops_32", "masked")}
+    return Step(**more, kernels=two.kernels)
 
 
 def of_step(
@@ -93,7 +107,7 @@ def of_step(
     tokens = torch.zeros((sequences, length), dtype=torch.long, device="meta")
     try:
         hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-        with warnings.catch_warnings(), torch.device("meta"), _AsOnGpus(), kernels, hooks:
+        with warnings.catch_warnings(), torch.device("meta"), _AsOnGpus(kernels), kernels, hooks:
             warnings.filterwarnings("error", message="Full backward hook")  # it would miss the block's backward
             loss = model(input_ids=tokens, labels=tokens).loss
             if backward:
@@ -104,7 +118,8 @@ def of_step(
         model.zero_grad()
     if ran != set(blocks):
         raise ValueError(f"{len(ran)} of {len(blocks)} blocks ran")
-    return Step(sum(each.untyped_storage().nbytes() for each in kept.values()), kernels.moved, kernels.number)
+    held = sum(each.untyped_storage().nbytes() for each in kept.values())
+    return Step(held, kernels.moved, kernels.number, kernels.flops_32, kernels.masked)
 
 
 def _watch(block: nn.Module, kernels: _Kernels, ran: set[nn.Module]) -> list[Any]:
@@ -127,13 +142,13 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _Kernels(TorchDispatchMode):
-    """Counts the kernels that run in blocks, and the bytes that those read and write that are no products."""
+    """Counts the kernels that run in blocks, what they read and write, and which products are slow ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside = False
         self.number = 0
-        self.moved = 0
+        self.moved = self.flops_32 = self.masked = 0
         self._asked: dict[int, str] = {}
         """By storage of a single boolean: the operation that made it."""
 
@@ -147,19 +162,32 @@ class _Kernels(TorchDispatchMode):
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         if self.inside and made and not func.is_view and not any(part in name for part in _FREE):
             self.number += 1
+            read = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+            moved = sum(each.numel() * each.element_size() for each in (*read, *made))
             if not any(part in name for part in _PRODUCTS):
-                read = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-                self.moved += sum(each.numel() * each.element_size() for each in (*read, *made))
+                self.moved += moved
+            elif (flops_of := flop_registry.get(func._overloadpacket)) is not None:
+                flops = flops_of(*args, **(kwargs or {}), out_val=result)
+                if read[0].dtype == torch.float32:
+                    self.flops_32 += flops
+                elif _BATCHED in name and flops < _ENOUGH * moved:
+                    self.moved += moved
         return result
 
 
 class _AsOnGpus(TorchFunctionMode):
     """Attention and dropout keep and move what their kernels on a GPU do; the meta device would write them out."""
 
+    def __init__(self, kernels: _Kernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             mask = given.get("attn_mask", args[3] if len(args) > 3 else None)
+            if mask is not None:
+                self._kernels.masked += args[0].numel() * self._kernels.inside
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.empty_like(mask, dtype=args[0].dtype)
             return _Attention.apply(*args[:3], mask)

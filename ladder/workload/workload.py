@@ -33,10 +33,16 @@ class CountedBlock:
     kept_for_weights: float
     """Bytes of these that only the gradients of the block's weights need."""
     moved: float
-    """Bytes that kernels other than products read and write, forward and backward, but for those that grow with the
-    sequence."""
+    """Bytes that kernels read and write whose time follows from them, forward and backward, but for those that grow
+    with the sequence."""
     moved_by_length: float
     """Bytes more for each token of the sequence."""
+    flops_32: float = 0.0
+    """Operations of products in 32 bits, forward and backward, but for those that grow with the sequence."""
+    flops_32_by_length: float = 0.0
+    """Operations more for each token of the sequence."""
+    masked: float = 0.0
+    """Values of queries in attention with a mask."""
     kernels: float
     """Kernels, forward and backward, of any number of tokens; without those of attention."""
     tensors: float

@@ -89,6 +89,50 @@ def test_what_a_frozen_block_with_adapters_keeps_is_what_its_own_code_keeps(fami
     assert activations_of(workload, candidate).kept == pytest.approx(two - one, rel=0.02)
 
 
+GPT_NEO = {
+    "model_type": "gpt_neo",
+    "hidden_size": 64,
+    "num_layers": 4,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 2]],
+    "vocab_size": 1000,
+}
+FALCON = {
+    "model_type": "falcon",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "alibi": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "of_scores_in_32_bits", "masked"),
+    [(GPT_NEO, 6 * 64, 0), (FALCON, 0, 64), (SMALL | {"model_type": "olmo", "vocab_size": 1000}, 0, 0)],
+    ids=["scores in 32 bits", "a bias for each pair of positions", "causal attention"],
+)
+def test_products_in_32_bits_and_attention_with_a_mask_are_counted(
+    config: dict[str, Any], of_scores_in_32_bits: int, masked: int
+) -> None:
+    block = shape_of(config).block
+    assert block is not None
+    assert (block.flops_32, block.flops_32_by_length, block.masked) == (0, of_scores_in_32_bits, masked)
+
+
+def test_a_product_for_each_head_without_much_arithmetic_counts_by_the_bytes_that_it_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_products = shape_of(GPT_NEO).block
+    monkeypatch.setattr(count_block, "_ENOUGH", 0.0)
+    without = shape_of(GPT_NEO).block
+    assert with_products is not None
+    assert without is not None
+    of_weights_and_values = 4 * 3 * 2
+    assert with_products.moved_by_length - without.moved_by_length == of_weights_and_values
+    assert with_products.moved > without.moved
+
+
 def test_a_block_that_is_left_out_at_random_is_counted_as_one_that_runs() -> None:
     m2m = {key: value for key, value in OTHERS["bart"].items() if key != "architectures"} | {"model_type": "m2m_100"}
     often = counted(m2m | {"encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}, None)

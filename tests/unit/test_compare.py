@@ -38,16 +38,16 @@ def test_a_way_that_the_file_holds_is_not_run_again(tmp_path: Path, monkeypatch:
 
 
 def test_gpu_seconds_count_every_gpu_and_headroom_is_what_the_limit_leaves() -> None:
-    columns = figures(Work(model="tiny-llama", gpus=4, cap_gib=24.0), FOUND, 50)
+    columns = figures(Work(model="tiny-llama", gpus=4, cap_gib=24.0), FOUND)
     assert (columns["wall_seconds"], columns["gpu_seconds"], columns["headroom"]) == (30.0, 120.2, 0.75)
     assert columns["fifty_steps"] is True
     assert columns["why"] is None
 
 
-def test_fewer_steps_than_asked_for_leave_it_open_whether_all_run_and_none_at_all_deny_it() -> None:
+def test_fewer_than_fifty_steps_leave_it_open_whether_so_many_run_and_none_at_all_deny_it() -> None:
     work = Work(model="tiny-llama")
-    assert figures(work, FOUND | {"real": REAL | {"steps": 49}}, 50)["fifty_steps"] is None
-    without = figures(work, {"seconds": 1.0, "why": "out of memory"}, 50)
+    assert figures(work, FOUND | {"real": REAL | {"steps": 49}})["fifty_steps"] is None
+    without = figures(work, {"seconds": 1.0, "why": "out of memory"})
     assert (without["fifty_steps"], without["tokens_per_second"], without["why"]) == (False, None, "out of memory")
 
 

@@ -9,6 +9,8 @@ from helpers import make_candidate
 from helpers.shapes import llama_like
 
 from ladder.backends.activations import activations_of, terms_of
+from ladder.backends.timing import token_seconds
+from ladder.machine.machine_speed import machine_speed
 from ladder.workload.lora import Lora
 from ladder.workload.workload import CountedBlock, Workload
 
@@ -60,3 +62,16 @@ def test_a_frozen_block_keeps_what_its_weights_do_not_need_and_what_adapters_do(
     assert activations_of(workload(lora=Lora(rank=8)), CANDIDATE).kept == pytest.approx(
         4 * tokens * (per_token + everything)
     )
+
+
+def test_products_in_32_bits_and_attention_with_a_mask_make_a_token_take_longer() -> None:
+    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
+
+    def seconds(block: CountedBlock) -> float:
+        return token_seconds(workload(block), CANDIDATE, machine, terms_of(workload(block), CANDIDATE, 1))
+
+    exact = replace(BLOCK, flops_32=1e6, flops_32_by_length=1e3)
+    more = 4 * (1e6 + 1e3 * SEQ_LEN) * 15 / (989e12 * 0.65)
+    assert seconds(exact) - seconds(BLOCK) == pytest.approx(more)
+    of_attention = 4 * 6 * 256 * SEQ_LEN / (989e12 * 0.65)
+    assert seconds(replace(BLOCK, masked=256.0)) - seconds(BLOCK) == pytest.approx(5 * of_attention)
