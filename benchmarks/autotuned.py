@@ -9,6 +9,7 @@ Autotuner ends a training itself once it has seen enough; otherwise it ends afte
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 
 import torch
@@ -23,6 +24,9 @@ def main() -> None:
     parser.add_argument("--local_rank", type=int)
     options = parser.parse_args()
     spec = read_spec(options.spec)
+    if spec["gpus"]:  # DeepSpeed's launcher names slots, counted from the host's first GPU
+        slots = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec["gpus"][int(slot)] for slot in slots)
     device = begin(spec)
     model = make_model(spec, device)
     limit_memory(spec["cap_gib"], device)

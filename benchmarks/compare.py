@@ -11,7 +11,8 @@ FOLDER/ROW.json gets a record for each way and repetition, and one that it alrea
 
 - `tokens_per_second` over all GPUs in the last 20 of the real steps;
 - `wall_seconds` and `gpu_seconds` until there was an answer; `failures` on the way to it;
-- `fifty_steps`: whether all real steps ran; null where so many would have taken too long (`steps` says how many ran);
+- `fifty_steps`: whether 50 real steps ran; null where so few were asked for, or so many would have taken too long
+  (`steps` says how many ran);
 - `peak_device_gib` and `headroom`, the part of the limit that stays free;
 - `joules_per_token`, where the GPU counts; `cannot_say`: what this way has no words for at all;
 - `answer`, and `why` if it has none or the training failed.
@@ -53,6 +54,8 @@ ROWS: dict[str, Work] = {
     "cpu": Work(model=_SMALLEST, gpus=2, seq_len=32, batch=4),
     "cpu-64mib": Work(model=_SMALLEST, seq_len=128, batch=64, cap_gib=0.0625),
 }
+_MANY = 50
+"""Optimizer steps that show that a configuration lasts. Chosen."""
 _TWICE = ("llama-1b-24gib-32", "llama-1b-24gib-256", "llama-1b-32")
 """Rows whose spread is of interest."""
 
@@ -77,21 +80,20 @@ def record(work: Work, name: str, steps: int) -> dict[str, Any]:
     way, cannot_say = WAYS[name]
     with tempfile.TemporaryDirectory() as folder:
         found = way(work, Path(folder), steps)
-    return figures(work, found, steps) | {"host": _host(), "cannot_say": cannot_say}
+    return figures(work, found) | {"host": _host(), "cannot_say": cannot_say}
 
 
-def figures(work: Work, found: dict[str, Any], steps: int) -> dict[str, Any]:
+def figures(work: Work, found: dict[str, Any]) -> dict[str, Any]:
     """The columns of the comparison from what a way found."""
     real = found.get("real") or {}
     made, limit = real.get("steps", 0), work.cap_gib or _memory()
     peak = real.get("peak_device_gib")
-    is_short = bool(real) and made < steps
     return {
         "tokens_per_second": real.get("tokens_per_second"),
         "wall_seconds": round(found["seconds"], 1),
         "gpu_seconds": round(found["seconds"] * work.gpus, 1),
         "failures": found.get("failures"),
-        "fifty_steps": None if is_short else bool(real),
+        "fifty_steps": None if 0 < made < _MANY else bool(real),
         "steps": made,
         "peak_device_gib": round(peak, 3) if peak else None,
         "limit_gib": limit,
@@ -124,7 +126,7 @@ def main() -> None:
         "--only", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="WAY", help=", ".join(WAYS)
     )
     parser.add_argument("--repetitions", type=int)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=_MANY)
     options = parser.parse_args()
     whole: list[dict[str, Any]] = []
     for row in options.rows:
