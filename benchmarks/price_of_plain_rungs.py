@@ -1,15 +1,17 @@
-"""What rungs without DeepSpeed cost the search, and bring, on simulated machines.
+"""What rungs without DeepSpeed cost the search, and bring, on simulated machines or in recorded sweeps.
 
     python benchmarks/price_of_plain_rungs.py [--machines 60] [--first 0] [--jobs 2] [--adapters]
+    python benchmarks/price_of_plain_rungs.py --recorded
 
-Each case of benchmarks/search.py is tuned with DeepSpeed's rungs and, as `--backend all` does, with all. Machines that
-train in fp16, where no plain rung works, are left out, and so are cases where nothing fits.
+Each case is tuned with DeepSpeed's rungs and, as `--backend all` does, with all: the cases of benchmarks/search.py, or
+with `--recorded` those of the sweeps in benchmarks/results/sweeps/plain. Machines that train in fp16, where no plain
+rung works, are left out, and so are cases where nothing fits.
 
 The last line: `cases`; `plain_wins`, those whose fastest candidate has no DeepSpeed; `seconds`, the trial seconds of
 all tunes over those with DeepSpeed's rungs alone; `gain`, the mean ratio of tokens/s of the answers; `p95_regret_pct`
 and `max_regret_pct` over all rungs, and `deepspeed_p95_regret_pct` of DeepSpeed's answer among its own; and the mean
 error of the memory of plain candidates that fit: `memory_mae_pct` as the tune leaves it, and `memory_before_pct` before
-any trial, of allocated bytes on the same machines without deviations.
+any trial, of allocated bytes on the same machines without deviations, or as recorded.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from recorded import SWEEPS, Sweep, recorded_sweeps
 from search import percentile, regret_of
-from search_cases import Case, search, simulated_cases
+from search_cases import ACCUMULATIONS, Case, Problem, search, simulated_cases
 
 from ladder.backends.base import Moment
 from ladder.backends.registry import backend_of
@@ -30,6 +33,7 @@ from ladder.search.belief import believe
 from ladder.search.policy import auto
 from ladder.search.space import of_main_backend
 from ladder.simulation.physics import Physics
+from ladder.units import GIB
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,13 @@ class Found:
     before: tuple[float, ...]
 
 
-def run_machine(cases: Sequence[Case]) -> list[Found]:
+def run_machine(cases: Sequence[Problem]) -> list[Found]:
     """All accumulations of one machine."""
     found = [run_case(case) for case in cases]
     return [each for each in found if each is not None]
 
 
-def run_case(case: Case) -> Found | None:
+def run_case(case: Problem) -> Found | None:
     """None where nothing fits, or no plain rung works."""
     space, speeds = case.space(), case.speeds()
     own = of_main_backend(space)
@@ -81,12 +85,19 @@ def is_own(candidate: Candidate) -> bool:
     return candidate.engine.rung.backend == "deepspeed"
 
 
-def error_before(case: Case, candidate: Candidate) -> float:
-    """Of the allocated bytes, before any trial, on a machine without deviations."""
-    exact = case.simulated.model_copy(update={"surprise": 0.0, "rank_spread": 0.0})
-    truth = Physics(exact, case.workload, case.machine.world_size).truth(candidate)
+def error_before(case: Problem, candidate: Candidate) -> float:
+    """Of the allocated bytes, before any trial."""
     moments = backend_of(candidate.engine.rung).moments(case.workload, candidate, case.machine.world_size, "cuda")
-    return max(map(allocated, moments)) / truth.allocated - 1
+    return max(map(allocated, moments)) / truly_allocated(case, candidate) - 1
+
+
+def truly_allocated(case: Problem, candidate: Candidate) -> float:
+    """Bytes as recorded, or on a machine without deviations."""
+    if isinstance(case, Sweep):
+        return float(case.rows[candidate.key]["peak_allocated_gib"] * GIB)
+    assert isinstance(case, Case)
+    exact = case.simulated.model_copy(update={"surprise": 0.0, "rank_spread": 0.0})
+    return Physics(exact, case.workload, case.machine.world_size).truth(candidate).allocated
 
 
 def allocated(moment: Moment) -> float:
@@ -119,8 +130,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--adapters", action="store_true", help="train by LoRA and QLoRA, where only DDP works")
+    parser.add_argument("--recorded", action="store_true", help="play back recorded sweeps")
     options = parser.parse_args()
-    machines = simulated_cases(options.machines, first=options.first, adapters=options.adapters, plain=True)
+    machines: Iterable[Sequence[Problem]]
+    if options.recorded:
+        machines = ([sweep] for sweep in recorded_sweeps(ACCUMULATIONS, folder=SWEEPS / "plain"))
+    else:
+        machines = simulated_cases(options.machines, first=options.first, adapters=options.adapters, plain=True)
     with multiprocessing.Pool(options.jobs) as pool:
         found = [each for machine in pool.imap(run_machine, list(machines)) for each in machine]
     for each in sorted(found, key=lambda each: -each.regret)[:8]:
