@@ -7,7 +7,8 @@ FSDP2 and the Trainer by hand; the batch size finders of the Trainer, accelerate
 fast and full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten
 minutes.
 
-FOLDER/ROW.json gets a record for each way and repetition, and one that it already holds is not run again:
+FOLDER/ROW.json gets a record for each way and repetition, with its date and host (the first GPU's number tells hosts
+apart), and one that it already holds is not run again:
 
 - `tokens_per_second` over all GPUs in the last 20 of the real steps;
 - `wall_seconds` and `gpu_seconds` until there was an answer; `failures` on the way to it;
@@ -28,6 +29,7 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,7 @@ def compare(file: Path, row: str, ways: Sequence[str], repetitions: int, steps: 
             known = {"way": name, "repetition": repetition}
             if any(known.items() <= record.items() for record in records):
                 continue
-            records.append(known | record(ROWS[row], name, steps))
+            records.append(known | {"date": time.strftime("%Y-%m-%d")} | record(ROWS[row], name, steps))
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(records, indent=1) + "\n")
             print(json.dumps(records[-1]), flush=True)
@@ -114,7 +116,7 @@ def _memory() -> float | None:
 def _host() -> str:
     gpus = visible_gpus()
     if gpus:
-        return f"{len(gpus)} x {gpus[0].name}"
+        return f"{len(gpus)} x {gpus[0].name} ({gpus[0].uuid[:12]})"
     return f"{os.cpu_count()} cores ({platform.machine()}), {psutil.virtual_memory().total / 2**30:.0f} GiB"
 
 

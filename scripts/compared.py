@@ -1,7 +1,7 @@
 """Write the tables of docs/explanation/side-by-side.md: `python scripts/compared.py`.
 
-All figures come from benchmarks/results/compare: `ways.json` of benchmarks/choosers.py and `memory.json` of
-benchmarks/estimators.py.
+All figures come from benchmarks/results/compare: `ways.json` of benchmarks/choosers.py, `memory.json` of
+benchmarks/estimators.py, and the files that benchmarks/compare.py has written on GPUs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,30 @@ ESTIMATORS = {
     "deepspeed": "DeepSpeed's estimators",
     "accelerate": "`accelerate estimate-memory`",
     "llm-analysis": "llm-analysis",
+}
+LIVE = {
+    "opt-125m": "opt-125m, 512 tokens, batch 64",
+    "roberta-base": "RoBERTa-base (masked-lm), 512 tokens, batch 64",
+    "llama-1b-24gib-32": "Llama-3.2-1B, 24 GiB, batch 32",
+    "llama-1b-24gib-256": "Llama-3.2-1B, 24 GiB, batch 256",
+    "llama-1b-32": "Llama-3.2-1B, batch 32",
+    "llama-1b-lora-24gib-32": "Llama-3.2-1B with LoRA, 24 GiB, batch 32",
+    "opt-125m-2": "opt-125m on two GPUs, 512 tokens, batch 64",
+    "opt-1.3b-2": "OPT-1.3B on two GPUs, batch 64",
+    "llama-2-7b-76gib-2": "Llama-2-7B on two GPUs, 76 GiB, batch 64",
+    "llama-2-7b-40gib-2": "Llama-2-7B on two GPUs, 40 GiB, batch 64",
+}
+"""By row of benchmarks/compare.py, what stands in the table."""
+LIVE_WAYS = {
+    "ladder": "`ladder tune`",
+    "ddp": "DDP by hand",
+    "fsdp2": "FSDP2 by hand",
+    "trainer": "the Trainer by hand",
+    "auto_find_batch_size": "the Trainer's `auto_find_batch_size`",
+    "find_executable_batch_size": "accelerate's `find_executable_batch_size`",
+    "lightning": "Lightning's batch-size finder",
+    "autotuner fast": "DeepSpeed's Autotuner, fast",
+    "autotuner full": "DeepSpeed's Autotuner, full",
 }
 
 
@@ -76,10 +100,53 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def live_table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each way that ran on the same host as `ladder` did."""
+    columns = (
+        "training",
+        "way",
+        "tokens/s",
+        "of `ladder`'s",
+        "GPU seconds to the answer",
+        "failures",
+        "real steps",
+        "free",
+    )
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
+    for row in sorted(rows, key=lambda each: (*_run_of(each), list(LIVE_WAYS).index(each["way"]))):
+        speed, own = row["tokens_per_second"], ours.get(_run_of(row))
+        if not own:
+            continue
+        ratio = f"{speed:,.0f} | {speed / own:.2f}" if speed else f"no answer: {row['why']} | "
+        failures = "" if row["failures"] is None else row["failures"]
+        headroom = "" if row["headroom"] is None else f"{row['headroom']:.0%}"
+        lines.append(
+            f"| {LIVE[row['row']]} | {LIVE_WAYS[row['way']]} | {ratio} | {row['gpu_seconds']:.0f} | {failures} "
+            f"| {row['steps']} | {headroom} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _run_of(row: dict[str, Any]) -> tuple[int, str, int]:
+    """What a row may be compared with: the same training, on the same GPUs, in the same repetition."""
+    return list(LIVE).index(row["row"]), row["host"], row["repetition"]
+
+
+def live_rows() -> list[dict[str, Any]]:
+    files = {name: RESULTS / f"{name}.json" for name in LIVE}
+    return [
+        {"row": name, **record}
+        for name, file in files.items()
+        if file.exists()
+        for record in json.loads(file.read_text("utf-8"))
+    ]
+
+
 def with_tables(page: str) -> str:
-    """The page with both tables between their markers. ValueError if a marker is missing."""
-    for name, table in (("ways", ways_table), ("memory", memory_table)):
-        rows = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    """The page with its tables between their markers. ValueError if a marker is missing."""
+    for name, table in (("ways", ways_table), ("memory", memory_table), ("live", live_table)):
+        rows = live_rows() if name == "live" else json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
         begin, end = f"<!-- {name}: written by scripts/compared.py -->\n", f"<!-- end of {name} -->\n"
         page = chart.between(page, begin, table(rows), end, f"{PAGE} lacks the markers of {name}")
     return page
