@@ -7,8 +7,8 @@ FSDP2 and the Trainer by hand; the batch size finders of the Trainer, accelerate
 fast and full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten
 minutes.
 
-FOLDER/ROW.json gets a record for each way and repetition, with its date and host (the first GPU's number tells hosts
-apart), and one that it already holds is not run again:
+FOLDER/ROW.json gets a record for each way and repetition, with its date and host (with the start of its first
+GPU's UUID), and one that it already holds is not run again:
 
 - `tokens_per_second` over all GPUs in the last 20 of the real steps;
 - `wall_seconds` and `gpu_seconds` until there was an answer; `failures` on the way to it;

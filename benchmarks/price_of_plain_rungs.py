@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--adapters", action="store_true", help="train by LoRA and QLoRA, where only DDP works")
-    parser.add_argument("--recorded", action="store_true", help="play back recorded sweeps")
+    parser.add_argument("--recorded", action="store_true", help="play back recorded sweeps, and no machine")
     options = parser.parse_args()
     machines: Iterable[Sequence[Problem]]
     if options.recorded:

@@ -101,31 +101,30 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def live_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each way that ran on the same host as `ladder` did."""
-    columns = (
-        "training",
-        "way",
-        "tokens/s",
-        "of `ladder`'s",
-        "GPU seconds to the answer",
-        "failures",
-        "real steps",
-        "free",
-    )
+    """A line for each way; its speed is compared with `ladder`'s on the same GPUs."""
+    columns = ("training", "way", "tokens/s", "of `ladder`'s", "GPU seconds to it", "failures", "real steps", "free")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
     for row in sorted(rows, key=lambda each: (*_run_of(each), list(LIVE_WAYS).index(each["way"]))):
         speed, own = row["tokens_per_second"], ours.get(_run_of(row))
-        if not own:
-            continue
-        ratio = f"{speed:,.0f} | {speed / own:.2f}" if speed else f"no answer: {row['why']} | "
-        failures = "" if row["failures"] is None else row["failures"]
-        headroom = "" if row["headroom"] is None else f"{row['headroom']:.0%}"
-        lines.append(
-            f"| {LIVE[row['row']]} | {LIVE_WAYS[row['way']]} | {ratio} | {row['gpu_seconds']:.0f} | {failures} "
-            f"| {row['steps']} | {headroom} |"
+        cells = (
+            LIVE[row["row"]],
+            LIVE_WAYS[row["way"]],
+            f"{speed:,.0f}" if speed else _why(row),
+            f"{speed / own:.2f}" if speed and own else "",
+            f"{row['gpu_seconds']:.0f}",
+            "" if row["failures"] is None else row["failures"],
+            row["steps"],
+            "" if row["headroom"] is None else f"{row['headroom']:.0%}",
         )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Why there is no speed, in a cell of the table."""
+    last = (row["why"] or "").strip().splitlines()[-1:]
+    return ": ".join(["its training failed" if row["answer"] else "no answer", *last]).replace("|", "/")
 
 
 def _run_of(row: dict[str, Any]) -> tuple[int, str, int]:

@@ -53,8 +53,9 @@ def _slow_product_seconds(workload: Workload, machine: MachineSpeed) -> float:
     if block is None:
         return 0.0
     in_32_bits = block.flops_32 + block.flops_32_by_length * workload.seq_len
+    longer = in_32_bits * (1 / machine.flops_32 - 1 / machine.flops)
     masked = (_WITH_A_MASK - 1) * attention_flops(block.masked, workload.seq_len)
-    return model.num_layers * (in_32_bits / machine.flops_32 + masked / machine.flops) / machine.achievable
+    return model.num_layers * (longer + masked / machine.flops) / machine.achievable
 
 
 def ramp_seconds(

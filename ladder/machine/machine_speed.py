@@ -73,40 +73,38 @@ class Belief:
     """And what remains of its standard deviation."""
 
 
-# Dense bf16 FLOP/s (fp16 where there is no bf16), memory bytes/s and NVLink or PCIe bytes/s between GPUs: data sheets.
-_GPUS: tuple[tuple[str, float, float, float], ...] = (
-    ("B200", 2250e12, 8.0e12, 500e9),
-    ("GH200", 989e12, 4.0e12, 250e9),
-    ("H200", 989e12, 4.8e12, 250e9),
-    ("H100 PCIe", 756e12, 2.0e12, 50e9),
-    ("H100 NVL", 835e12, 3.9e12, 200e9),
-    ("H100", 989e12, 3.35e12, 250e9),
-    ("A100-PCIE", 312e12, 1.6e12, 20e9),
-    ("A100", 312e12, 2.0e12, 230e9),
-    ("L40S", 362e12, 0.86e12, 20e9),
-    ("L40", 181e12, 0.86e12, 20e9),
-    ("L4", 121e12, 0.3e12, 15e9),
-    ("A10G", 70e12, 0.6e12, 12e9),
-    ("A10", 125e12, 0.6e12, 20e9),
-    ("V100-PCIE", 112e12, 0.9e12, 10e9),
-    ("V100", 125e12, 0.9e12, 120e9),
-    ("T4", 65e12, 0.32e12, 8e9),
-    ("RTX 4090", 165e12, 1.0e12, 15e9),
-    ("RTX 3090", 71e12, 0.94e12, 12e9),
+# Dense bf16 FLOP/s (fp16 where there is no bf16), FLOP/s in 32 bits without TF32, memory bytes/s and NVLink or PCIe
+# bytes/s between GPUs: data sheets.
+_GPUS: tuple[tuple[str, float, float, float, float], ...] = (
+    ("B200", 2250e12, 80e12, 8.0e12, 500e9),
+    ("GH200", 989e12, 67e12, 4.0e12, 250e9),
+    ("H200", 989e12, 67e12, 4.8e12, 250e9),
+    ("H100 PCIe", 756e12, 51e12, 2.0e12, 50e9),
+    ("H100 NVL", 835e12, 60e12, 3.9e12, 200e9),
+    ("H100", 989e12, 67e12, 3.35e12, 250e9),
+    ("A100-PCIE", 312e12, 19.5e12, 1.6e12, 20e9),
+    ("A100", 312e12, 19.5e12, 2.0e12, 230e9),
+    ("L40S", 362e12, 91.6e12, 0.86e12, 20e9),
+    ("L40", 181e12, 90.5e12, 0.86e12, 20e9),
+    ("L4", 121e12, 30e12, 0.3e12, 15e9),
+    ("A10G", 70e12, 35e12, 0.6e12, 12e9),
+    ("A10", 125e12, 31e12, 0.6e12, 20e9),
+    ("V100-PCIE", 112e12, 14e12, 0.9e12, 10e9),
+    ("V100", 125e12, 15.7e12, 0.9e12, 120e9),
+    ("T4", 65e12, 8.1e12, 0.32e12, 8e9),
+    ("RTX 4090", 165e12, 82.6e12, 1.0e12, 15e9),
+    ("RTX 3090", 71e12, 35.6e12, 0.94e12, 12e9),
 )
 _RECORDED = ("H200", "H100")
 """Of `_GPUS`, those on one node of which sweeps tell. Chosen: H200, on which they were recorded
 (benchmarks/results/sweeps), and H100, which has the same architecture."""
-_IN_32_BITS = 1 / 15
-"""Operations of products in 32 bits, not in TF32, over those in 16. Derived: data sheets of A100 (19.5 and 312 TFLOP/s)
-and H100 (67 and 989)."""
 _NETWORK = 25e9
 """Bytes per second and GPU between nodes. Chosen: one port of 200 Gbit/s per GPU."""
 _OF_A_CORE, _OF_A_HOST = 130e6, 10e9
 """Parameters per second of CPU Adam: what a core would update alone, and what a host's memory lets all cores update.
 Measured: 1.8e9 with 16 cores of hosts with one H100 or H200, 3.2e9 with 32 (benchmarks/results/runs and sweeps), and
 3.3e9 to 4.5e9 with 64 cores of a host with four H200."""
-_UNKNOWN_GPU = (150e12, 1.0e12, 20e9)
+_UNKNOWN_GPU = (150e12, 30e12, 1.0e12, 20e9)
 """Figures as in `_GPUS`. Chosen: between an A10 and an RTX 4090; `MachineSpeed.doubt` says how little is known."""
 
 
@@ -202,11 +200,11 @@ def machine_speed(gpu_name: str | None, device: str, world_size: int, cores: int
             of_formula=2.0,
         )
     known = _gpu(gpu_name)
-    name, flops, memory, link = known or ("", *_UNKNOWN_GPU)
+    name, flops, flops_32, memory, link = known or ("", *_UNKNOWN_GPU)
     return MachineSpeed(
         flops=flops,
         achievable=0.65,
-        flops_32=flops * _IN_32_BITS,
+        flops_32=flops_32,
         device_bytes=memory,
         link_bytes=link if num_nodes == 1 else min(link, _NETWORK),
         node_link_bytes=link,
@@ -224,15 +222,14 @@ def peak_flops(gpu_name: str | None) -> float | None:
     return None if known is None else known[1]
 
 
-def _gpu(gpu_name: str | None) -> tuple[str, float, float, float] | None:
+def _gpu(gpu_name: str | None) -> tuple[str, float, float, float, float] | None:
     """The first entry whose words all occur in `gpu_name`: "NVIDIA A100-SXM4-80GB" is an "A100"."""
     if gpu_name is None:
         return None
     text = f" {gpu_name.upper()} ".replace("-", " ").replace("_", " ")
-    for name, *figures in _GPUS:
-        if all(f" {word} " in text for word in name.upper().replace("-", " ").split()):
-            flops, memory, link = figures
-            return name, flops, memory, link
+    for listed in _GPUS:
+        if all(f" {word} " in text for word in listed[0].upper().replace("-", " ").split()):
+            return listed
     return None
 
 
@@ -254,7 +251,7 @@ def forward_flops(workload: Workload) -> float:
 
 
 def attention_flops(width: float, length: int) -> float:
-    """Operations of a token in causal attention with queries of `width` values, forward and backward: twice as many."""
+    """Operations of a token in causal attention with queries of `width` values: a third forward, the rest backward."""
     return 6.0 * width * length
 
 
