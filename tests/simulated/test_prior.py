@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,15 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setattr(sys, "argv", ["prior.py"])
-    from prior import main
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.syspath_prepend(str(BENCHMARKS))
+        patch.setattr(sys, "argv", ["prior.py"])
+        from prior import main
 
-    main()
-    return capsys.readouterr().out.splitlines()
+        main()
+    return out.getvalue().splitlines()
 
 
 def test_speed_and_memory_of_candidates_on_gpus_are_predicted_as_well_as_the_page_says(printed: list[str]) -> None:
