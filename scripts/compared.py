@@ -132,22 +132,22 @@ def _run_of(row: dict[str, Any]) -> tuple[int, str, int]:
     return list(LIVE).index(row["row"]), row["host"], row["repetition"]
 
 
-def live_rows() -> list[dict[str, Any]]:
-    files = {name: RESULTS / f"{name}.json" for name in LIVE}
-    return [
-        {"row": name, **record}
-        for name, file in files.items()
-        if file.exists()
-        for record in json.loads(file.read_text("utf-8"))
-    ]
+def stored_rows(name: str) -> list[dict[str, Any]]:
+    """What a file of the results holds; nothing before it is there."""
+    file = RESULTS / f"{name}.json"
+    return list(json.loads(file.read_text("utf-8"))) if file.exists() else []
 
 
 def with_tables(page: str) -> str:
     """The page with its tables between their markers. ValueError if a marker is missing."""
-    for name, table in (("ways", ways_table), ("memory", memory_table), ("live", live_table)):
-        rows = live_rows() if name == "live" else json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    tables = {
+        "ways": ways_table(stored_rows("ways")),
+        "memory": memory_table(stored_rows("memory")),
+        "live": live_table([{"row": row, **record} for row in LIVE for record in stored_rows(row)]),
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: written by scripts/compared.py -->\n", f"<!-- end of {name} -->\n"
-        page = chart.between(page, begin, table(rows), end, f"{PAGE} lacks the markers of {name}")
+        page = chart.between(page, begin, table, end, f"{PAGE} lacks the markers of {name}")
     return page
 
 

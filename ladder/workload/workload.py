@@ -37,6 +37,7 @@ class CountedBlock:
     with the sequence."""
     moved_by_length: float
     """Bytes more for each token of the sequence."""
+    # Run folders from before these were counted lack them.
     flops_32: float = 0.0
     """Operations of products in 32 bits, forward and backward, but for those that grow with the sequence."""
     flops_32_by_length: float = 0.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import compare
 import compared
 import pytest
+from ways import WAYS
 
 
 def test_writing_the_tables_again_changes_nothing() -> None:
@@ -16,6 +18,11 @@ def test_writing_the_tables_again_changes_nothing() -> None:
 def test_every_way_that_was_recorded_has_a_line() -> None:
     rows = json.loads((compared.RESULTS / "ways.json").read_text("utf-8"))
     assert {row["way"] for row in rows} == set(compared.WAYS)
+
+
+def test_every_live_row_and_way_of_gpus_has_words_for_the_table() -> None:
+    assert set(compared.LIVE) == {name for name in compare.ROWS if not name.startswith("cpu")}
+    assert set(compared.LIVE_WAYS) == set(WAYS)
 
 
 def test_a_page_without_markers_is_refused() -> None:
