@@ -34,10 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pynvml
-from side_by_side import BY_HAND, HERE, Ended, Work, run
-
-from ladder.machine.gpus import visible_gpus
+from side_by_side import BY_HAND, HERE, OF_THE_BUS, Ended, Work, gpu_numbers, run
 
 _LAUNCHER = """
 import sys
@@ -81,7 +78,7 @@ def autotune(work: Work, folder: Path, fast: bool, longest: float) -> dict[str, 
     (tools / "pdsh").write_text("#!/bin/sh\nexit 0\n")
     (tools / "pdsh").chmod(0o755)
     (folder / "ds_config.json").write_text(json.dumps(configuration(work, fast)))
-    gpus = [str(_number(gpu.uuid)) for gpu in visible_gpus()[: work.gpus]]
+    gpus = gpu_numbers(work.gpus)
     (folder / "spec.json").write_text(json.dumps(work.spec("deepspeed", folder, steps=_STEPS, gpus=gpus)))
     cap = int(work.cap_gib * 2**30) if work.cap_gib else 0
     slots = ",".join(map(str, range(work.gpus)))
@@ -90,15 +87,10 @@ def autotune(work: Work, folder: Path, fast: bool, longest: float) -> dict[str, 
     words += [str(HERE / "autotuned.py"), "spec.json", "--deepspeed_config", "ds_config.json"]
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = BY_HAND | {"PATH": path}
-    environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {"LOCAL_SIZE": str(work.gpus)}
+    environment |= OF_THE_BUS if gpus else {"LOCAL_SIZE": str(work.gpus)}
     ended = run(words, longest=longest, environment=environment, folder=folder)
     (folder / "output.txt").write_text(ended.text)
     return taken(folder, ended) | read_results(folder)
-
-
-def _number(uuid: str) -> int:
-    """Of a GPU in the order of the bus: DeepSpeed reads numbers only."""
-    return int(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
 
 
 def taken(folder: Path, ended: Ended) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from functools import cache
 from importlib import import_module
@@ -53,9 +54,17 @@ def begin(spec: dict[str, Any]) -> torch.device:
 
 def join(device: torch.device) -> None:
     """The process group, of one rank if nothing started several."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
+    os.environ.setdefault("MASTER_PORT", str(_free_port()))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now, as another benchmark may run on the host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @cache

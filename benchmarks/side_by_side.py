@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml
 from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 
 from ladder.launch.trial_server import kill_marked, marked, wait_gone
@@ -36,6 +37,8 @@ BY_HAND = {
     name: os.environ.get(name, "expandable_segments:True") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 }
 """The growing allocator, as whoever trains by hand sets it. A tune makes settings of its own, where it finds none."""
+OF_THE_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""CUDA then numbers GPUs as NVML does."""
 _MARKER = "LADDER_BENCHMARK"
 _PATIENCE = 20.0
 """Seconds between asking a process to end and killing it. Chosen: torchrun and ladder end their ranks in a few."""
@@ -150,11 +153,18 @@ def run_ranks(program: str, spec: Mapping[str, Any], ranks: int, longest: float)
     launch = [sys.executable]
     if ranks > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    numbers = gpu_numbers(ranks)
     # On a host with more GPUs, the Trainer would take them all.
-    few = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in visible_gpus()[:ranks])} if visible_gpus() else {}
+    few = {"CUDA_VISIBLE_DEVICES": ",".join(numbers)} | OF_THE_BUS if numbers else {}
     words = [*launch, str(HERE / program), str(folder / "spec.json")]
     ended = run(words, longest=longest, environment=BY_HAND | few, folder=folder)
     return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [], ended
+
+
+def gpu_numbers(count: int) -> list[str]:
+    """Of the first GPUs to be used, in the order of the bus: DeepSpeed reads numbers only. None without a GPU."""
+    handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in visible_gpus()[:count]]
+    return [str(pynvml.nvmlDeviceGetIndex(handle)) for handle in handles]
 
 
 def by_hand(work: Work, method: str, checkpointing: bool, longest: float, **more: Any) -> list[dict[str, Any]]:
