@@ -101,22 +101,24 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def live_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each way; its speed is compared with `ladder`'s on the same GPUs."""
+    """A line for each way, under the name of its training; speeds are compared with `ladder`'s on the same GPUs."""
     columns = ("training", "way", "tokens/s", "of `ladder`'s", "GPU seconds to it", "failures", "real steps", "free")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
+    named: tuple[int, str, int] | None = None
     for row in sorted(rows, key=lambda each: (*_run_of(each), list(LIVE_WAYS).index(each["way"]))):
         speed, own = row["tokens_per_second"], ours.get(_run_of(row))
         cells = (
-            LIVE[row["row"]],
+            "" if _run_of(row) == named else LIVE[row["row"]],
             LIVE_WAYS[row["way"]],
             f"{speed:,.0f}" if speed else _why(row),
             f"{speed / own:.2f}" if speed and own else "",
             f"{row['gpu_seconds']:.0f}",
             "" if row["failures"] is None else row["failures"],
             row["steps"],
-            "" if row["headroom"] is None else f"{row['headroom']:.0%}",
+            "" if row["headroom"] is None else f"{max(0.0, row['headroom']):.0%}",
         )
+        named = _run_of(row)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
