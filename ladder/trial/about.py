@@ -22,16 +22,17 @@ def main() -> None:
         "cuda_works": torch.version.cuda is not None and not error,
         "cuda_error": error,
         "nccl": ".".join(map(str, nccl)) if nccl else None,
-        "cpu_fp16": _has_fp16_on_cpu(),
+        "cpu_bf16": _has_on_cpu("bf16"),
+        "cpu_fp16": _has_on_cpu("fp16"),
         "architectures": torch.cuda.get_arch_list() if torch.version.cuda is not None else [],
     }
     print(json.dumps(about))
 
 
-def _has_fp16_on_cpu() -> bool:
-    """As DeepSpeed asks before it trains in fp16 on a CPU."""
+def _has_on_cpu(dtype: str) -> bool:
+    """Whether oneDNN multiplies in this precision; DeepSpeed asks so before it trains in fp16 on a CPU."""
     try:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")())
     except Exception:  # this torch is built without oneDNN
         return False
 
