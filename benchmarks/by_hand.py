@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 import transformers
-from exit_codes import OUT_OF_MEMORY
+from agreed import MOST, OUT_OF_MEMORY
 from one_rank import (
     CLIP,
-    MOST,
     Clock,
     adam,
     append,

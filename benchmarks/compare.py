@@ -2,10 +2,10 @@
 
     python benchmarks/compare.py FOLDER ROW … [--only WAY …] [--repetitions N] [--steps 50]
 
-A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere), a WAY is one of `ways.py`: ladder itself; DDP,
-FSDP2 and the Trainer by hand; the batch size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner,
-fast and full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten
-minutes.
+A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere; `sft` is TRL's own program, for which only ways
+count that leave it as it is), a WAY is one of `ways.py`: ladder itself; DDP, FSDP2 and the Trainer by hand; the batch
+size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner, fast and full. Each way finds a
+configuration and then trains with it, `--steps` optimizer steps for real, all in ten minutes.
 
 FOLDER/ROW.json gets a record for each way and repetition, with its date and host (with the start of its first
 GPU's UUID), and one that it already holds is not run again:
@@ -30,13 +30,13 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from side_by_side import HERE, Work
-from ways import WAYS
+from ways import WAYS, WAYS_OF_A_SCRIPT, Way
 
 from ladder.machine.gpus import visible_gpus
 from ladder.units import gib
@@ -53,8 +53,11 @@ ROWS: dict[str, Work] = {
     "llama-2-7b-76gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=76),
     "llama-2-7b-40gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=40),
     "roberta-base": Work(model="roberta-base", seq_len=512, batch=64, task="masked-lm"),
+    "sft": Work(model="llama-3.2-1b", seq_len=1024, batch=32, is_script=True),
+    "sft-lora": Work(model="llama-3.2-1b", seq_len=1024, batch=32, lora="r=16,alpha=32", is_script=True),
     "cpu": Work(model=_SMALLEST, gpus=2, seq_len=32, batch=4),
     "cpu-64mib": Work(model=_SMALLEST, seq_len=128, batch=64, cap_gib=0.0625),
+    "cpu-sft": Work(model=_SMALLEST, seq_len=64, batch=8, is_script=True),
 }
 _MANY = 50
 """Optimizer steps that show that a configuration lasts. Chosen."""
@@ -68,7 +71,7 @@ def compare(file: Path, row: str, ways: Sequence[str], repetitions: int, steps: 
     for repetition in range(1, repetitions + 1):
         for name in ways:
             known = {"way": name, "repetition": repetition}
-            if any(known.items() <= record.items() for record in records):
+            if name not in _ways(ROWS[row]) or any(known.items() <= record.items() for record in records):
                 continue
             records.append(known | {"date": time.strftime("%Y-%m-%d")} | record(ROWS[row], name, steps))
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +82,14 @@ def compare(file: Path, row: str, ways: Sequence[str], repetitions: int, steps: 
 
 def record(work: Work, name: str, steps: int) -> dict[str, Any]:
     """One way, tried."""
-    way, cannot_say = WAYS[name]
+    way, cannot_say = _ways(work)[name]
     with tempfile.TemporaryDirectory() as folder:
         found = way(work, Path(folder), steps)
     return figures(work, found) | {"host": _host(), "cannot_say": cannot_say}
+
+
+def _ways(work: Work) -> Mapping[str, tuple[Way, list[str]]]:
+    return WAYS_OF_A_SCRIPT if work.is_script else WAYS
 
 
 def figures(work: Work, found: dict[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 import transformers
+from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from by_hand import Timed, trainer_of
-from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from one_rank import (
     CLIP,
     Clock,

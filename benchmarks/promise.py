@@ -25,34 +25,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
-import random
 import re
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pynvml
+from script_inputs import Peak, made_model, make_data
 
-from ladder.machine.gpus import visible_gpus
 from ladder.runs.stored_run import read_run
-from ladder.units import gib
-from ladder.workload.shapes import with_layers
-from ladder.workload.source import resolve_model
 
 _TRL = {"sft": ("text", "--max_length"), "dpo": ("pairs", "--max_length"), "grpo": ("prompts", "")}
 """TRL's scripts: the data set of each, and the argument for the longest sample."""
 _OF_TRL, _OF_THE_COURSE = "llama-3.2-1b", "opt-125m"
 """The models of the scripts. Chosen: a small one of today, and the one that the course trains."""
-_ROWS = 4000
-"""Of each data set. Chosen: more than all steps of a run take."""
-_WORDS = 2000
 _COMPLETION = 64
 """Tokens that GRPO generates for a prompt at most. Chosen: a step of transformers' generation takes seconds."""
 _EVERY = 20
@@ -80,12 +69,12 @@ def main() -> None:
     arguments = _arguments()
     rows: list[dict[str, Any]] = json.loads(arguments.file.read_text()) if arguments.file.exists() else []
     folder = arguments.file.absolute().parent / "promise-inputs"
-    _make_data(folder)
+    make_data(folder)
     for name in arguments.scripts:
         model_name = arguments.model or (_OF_TRL if name.removeprefix("price-") in _TRL else _OF_THE_COURSE)
         if any(row["script"] == name and row["model"] == model_name for row in rows):
             continue
-        model = _made_model(folder, model_name, arguments.layers)
+        model = made_model(folder, model_name, arguments.layers)
         known = {"script": name, "model": model_name, "layers": arguments.layers}
         row = known | _row(name, model, folder, arguments)
         rows.append(row)
@@ -160,55 +149,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _made_model(folder: Path, name: str, layers: int | None) -> Path:
-    """By a process of its own, which gives the GPU back."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_make_model, folder, name, layers).result()
-
-
-def _make_model(folder: Path, name: str, layers: int | None) -> Path:
-    """A folder with random weights of the bundled shape, and a tokenizer of whole words."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    target = folder / f"{name}-{layers or 'all'}"
-    if target.exists():
-        return target
-    shape = resolve_model(name)
-    raw = dict((with_layers(shape, layers) if layers else shape).config)
-    fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
-    config = AutoConfig.for_model(raw["model_type"], **fields)
-    # A CPU draws a billion values in most of a minute.
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
-    words = ["<pad>", "<eos>", "<unk>", "<bos>", *(f"w{number}" for number in range(_WORDS))]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<bos>"
-    ).save_pretrained(target)
-    return target
-
-
-def _make_data(folder: Path) -> None:
-    """Texts of 20 to 1,200 words, most of them short, as people write."""
-    source = random.Random(0)
-
-    def text() -> str:
-        length = min(1200, max(20, round(source.lognormvariate(5.3, 0.9))))
-        return " ".join(f"w{source.randrange(_WORDS)}" for _ in range(length))
-
-    rows: dict[str, list[dict[str, str]]] = {
-        "text": [{"text": text()} for _ in range(_ROWS)],
-        "pairs": [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(_ROWS)],
-        "prompts": [{"prompt": " ".join(text().split()[:200])} for _ in range(_ROWS)],
-    }
-    for name, lines in rows.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def _kept(name: str, command: list[str], search: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
     answer = arguments.file.absolute().parent / f"{name}.json"
     rungs = [word for rung in arguments.rung for word in ("--rung", rung)]
@@ -277,7 +217,7 @@ def _price(name: str, command: list[str], model: Path, arguments: argparse.Names
 
 def _trained(words: list[str], more: int) -> tuple[list[float], float]:
     """When every 20th of `more` optimizer steps of `ladder words` was made, and the GiB in use beyond those before."""
-    watch, logged, said = _Peak(), [], ""
+    watch, logged, said = Peak(), [], ""
     process = subprocess.Popen(
         _command_line(words), env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -294,32 +234,6 @@ def _trained(words: list[str], more: int) -> tuple[list[float], float]:
 def _between(logged: list[float], few: int, more: int) -> float:
     """Seconds from one optimizer step to another."""
     return logged[more // _EVERY - 1] - logged[few // _EVERY - 1]
-
-
-class _Peak:
-    """Samples the first GPU's memory until it is stopped."""
-
-    def __init__(self) -> None:
-        self._peak, self._over = 0, threading.Event()
-        self._handle = None
-        if visible_gpus():
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(visible_gpus()[0].uuid)
-        self._before = self._used()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def _used(self) -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used) if self._handle is not None else 0
-
-    def _sample(self) -> None:
-        while not self._over.wait(0.02):
-            self._peak = max(self._peak, self._used() - self._before)
-
-    def stop(self) -> float:
-        self._over.set()
-        self._thread.join()
-        return gib(self._peak) or 0.0
 
 
 def _ladder(words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 import pynvml
-from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
+from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 
 from ladder.launch.trial_server import kill_marked, marked, wait_gone
 from ladder.machine.gpus import visible_gpus
@@ -56,6 +56,8 @@ class Work:
     lora: str | None = None
     load_in: str | None = None
     task: str = "causal-lm"
+    is_script: bool = False
+    """TRL's own SFT program trains; `unmodified.py` has its ways."""
 
     def spec(self, method: str, folder: Path, **more: Any) -> dict[str, Any]:
         """What a program of one rank reads; `folder` is for what it writes."""
@@ -153,11 +155,8 @@ def run_ranks(program: str, spec: Mapping[str, Any], ranks: int, longest: float)
     launch = [sys.executable]
     if ranks > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    numbers = gpu_numbers(ranks)
-    # On a host with more GPUs, the Trainer would take them all.
-    few = {"CUDA_VISIBLE_DEVICES": ",".join(numbers)} | OF_THE_BUS if numbers else {}
     words = [*launch, str(HERE / program), str(folder / "spec.json")]
-    ended = run(words, longest=longest, environment=BY_HAND | few, folder=folder)
+    ended = run(words, longest=longest, environment=BY_HAND | first_gpus(ranks), folder=folder)
     return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else [], ended
 
 
@@ -165,6 +164,12 @@ def gpu_numbers(count: int) -> list[str]:
     """Of the first GPUs to be used, in the order of the bus: DeepSpeed reads numbers only. None without a GPU."""
     handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in visible_gpus()[:count]]
     return [str(pynvml.nvmlDeviceGetIndex(handle)) for handle in handles]
+
+
+def first_gpus(count: int) -> dict[str, str]:
+    """Variables that leave a program these GPUs: on a host with more, the Trainer would take them all."""
+    numbers = gpu_numbers(count)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(numbers)} | OF_THE_BUS if numbers else {}
 
 
 def by_hand(work: Work, method: str, checkpointing: bool, longest: float, **more: Any) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import unmodified
 from autotuner import autotune
 from side_by_side import Work, by_hand, run, run_ranks, tune
 
@@ -140,3 +141,9 @@ WAYS: dict[str, tuple[Way, list[str]]] = {
     "autotuner full": (of_deepspeed(fast=False), ["offload", "checkpointing", "headroom", "proof"]),
 }
 """By name: how it goes, and what it cannot say at all. By hand, a person says it, or nobody."""
+WAYS_OF_A_SCRIPT: dict[str, tuple[Way, list[str]]] = {
+    "ladder": (unmodified.ladder, []),
+    "trainer": (unmodified.by_hand, ["offload", "proof"]),
+    "auto_find_batch_size": (unmodified.finder, [*_NO_PROOF, "accumulation"]),
+}
+"""Those for a program that nobody changes; all others are code that would have to be put into it."""

@@ -49,6 +49,8 @@ LIVE = {
     "opt-1.3b-2": "OPT-1.3B on two GPUs, batch 64",
     "llama-2-7b-76gib-2": "Llama-2-7B on two GPUs, 76 GiB, batch 64",
     "llama-2-7b-40gib-2": "Llama-2-7B on two GPUs, 40 GiB, batch 64",
+    "sft": "TRL's own SFT of Llama-3.2-1B, texts of uneven lengths, batch 32",
+    "sft-lora": "the same with LoRA",
 }
 """By row of benchmarks/compare.py, what stands in the table."""
 LIVE_WAYS = {

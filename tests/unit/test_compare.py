@@ -10,10 +10,12 @@ from typing import Any
 
 import compare
 import pytest
+from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
 from compare import ROWS, figures
-from exit_codes import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from side_by_side import Ended, Work
+from unmodified import Training, logged_steps, sizes, tried_sizes
+from ways import WAYS, WAYS_OF_A_SCRIPT
 
 REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
 FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
@@ -112,3 +114,40 @@ def test_how_a_rank_ended_is_told_whether_torchrun_started_it_or_not() -> None:
     said = f"{CANNOT}it is not installed.\n  exitcode  : {CANNOT_RUN} (pid: 7)\n"
     assert Ended(1, 1.0, said).why == f"{CANNOT}it is not installed."
     assert Ended(1, 1.0, "Traceback").why == "Traceback"
+
+
+LOG = """1.0 Total train batch size (w. parallel, distributed & accumulation) = 1,024
+1.5 torch.OutOfMemoryError: CUDA out of memory.
+2.0 Total train batch size (w. parallel, distributed & accumulation) = 512
+10.0 {'loss': '6.209', 'grad_norm': '12', 'num_tokens': '1.5e+04', 'epoch': '0.002'}
+12.0 {'loss': '6.206', 'grad_norm': '12', 'num_tokens': '2.5e+04', 'epoch': '0.004'}
+15.0 {'loss': '6.206', 'grad_norm': '12', 'num_tokens': '3.5e+04', 'epoch': '0.006'}
+15.1 {'train_runtime': '10.07', 'train_loss': '6.213', 'epoch': '0.006'}
+"""
+
+
+def test_a_program_s_own_logging_gives_the_speed_after_its_first_step() -> None:
+    training = Training(Ended(0, 20.0, LOG), 7.5, logged_steps(LOG))
+    assert training.tokens_per_second == 4000.0
+    assert training.why is None
+    assert training.real(8) == {
+        "steps": 3,
+        "tokens_per_second": 4000.0,
+        "micro_batch": 8,
+        "peak_device_gib": 7.5,
+    }
+
+
+def test_a_program_that_failed_has_no_speed_however_far_it_came() -> None:
+    training = Training(Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
+    assert (training.tokens_per_second, training.why, training.real(8)) == (None, "out of memory", None)
+
+
+def test_the_sizes_that_a_finder_tried_are_those_of_one_gpu() -> None:
+    assert tried_sizes(LOG, gpus=2) == [512, 256]
+    assert sizes(12) == [1, 2, 4]
+
+
+def test_an_unmodified_program_has_its_own_ways_and_no_other(tmp_path: Path) -> None:
+    assert set(WAYS_OF_A_SCRIPT) < set(WAYS)
+    assert compare.compare(tmp_path / "sft.json", "sft", ["lightning"], 1, 50) == []

@@ -1,0 +1,192 @@
+"""An unmodified program beside ladder: TRL's own SFT, on texts of uneven lengths, with all weights or with LoRA.
+
+Three ways fit a program that nobody changes: `ladder tune` of it, its own options by hand, and the Trainer's finder,
+which is one of its options. Each attempt is a process of its own, as people start it; a training's speed is that of the
+tokens that it trains on, without padding, by its own logging.
+
+Model and data are made once, in the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agreed import MOST
+from script_inputs import Peak, made_model, make_data
+from side_by_side import BY_HAND, HERE, Ended, Work, first_gpus, run
+
+from ladder.machine.gpus import visible_gpus
+from ladder.runs.stored_run import read_run
+from ladder.workload.lora import lora_from_text
+
+_LONGEST = 570.0
+"""Seconds of a way, real training included. Chosen: a run has to end within ten minutes."""
+_BUDGET = 360.0
+"""Of these for the search. Chosen: the rest is for the real training and for two starts."""
+_FEW = 8
+"""Optimizer steps of an attempt by hand. Chosen: the first ones are slower, and nobody waits for more."""
+_PROVEN = 3
+"""Optimizer steps with a size until it counts as found. Chosen: as for the other finders."""
+_SLOWER = 0.97
+"""A micro-batch below this share of the fastest ends the search, as whoever tries by hand stops there. Chosen."""
+_LOGGED = re.compile(r"^([\d.]+) .*'loss': .*'num_tokens': '?([\d.e+]+)'?", re.MULTILINE)
+_SIZE = re.compile(r"Total train batch size \(.*\) = ([\d,]+)")
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a start of the program ended, and what its logging said."""
+
+    ended: Ended
+    peak_gib: float
+    logged: list[tuple[float, float]]
+    """For each optimizer step: the second at which it was logged, and the tokens until then."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """In the last steps; None if it failed."""
+        last = self.logged[-MOST - 1 :]
+        if self.ended.code != 0 or len(last) < 2:
+            return None
+        (began, first), (over, tokens) = last[0], last[-1]
+        return round((tokens - first) / (over - began), 1)
+
+    @property
+    def why(self) -> str | None:
+        """It failed."""
+        if self.tokens_per_second is not None:
+            return None
+        text = self.ended.text
+        return "out of memory" if any(each in text for each in _NO_MEMORY) else self.ended.why
+
+    def real(self, micro_batch: int) -> dict[str, Any] | None:
+        """The columns of a training for real."""
+        if self.tokens_per_second is None:
+            return None
+        row = {"steps": len(self.logged), "tokens_per_second": self.tokens_per_second, "micro_batch": micro_batch}
+        return row | {"peak_device_gib": self.peak_gib}
+
+
+def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    """`ladder tune` of the program, and `ladder run` of the faster of its two answers."""
+    program, output = program_of(work), folder / "best_config.json"
+    words = ["tune", "--gpus", work.gpus if visible_gpus() else 0, "--global-batch-size", work.batch, "--knobs", 0]
+    words += ["--time-budget", f"{_BUDGET:.0f}s", "--run-dir", folder / "run", "--output", output, "--", *program]
+    ended = run([sys.executable, "-m", "ladder", *map(str, words)], longest=_LONGEST, folder=folder)
+    if ended.code != 0:
+        return {"seconds": ended.seconds, "why": ended.why}
+    files = [file for name in ("best_config.json", "best_plain.json") if (file := folder / name).exists()]
+    answers = {file: json.loads(file.read_text())["ladder"] for file in files}
+    file, best = max(answers.items(), key=lambda each: float(each[1]["tokens_per_second"]))
+    start = [sys.executable, "-m", "ladder", "run", str(file), "--", *program]
+    training = trained(work, start, [], steps, _LONGEST - _BUDGET, folder)
+    answer = {key: best[key] for key in ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")}
+    records = read_run(folder / "run").records
+    failures = sum(record.outcome.kind != "fits" for record in records)
+    told = {"seconds": ended.seconds, "failures": failures, "answer": answer, "why": training.why}
+    return told | {"real": training.real(best["micro_batch"])}
+
+
+def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    """Its options for the micro-batch and for checkpointing, sizes doubling until one fails or is slower."""
+    began, failed = time.monotonic(), []
+    found: dict[tuple[int, bool], float] = {}
+    for checkpointing in (False, True):
+        speeds: list[float] = []
+        for micro_batch in sizes(work.batch // work.gpus):
+            left = _BUDGET - (time.monotonic() - began)
+            if left <= 0:
+                break
+            training = trained(work, starts(work), options(work, micro_batch, checkpointing), _FEW, left, folder)
+            if training.tokens_per_second is None:
+                failed.append(training.why)
+                break
+            found[micro_batch, checkpointing] = training.tokens_per_second
+            speeds.append(training.tokens_per_second)
+            if speeds[-1] < _SLOWER * max(speeds):
+                break
+    told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": len(failed)}
+    if not found:
+        return told | {"why": "; ".join(sorted(set(map(str, failed))))}
+    micro_batch, checkpointing = max(found, key=lambda each: found[each])
+    speed = found[micro_batch, checkpointing]
+    answer = {"micro_batch": micro_batch, "checkpointing": checkpointing, "tokens_per_second": speed}
+    training = trained(work, starts(work), options(work, micro_batch, checkpointing), steps, _LONGEST - _BUDGET, folder)
+    return told | {"answer": answer, "real": training.real(micro_batch), "why": training.why}
+
+
+def finder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+    """`auto_find_batch_size`, once to find and once to train, as it leaves the accumulation as it is."""
+    began, finds = time.monotonic(), ["--auto_find_batch_size", "True"]
+    whole = options(work, work.batch // work.gpus, checkpointing=False)
+    training = trained(work, starts(work), [*whole, *finds, "--log_level", "info"], _PROVEN, _BUDGET, folder)
+    tried = tried_sizes(training.ended.text, work.gpus)
+    told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": max(0, len(tried) - 1)}
+    if training.tokens_per_second is None:
+        return told | {"why": training.why}
+    again = [*options(work, tried[-1], checkpointing=False), *finds]
+    training = trained(work, starts(work), again, steps, _LONGEST - _BUDGET, folder)
+    return told | {"answer": {"micro_batch": tried[-1]}, "real": training.real(tried[-1]), "why": training.why}
+
+
+def sizes(most: int) -> list[int]:
+    """Powers of two that divide a rank's whole batch."""
+    return [2**n for n in range(most.bit_length()) if most % 2**n == 0]
+
+
+def program_of(work: Work) -> list[str]:
+    """The program with what the workload says; how it is divided is not among that."""
+    folder = Path(tempfile.gettempdir()) / "ladder-unmodified"
+    make_data(folder)
+    model = made_model(folder, work.model, None)
+    words = ["-m", "trl.scripts.sft", "--model_name_or_path", str(model), "--dataset_name", str(folder / "text")]
+    words += ["--max_length", str(work.seq_len), "--output_dir", "never-written", "--save_strategy", "no"]
+    words += ["--learning_rate", "1e-6", "--logging_steps", "1", "--report_to", "none", "--disable_tqdm", "True"]
+    if work.lora:
+        lora = lora_from_text(work.lora)
+        words += ["--use_peft", "--lora_r", str(lora.rank), "--lora_alpha", str(lora.alpha)]
+    if visible_gpus():
+        return [*words, "--use_liger_kernel", "True"]
+    return [*words, "--use_cpu", "--bf16", "False"]
+
+
+def starts(work: Work) -> list[str]:
+    """The program's start, alone or by torchrun."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(work.gpus)]
+    return [sys.executable, *(launch if work.gpus > 1 else []), *program_of(work)]
+
+
+def options(work: Work, micro_batch: int, checkpointing: bool) -> list[str]:
+    """Its own, for how a step is divided; the batch is the nearest to the one wanted."""
+    accumulation = max(1, round(work.batch / (micro_batch * work.gpus)))
+    words = ["--per_device_train_batch_size", str(micro_batch), "--gradient_accumulation_steps", str(accumulation)]
+    return [*words, "--gradient_checkpointing", str(checkpointing)]
+
+
+def trained(
+    work: Work, start: Sequence[str], more: Sequence[str], steps: int, longest: float, folder: Path
+) -> Training:
+    """A start of the program with these options for so many optimizer steps."""
+    watch = Peak()
+    words = [sys.executable, str(HERE / "stamped.py"), *start, *more, "--max_steps", str(steps)]
+    ended = run(words, longest=longest, environment=BY_HAND | first_gpus(work.gpus), folder=folder)
+    return Training(ended, round(watch.stop(), 3), logged_steps(ended.text))
+
+
+def logged_steps(text: str) -> list[tuple[float, float]]:
+    """The second of each step's line of logging, and the tokens until then."""
+    return [(float(second), float(tokens)) for second, tokens in _LOGGED.findall(text)]
+
+
+def tried_sizes(text: str, gpus: int) -> list[int]:
+    """Micro-batches of a GPU with which a training without accumulation began, one after the other."""
+    return [int(size.replace(",", "")) // gpus for size in _SIZE.findall(text)]
