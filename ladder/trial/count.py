@@ -113,9 +113,35 @@ def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
         "largest_parameter": max(p.numel() for p in parameters),
         "is_encoder_decoder": bool(config.is_encoder_decoder),
         "tied": tied,
+        "shares_between_units": _shares_between_units(model),
         "checkpoints": bool(model.supports_gradient_checkpointing),
         "is_recurrent": _number(text, *_STATES) is not None or _number(text, *_HEADS) is None,
     }
+
+
+def _shares_between_units(model: PreTrainedModel) -> bool:
+    """Whether weights belong to two of the units into which accelerate 1.15 divides a model for FSDP2.
+
+    These are the modules of the classes that the model names, its embeddings, its head (with the embeddings, where they
+    share their weights) and the rest: https://github.com/huggingface/accelerate, `fsdp2_prepare_model`.
+    """
+    names, rest = set(model._no_split_modules or ()), id(model)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embeddings.weight
+    units: dict[nn.Parameter, set[int]] = {}
+
+    def visit(module: nn.Module, unit: int) -> None:
+        if type(module).__name__ in names and module is not model:
+            unit = id(module)
+        elif unit == rest and (module is embeddings or module is head):
+            unit = id(head if tied else module)
+        for parameter in module.parameters(recurse=False):
+            units.setdefault(parameter, set()).add(unit)
+        for child in module.children():
+            visit(child, unit)
+
+    visit(model, rest)
+    return any(len(each) > 1 for each in units.values())
 
 
 def _dimensions(text: Any, model: PreTrainedModel) -> dict[str, Any]:

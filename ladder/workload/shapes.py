@@ -78,6 +78,7 @@ def _sizes_of(parts: Parts) -> dict[str, Any]:
         "gated_mlp": parts.gated,
         "is_encoder_decoder": len(parts.blocks) > 1,
         "tied": parts.tied,
+        "shares_between_units": parts.shares_between_units,
         "section": parts.section,
     }
 

@@ -130,5 +130,6 @@ COUNTED = (
     "largest_parameter",
     "gated_mlp",
     "is_encoder_decoder",
+    "shares_between_units",
 )
 """What counting finds of a model, besides its layers."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import TINY, TINY_CONFIG, Bench, tiny_trial
+from helpers.families import FAMILIES as COUNTED_MODELS
+from helpers.shapes import FAMILIES as SMALL_MODELS
 from safetensors.torch import load_file
 
+from ladder.backends.plain.backend import PLAIN
 from ladder.backends.plain.rungs import PLAIN_RUNGS
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.events.protocol import FailedEvent, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
+from ladder.launch.counting import counting
 from ladder.tuning.parity import losses_of, parity_trial
 from ladder.workload.lora import Lora
-from ladder.workload.shapes import shape_from_config
+from ladder.workload.shapes import shape_from_config, usual_task
 from ladder.workload.workload import ModelShape, Workload
 
 ON_CPU = [rung.name for rung in PLAIN_RUNGS if not rung.devices]
@@ -57,6 +63,28 @@ def test_a_head_that_shares_the_embeddings_weights_still_does_on_all_ranks(
     )
     assert own[-1] < 0.96 * own[0]
     assert own == pytest.approx(of_zero1, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("bert", SMALL_MODELS["bert"]),
+        ("t5", SMALL_MODELS["mt5"] | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}),
+        ("electra", COUNTED_MODELS["electra"] | {"pad_token_id": 0}),
+    ],
+)
+def test_fsdp2_fails_with_the_models_that_it_is_not_tried_with_and_with_no_other(
+    warm_bench: Bench, tmp_path: Path, name: str, config: dict[str, Any]
+) -> None:
+    shape = shape_from_config(config, name=name, source="file", count=counting())
+    task = usual_task(shape)
+    changes = {"model_config_json": config, "task": task, "seq_len": 32}
+    run = warm_bench.run(tiny_trial(tmp_path / "0001", 1, rung="fsdp2").model_copy(update=changes))
+    workload = Workload(model=shape, task=task, seq_len=32, global_batch_size=4)
+    is_refused = "share their weights" in PLAIN.obstacle(workload, RUNGS_BY_NAME["fsdp2"])
+    assert bool(failures(run)) is is_refused
+    assert is_refused is (name != "electra")
+    assert PLAIN.obstacle(workload, RUNGS_BY_NAME["ddp"]) == ""
 
 
 @pytest.mark.parametrize("rung", ON_CPU)
