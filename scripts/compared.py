@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import chart
@@ -104,7 +104,7 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def live_table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each way, under the name of its training; speeds are compared with `ladder`'s on the same GPUs."""
-    columns = ("training", "way", "tokens/s", "of `ladder`'s", "GPU seconds to it", "failures", "real steps", "free")
+    columns = ("training", "way", "answer", "tokens/s", "of `ladder`'s", "GPU seconds", "failures", "steps", "free")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
     named: tuple[int, str, int] | None = None
@@ -113,6 +113,7 @@ def live_table(rows: Sequence[dict[str, Any]]) -> str:
         cells = (
             "" if _run_of(row) == named else LIVE[row["row"]],
             LIVE_WAYS[row["way"]],
+            _answer(row),
             f"{speed:,.0f}" if speed else _why(row),
             f"{speed / own:.2f}" if speed and own else "",
             f"{row['gpu_seconds']:.0f}",
@@ -123,6 +124,35 @@ def live_table(rows: Sequence[dict[str, Any]]) -> str:
         named = _run_of(row)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """The engine, checkpointing if there is some, and the micro-batch."""
+    answer = row["answer"]
+    if answer is None:
+        return ""
+    engine = answer.get("engine") or answer.get("method")
+    shown = [f"`{engine}`"] if engine not in (None, row["way"]) else []
+    shown += [f"stage {answer['stage']}"] if "stage" in answer else []
+    every = answer.get("checkpoint_every", 1 if answer.get("checkpointing") else 0)
+    shown += ["checkpointing" if every == 1 else "half of it"] if every else []
+    return ", ".join([*shown, str(answer["micro_batch"])])
+
+
+def live_gaps(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each training in which a way has no record."""
+    had = {training: {row["way"] for row in rows if row["row"] == training} for training in LIVE}
+    lines = []
+    for training, name in LIVE.items():
+        gone = [LIVE_WAYS[way] for way in ways_of(training) if way not in had[training]]
+        if gone:
+            lines.append(f"- {name}: {', '.join(gone) if had[training] else 'everything'}")
+    return "\n".join(lines) + "\n"
+
+
+def ways_of(row: str) -> Collection[str]:
+    """Nobody can put the others into a program without changing it."""
+    return ("ladder", "trainer", "auto_find_batch_size") if row.startswith("sft") else LIVE_WAYS
 
 
 def _why(row: dict[str, Any]) -> str:
@@ -144,10 +174,12 @@ def stored_rows(name: str) -> list[dict[str, Any]]:
 
 def with_tables(page: str) -> str:
     """The page with its tables between their markers. ValueError if a marker is missing."""
+    live = [{"row": row, **record} for row in LIVE for record in stored_rows(row)]
     tables = {
         "ways": ways_table(stored_rows("ways")),
         "memory": memory_table(stored_rows("memory")),
-        "live": live_table([{"row": row, **record} for row in LIVE for record in stored_rows(row)]),
+        "live": live_table(live),
+        "gaps": live_gaps(live),
     }
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by scripts/compared.py -->\n", f"<!-- end of {name} -->\n"

@@ -7,7 +7,7 @@ import json
 import compare
 import compared
 import pytest
-from ways import WAYS
+from ways import WAYS, WAYS_OF_A_SCRIPT
 
 
 def test_writing_the_tables_again_changes_nothing() -> None:
@@ -23,6 +23,9 @@ def test_every_way_that_was_recorded_has_a_line() -> None:
 def test_every_live_row_and_way_of_gpus_has_words_for_the_table() -> None:
     assert set(compared.LIVE) == {name for name in compare.ROWS if not name.startswith("cpu")}
     assert set(compared.LIVE_WAYS) == set(WAYS)
+    for row in compared.LIVE:
+        expected = WAYS_OF_A_SCRIPT if compare.ROWS[row].is_script else WAYS
+        assert set(compared.ways_of(row)) == set(expected)
 
 
 def test_a_page_without_markers_is_refused() -> None:
