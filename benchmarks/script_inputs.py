@@ -25,20 +25,21 @@ _WORDS = 2000
 
 
 def made_model(folder: Path, name: str, layers: int | None) -> Path:
-    """By a process of its own, which gives the GPU back."""
+    """The folder of a model, made once, by a process of its own, which gives the GPU back."""
+    target = folder / f"{Path(name).name.removesuffix('.json')}-{layers or 'all'}"
+    if target.exists():
+        return target
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_make_model, folder, name, layers).result()
+        pool.submit(_make_model, target, name, layers).result()
+    return target
 
 
-def _make_model(folder: Path, name: str, layers: int | None) -> Path:
+def _make_model(target: Path, name: str, layers: int | None) -> None:
     """A folder with random weights of the bundled shape, and a tokenizer of whole words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    target = folder / f"{Path(name).name.removesuffix('.json')}-{layers or 'all'}"
-    if target.exists():
-        return target
     shape = resolve_model(name)
     raw = dict((with_layers(shape, layers) if layers else shape).config)
     fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
@@ -52,11 +53,12 @@ def _make_model(folder: Path, name: str, layers: int | None) -> Path:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<bos>"
     ).save_pretrained(target)
-    return target
 
 
 def make_data(folder: Path) -> None:
-    """Texts of 20 to 1,200 words, most of them short, as people write."""
+    """Texts of 20 to 1,200 words, most of them short, as people write; made once."""
+    if (folder / "prompts" / "train.jsonl").exists():
+        return
     source = random.Random(0)
 
     def text() -> str:

@@ -62,7 +62,7 @@ class Training:
 
     @property
     def why(self) -> str | None:
-        """It failed."""
+        """Why there is no speed."""
         if self.tokens_per_second is not None:
             return None
         text = self.ended.text
@@ -98,7 +98,7 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
 
 def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """Its options for the micro-batch and for checkpointing, sizes doubling until one fails or is slower."""
-    began, failed = time.monotonic(), []
+    start, began, failed = starts(work), time.monotonic(), []
     found: dict[tuple[int, bool], float] = {}
     for checkpointing in (False, True):
         speeds: list[float] = []
@@ -106,7 +106,7 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
             left = _BUDGET - (time.monotonic() - began)
             if left <= 0:
                 break
-            training = trained(work, starts(work), options(work, micro_batch, checkpointing), _FEW, left, folder)
+            training = trained(work, start, options(work, micro_batch, checkpointing), _FEW, left, folder)
             if training.tokens_per_second is None:
                 failed.append(training.why)
                 break
@@ -120,21 +120,21 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     micro_batch, checkpointing = max(found, key=lambda each: found[each])
     speed = found[micro_batch, checkpointing]
     answer = {"micro_batch": micro_batch, "checkpointing": checkpointing, "tokens_per_second": speed}
-    training = trained(work, starts(work), options(work, micro_batch, checkpointing), steps, _LONGEST - _BUDGET, folder)
+    training = trained(work, start, options(work, micro_batch, checkpointing), steps, _LONGEST - _BUDGET, folder)
     return told | {"answer": answer, "real": training.real(micro_batch), "why": training.why}
 
 
 def finder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """`auto_find_batch_size`, once to find and once to train, as it leaves the accumulation as it is."""
-    began, finds = time.monotonic(), ["--auto_find_batch_size", "True"]
+    start, began, finds = starts(work), time.monotonic(), ["--auto_find_batch_size", "True"]
     whole = options(work, work.batch // work.gpus, checkpointing=False)
-    training = trained(work, starts(work), [*whole, *finds, "--log_level", "info"], _PROVEN, _BUDGET, folder)
+    training = trained(work, start, [*whole, *finds, "--log_level", "info"], _PROVEN, _BUDGET, folder)
     tried = tried_sizes(training.ended.text, work.gpus)
     told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": max(0, len(tried) - 1)}
     if training.tokens_per_second is None:
         return told | {"why": training.why}
     again = [*options(work, tried[-1], checkpointing=False), *finds]
-    training = trained(work, starts(work), again, steps, _LONGEST - _BUDGET, folder)
+    training = trained(work, start, again, steps, _LONGEST - _BUDGET, folder)
     return told | {"answer": {"micro_batch": tried[-1]}, "real": training.real(tried[-1]), "why": training.why}
 
 
