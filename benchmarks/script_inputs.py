@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import tempfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pynvml
@@ -29,8 +31,12 @@ def made_model(folder: Path, name: str, layers: int | None) -> Path:
     target = folder / f"{Path(name).name.removesuffix('.json')}-{layers or 'all'}"
     if target.exists():
         return target
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pool.submit(_make_model, target, name, layers).result()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            pool.submit(_make_model, Path(unfinished) / "model", name, layers).result()
+        with suppress(OSError):  # another benchmark was sooner
+            (Path(unfinished) / "model").rename(target)
     return target
 
 
@@ -56,9 +62,7 @@ def _make_model(target: Path, name: str, layers: int | None) -> None:
 
 
 def make_data(folder: Path) -> None:
-    """Texts of 20 to 1,200 words, most of them short, as people write; made once."""
-    if (folder / "prompts" / "train.jsonl").exists():
-        return
+    """Texts of 20 to 1,200 words, most of them short, as people write; each file is made once."""
     source = random.Random(0)
 
     def text() -> str:
@@ -72,7 +76,10 @@ def make_data(folder: Path) -> None:
     }
     for name, lines in rows.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if not (folder / name / "train.jsonl").exists():
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as unfinished:
+                unfinished.write("".join(json.dumps(line) + "\n" for line in lines))
+            Path(unfinished.name).rename(folder / name / "train.jsonl")
 
 
 class Peak:

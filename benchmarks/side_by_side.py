@@ -40,6 +40,7 @@ BY_HAND = {
 OF_THE_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA then numbers GPUs as NVML does."""
 _MARKER = "LADDER_BENCHMARK"
+TIME_OVER = "time was over"
 _PATIENCE = 20.0
 """Seconds between asking a process to end and killing it. Chosen: torchrun and ladder end their ranks in a few."""
 
@@ -93,7 +94,7 @@ class Ended:
     def why(self) -> str:
         """In words."""
         if self.code is None:
-            return f"time was over after {self.seconds:.0f} s"
+            return f"{TIME_OVER} after {self.seconds:.0f} s"
         if self._is(OUT_OF_MEMORY):
             return "out of memory"
         said = [line for line in self.text.splitlines() if line.startswith(CANNOT)]

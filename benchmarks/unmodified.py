@@ -1,8 +1,9 @@
 """An unmodified program beside ladder: TRL's own SFT, on texts of uneven lengths, with all weights or with LoRA.
 
 Three ways fit a program that nobody changes: `ladder tune` of it, its own options by hand, and the Trainer's finder,
-which is one of its options. Each attempt is a process of its own, as people start it; a training's speed is that of the
-tokens that it trains on, without padding, by its own logging.
+which is one of its options. Each attempt is a process of its own, as people start it, and takes until its last step:
+the program then saves its model, which nobody would wait for. A training's speed is that of the tokens that it trains
+on, without padding, by its own logging.
 
 Model and data are made once, in the folder for temporary files.
 """
@@ -46,6 +47,7 @@ _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 class Training:
     """How a start of the program ended, and what its logging said."""
 
+    began: float
     ended: Ended
     peak_gib: float
     logged: list[tuple[float, float]]
@@ -59,6 +61,11 @@ class Training:
             return None
         (began, first), (over, tokens) = last[0], last[-1]
         return round((tokens - first) / (over - began), 1)
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last step, or to the end where there was none."""
+        return self.logged[-1][0] - self.began if self.logged else self.ended.seconds
 
     @property
     def why(self) -> str | None:
@@ -98,25 +105,26 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
 
 def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """Its options for the micro-batch and for checkpointing, sizes doubling until one fails or is slower."""
-    start, began, failed = starts(work), time.monotonic(), []
+    start, failed, spent = starts(work), list[str](), 0.0
     found: dict[tuple[int, bool], float] = {}
     for checkpointing in (False, True):
-        speeds: list[float] = []
+        until, best = spent + _BUDGET / 2, 0.0
         for micro_batch in sizes(work.batch // work.gpus):
-            left = _BUDGET - (time.monotonic() - began)
-            if left <= 0:
+            if spent >= until:
                 break
-            training = trained(work, start, options(work, micro_batch, checkpointing), _FEW, left, folder)
+            more = options(work, micro_batch, checkpointing)
+            training = trained(work, start, more, _FEW, until - spent, folder)
+            spent += training.seconds
             if training.tokens_per_second is None:
-                failed.append(training.why)
+                failed += [str(training.why)] if training.ended.code is not None else []
                 break
-            found[micro_batch, checkpointing] = training.tokens_per_second
-            speeds.append(training.tokens_per_second)
-            if speeds[-1] < _SLOWER * max(speeds):
+            found[micro_batch, checkpointing] = speed = training.tokens_per_second
+            best = max(best, speed)
+            if speed < _SLOWER * best:
                 break
-    told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": len(failed)}
+    told: dict[str, Any] = {"seconds": spent, "failures": len(failed), "failed": sorted(set(failed))}
     if not found:
-        return told | {"why": "; ".join(sorted(set(map(str, failed))))}
+        return told | {"why": "; ".join(told["failed"]) or "time was over"}
     micro_batch, checkpointing = max(found, key=lambda each: found[each])
     speed = found[micro_batch, checkpointing]
     answer = {"micro_batch": micro_batch, "checkpointing": checkpointing, "tokens_per_second": speed}
@@ -125,17 +133,25 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def finder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-    """`auto_find_batch_size`, once to find and once to train, as it leaves the accumulation as it is."""
-    start, began, finds = starts(work), time.monotonic(), ["--auto_find_batch_size", "True"]
-    whole = options(work, work.batch // work.gpus, checkpointing=False)
-    training = trained(work, start, [*whole, *finds, "--log_level", "info"], _PROVEN, _BUDGET, folder)
-    tried = tried_sizes(training.ended.text, work.gpus)
-    told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": max(0, len(tried) - 1)}
-    if training.tokens_per_second is None:
-        return told | {"why": training.why}
-    again = [*options(work, tried[-1], checkpointing=False), *finds]
-    training = trained(work, start, again, steps, _LONGEST - _BUDGET, folder)
-    return told | {"answer": {"micro_batch": tried[-1]}, "real": training.real(tried[-1]), "why": training.why}
+    """`auto_find_batch_size`, once to find and once to train, as it leaves the accumulation as it is.
+
+    Where it comes to nothing, once more with checkpointing.
+    """
+    start, finds, told = starts(work), ["--auto_find_batch_size", "True"], {"seconds": 0.0, "failures": 0}
+    for checkpointing in (False, True):
+        whole = [*options(work, work.batch // work.gpus, checkpointing), *finds, "--log_level", "info"]
+        training = trained(work, start, whole, _PROVEN, _BUDGET / 2, folder)
+        tried = tried_sizes(training.ended.text, work.gpus)
+        failures = told["failures"] + max(0, len(tried) - bool(training.tokens_per_second))
+        told = {"seconds": told["seconds"] + training.seconds, "failures": failures}
+        if training.tokens_per_second is None:
+            continue
+        again = [*options(work, tried[-1], checkpointing), *finds]
+        training = trained(work, start, again, steps, (_LONGEST - _BUDGET) / 2, folder)
+        if training.tokens_per_second is not None:
+            answer = {"micro_batch": tried[-1], "checkpointing": checkpointing}
+            return told | {"answer": answer, "real": training.real(tried[-1])}
+    return told | {"why": training.why}
 
 
 def sizes(most: int) -> list[int]:
@@ -176,10 +192,10 @@ def trained(
     work: Work, start: Sequence[str], more: Sequence[str], steps: int, longest: float, folder: Path
 ) -> Training:
     """A start of the program with these options for so many optimizer steps."""
-    watch = Peak()
+    watch, began = Peak(), time.monotonic()
     words = [sys.executable, str(HERE / "stamped.py"), *start, *more, "--max_steps", str(steps)]
     ended = run(words, longest=longest, environment=BY_HAND | first_gpus(work.gpus), folder=folder)
-    return Training(ended, round(watch.stop(), 3), logged_steps(ended.text))
+    return Training(began, ended, round(watch.stop(), 3), logged_steps(ended.text))
 
 
 def logged_steps(text: str) -> list[tuple[float, float]]:

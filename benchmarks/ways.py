@@ -16,7 +16,7 @@ from typing import Any
 
 import unmodified
 from autotuner import autotune
-from side_by_side import Work, by_hand, run, run_ranks, tune
+from side_by_side import TIME_OVER, Work, by_hand, run, run_ranks, tune
 
 _LONGEST = 570.0
 """Seconds of a way, real training included. Chosen: a run has to end within ten minutes."""
@@ -27,6 +27,8 @@ _AUTOTUNER = 450.0
 a short training needs; where that is not enough, the fastest experiment so far counts."""
 _REAL = 150.0
 """Of these for timed real steps; fewer steps are made where so many take longer."""
+_NOT_ONE = "batch_size=0"
+"""In what Lightning says where not even one sequence fits."""
 _SEARCHED = 64
 """Sequences of a GPU in a step of a search by hand. Chosen: nobody tries a micro-batch with all of a large batch."""
 
@@ -73,10 +75,15 @@ def hand(*methods: str) -> Way:
             for checkpointing in (False, True):
                 rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes, seconds=2.0)
         fits = [row for row in rows if "tokens_per_second" in row]
-        failed = [row["ended"] for row in rows if "ended" in row]
-        told: dict[str, Any] = {"seconds": time.monotonic() - began, "failures": len(failed)}
+        ended = [row["ended"] for row in rows if "ended" in row]
+        failed = [why for why in ended if not why.startswith(TIME_OVER)]  # whoever is out of time has not failed
+        told: dict[str, Any] = {
+            "seconds": time.monotonic() - began,
+            "failures": len(failed),
+            "failed": sorted(set(failed)),
+        }
         if not fits:
-            return told | {"why": "; ".join(sorted(set(failed)))}
+            return told | {"why": "; ".join(sorted(set(ended)))}
         best = max(fits, key=lambda row: float(row["tokens_per_second"]))
         answer = {key: best[key] for key in ("method", "checkpointing", "micro_batch", "tokens_per_second")}
         return (
@@ -100,9 +107,9 @@ def finder(method: str) -> Way:
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         began, told = time.monotonic(), dict[str, Any]()
         for checkpointing in (False, True):
-            before, left = time.monotonic() - began, _LONGEST - (time.monotonic() - began)
+            before, failures = time.monotonic() - began, told.get("failures") or 0
             spec = work.spec(method, folder, steps=steps, seconds=_REAL) | {"checkpointing": checkpointing}
-            rows, ended = run_ranks("finders.py", spec, work.gpus, left)
+            rows, ended = run_ranks("finders.py", spec, work.gpus, _LONGEST - before)
             found = [row for row in rows if "seconds" in row]  # a size may run out of memory after it was found
             real = [row for row in rows if "tokens_per_second" in row]
             told = {"seconds": before + (found[-1]["seconds"] if found else ended.seconds)}
@@ -110,10 +117,11 @@ def finder(method: str) -> Way:
                 told["why"] = ended.why
             if found:
                 told["answer"] = {"micro_batch": found[-1]["micro_batch"], "checkpointing": checkpointing}
-                told["failures"] = found[-1]["failures"] + checkpointing
+                told["failures"] = failures + found[-1]["failures"]
             if real:
                 return told | {"real": real[-1]}
-            if ended.why != "out of memory" and "batch_size=0" not in ended.why:
+            told["failures"] = told.get("failures", failures) + 1
+            if ended.why != "out of memory" and _NOT_ONE not in ended.why:
                 break
         return told
 

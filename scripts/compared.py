@@ -50,7 +50,7 @@ LIVE = {
     "llama-2-7b-76gib-2": "Llama-2-7B on two GPUs, 76 GiB, batch 64",
     "llama-2-7b-40gib-2": "Llama-2-7B on two GPUs, 40 GiB, batch 64",
     "sft": "TRL's own SFT of Llama-3.2-1B, texts of uneven lengths, batch 32",
-    "sft-lora": "the same with LoRA",
+    "sft-lora": "TRL's own SFT of Llama-3.2-1B with LoRA, texts of uneven lengths, batch 32",
 }
 """By row of benchmarks/compare.py, what stands in the table."""
 LIVE_WAYS = {
@@ -135,7 +135,7 @@ def _answer(row: dict[str, Any]) -> str:
     shown = [f"`{engine}`"] if engine not in (None, row["way"]) else []
     shown += [f"stage {answer['stage']}"] if "stage" in answer else []
     every = answer.get("checkpoint_every", 1 if answer.get("checkpointing") else 0)
-    shown += ["checkpointing" if every == 1 else "half of it"] if every else []
+    shown += ["checkpointing" if every == 1 else f"1/{every} checkpointing"] if every else []
     return ", ".join([*shown, str(answer["micro_batch"])])
 
 
@@ -146,7 +146,7 @@ def live_gaps(rows: Sequence[dict[str, Any]]) -> str:
     for training, name in LIVE.items():
         gone = [LIVE_WAYS[way] for way in ways_of(training) if way not in had[training]]
         if gone:
-            lines.append(f"- {name}: {', '.join(gone) if had[training] else 'everything'}")
+            lines.append(f"- {name}: {'; '.join(gone) if had[training] else 'everything'}")
     return "\n".join(lines) + "\n"
 
 

@@ -41,7 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A slow machine ends in time, and says what it left out."""
     most = item.config.getoption("--most-seconds")
     if most is not None and (took := time.monotonic() - _BEGAN) > most:
-        pytest.skip(f"left out after {took:.0f} s")
+        # At the test's own place, so that the summary names it.
+        raise pytest.skip.Exception(f"left out after {took:.0f} s", _use_item_location=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -113,30 +113,31 @@ def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
         "largest_parameter": max(p.numel() for p in parameters),
         "is_encoder_decoder": bool(config.is_encoder_decoder),
         "tied": tied,
-        "shares_between_units": _shares_between_units(model),
+        "fails_with_fsdp2": _fails_with_fsdp2(model),
         "checkpoints": bool(model.supports_gradient_checkpointing),
         "is_recurrent": _number(text, *_STATES) is not None or _number(text, *_HEADS) is None,
     }
 
 
-def _shares_between_units(model: PreTrainedModel) -> bool:
-    """Whether weights belong to two of the units into which accelerate 1.15 divides a model for FSDP2.
+def _fails_with_fsdp2(model: PreTrainedModel) -> bool:
+    """Whether accelerate 1.15 would divide the same weights twice, which torch refuses or trains as two.
 
-    These are the modules of the classes that the model names, its embeddings, its head (with the embeddings, where they
-    share their weights) and the rest: https://github.com/huggingface/accelerate, `fsdp2_prepare_model`.
+    Its units are the modules of the classes that the model names, then its embeddings and its head, which are one unit
+    if they share their weights, and then the rest: https://github.com/huggingface/accelerate, `fsdp2_prepare_model`.
     """
     names, rest = set(model._no_split_modules or ()), id(model)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head is not None and head.weight is embeddings.weight
+    tied = head is not None and embeddings is not None and head.weight is embeddings.weight
     units: dict[nn.Parameter, set[int]] = {}
 
     def visit(module: nn.Module, unit: int) -> None:
         if type(module).__name__ in names and module is not model:
             unit = id(module)
-        elif unit == rest and (module is embeddings or module is head):
-            unit = id(head if tied else module)
+        of = {unit}
+        if module is embeddings or module is head:  # its own unit, and that of a class if it lies within one
+            of = {unit, id(head if tied else module)} - {rest}
         for parameter in module.parameters(recurse=False):
-            units.setdefault(parameter, set()).add(unit)
+            units.setdefault(parameter, set()).update(of)
         for child in module.children():
             visit(child, unit)
 

@@ -41,7 +41,7 @@ class Parts:
     head: int
     """The output matrix."""
     tied: bool
-    shares_between_units: bool = False
+    fails_with_fsdp2: bool = False
     """As in ModelShape."""
     matrices: list[int] = field(default_factory=list)
     """Further matrices outside the blocks."""
@@ -148,7 +148,7 @@ def _t5(config: ConfigReader) -> Parts:
         tables=[vocab * hidden, *[config.size("relative_attention_num_buckets", default=32) * heads] * 2],
         head=vocab * hidden,
         tied=True,  # transformers 5 ties them even if tie_word_embeddings is false
-        shares_between_units=True,
+        fails_with_fsdp2=True,
         others=2 * hidden,
     )
 
@@ -176,7 +176,7 @@ def _bert(config: ConfigReader) -> Parts:
         tables=[vocab * hidden, positions * hidden, config.size("type_vocab_size", default=2) * hidden],
         head=vocab * hidden,
         tied=tied,
-        shares_between_units=tied,
+        fails_with_fsdp2=True,
         matrices=[hidden**2],
         # The embeddings' norm; the head's bias and norm; the output's bias, which exists twice when not tied.
         others=2 * hidden + 3 * hidden + vocab * (1 if tied else 2),

@@ -78,7 +78,7 @@ def _sizes_of(parts: Parts) -> dict[str, Any]:
         "gated_mlp": parts.gated,
         "is_encoder_decoder": len(parts.blocks) > 1,
         "tied": parts.tied,
-        "shares_between_units": parts.shares_between_units,
+        "fails_with_fsdp2": parts.fails_with_fsdp2,
         "section": parts.section,
     }
 

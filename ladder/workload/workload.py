@@ -82,8 +82,8 @@ class ModelShape:
     is_encoder_decoder: bool
     tied: bool = False
     """The output head shares its weights with the embeddings, so its gradient is complete only after backward."""
-    shares_between_units: bool = False
-    """Some weights belong to two of the units into which accelerate divides a model for FSDP2, which it cannot do."""
+    fails_with_fsdp2: bool = False
+    """Of its weights, some belong to two of the parts into which accelerate divides a model for FSDP2."""
     note: str = ""
     """A sentence for the user about where the shape came from."""
     task: Task | None = None

@@ -130,6 +130,6 @@ COUNTED = (
     "largest_parameter",
     "gated_mlp",
     "is_encoder_decoder",
-    "shares_between_units",
+    "fails_with_fsdp2",
 )
 """What counting finds of a model, besides its layers."""

@@ -101,14 +101,14 @@ def test_a_cpu_build_of_torch_beside_a_driver_fails() -> None:
     assert "pip install torch" in check.fix
 
 
-@pytest.mark.parametrize(("is_fast", "status"), [(True, "OK"), (False, "WARN")])
-def test_a_cpu_that_multiplies_bf16_slowly_is_warned_about(
-    is_fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_cpu_that_multiplies_bf16_slowly_is_told_and_no_reason_to_worry(
+    is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = software.about_torch() | {"cuda": None, "cpu_bf16": is_fast}
     monkeypatch.setattr(software, "about_torch", lambda: about)
     check = only(software.torch_and_driver(None))
-    assert check.status == status
+    assert check.status == "OK"
     assert ("bf16 slowly" in check.sentence) is not is_fast
 
 

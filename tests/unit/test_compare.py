@@ -127,8 +127,9 @@ LOG = """1.0 Total train batch size (w. parallel, distributed & accumulation) = 
 
 
 def test_a_program_s_own_logging_gives_the_speed_after_its_first_step() -> None:
-    training = Training(Ended(0, 20.0, LOG), 7.5, logged_steps(LOG))
+    training = Training(5.0, Ended(0, 20.0, LOG), 7.5, logged_steps(LOG))
     assert training.tokens_per_second == 4000.0
+    assert training.seconds == 10.0  # what it does after its last step is left out
     assert training.why is None
     assert training.real(8) == {
         "steps": 3,
@@ -139,7 +140,7 @@ def test_a_program_s_own_logging_gives_the_speed_after_its_first_step() -> None:
 
 
 def test_a_program_that_failed_has_no_speed_however_far_it_came() -> None:
-    training = Training(Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
+    training = Training(5.0, Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
     assert (training.tokens_per_second, training.why, training.real(8)) == (None, "out of memory", None)
 
 

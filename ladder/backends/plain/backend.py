@@ -44,8 +44,8 @@ class Plain(Backend):
             return why
         if workload.dtype != "bf16":
             return "without DeepSpeed, ladder trains in bf16 only"
-        if rung.stage > 0 and workload.model.shares_between_units:
-            return "accelerate's FSDP2 cannot divide a model whose embeddings share their weights with other layers"
+        if rung.stage > 0 and workload.model.fails_with_fsdp2:
+            return "accelerate's FSDP2 cannot divide this model, as its embeddings belong to two of the parts"
         if rung.stage > 0 and workload.load_in == "8bit":
             return "FSDP2 cannot divide 8-bit weights of bitsandbytes; --load-in 4bit can be divided"
         return ""
