@@ -1,4 +1,4 @@
-"""Write the tables of docs/explanation/side-by-side.md: `python scripts/compared.py`.
+"""Write the tables of docs/explanation/side-by-side.md and draw its picture: `python scripts/compared.py`.
 
 All figures come from benchmarks/results/compare: `ways.json` of benchmarks/choosers.py, `memory.json` of
 benchmarks/estimators.py, and the files that benchmarks/compare.py has written on GPUs.
@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import chart
+import compared_chart
 
 RESULTS = chart.RESULTS / "compare"
 PAGE = chart.ROOT / "docs" / "explanation" / "side-by-side.md"
@@ -174,7 +175,7 @@ def stored_rows(name: str) -> list[dict[str, Any]]:
 
 def with_tables(page: str) -> str:
     """The page with its tables between their markers. ValueError if a marker is missing."""
-    live = [{"row": row, **record} for row in LIVE for record in stored_rows(row)]
+    live = live_rows()
     tables = {
         "ways": ways_table(stored_rows("ways")),
         "memory": memory_table(stored_rows("memory")),
@@ -187,9 +188,15 @@ def with_tables(page: str) -> str:
     return page
 
 
+def live_rows() -> list[dict[str, Any]]:
+    """All records of GPUs, each with its `row`."""
+    return [{"row": row, **record} for row in LIVE for record in stored_rows(row)]
+
+
 def main() -> None:
     PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")
-    print(f"Wrote the tables of {PAGE}")
+    compared_chart.CHART.write_text(compared_chart.picture(live_rows(), LIVE), "utf-8")
+    print(f"Wrote the tables of {PAGE} and {compared_chart.CHART}")
 
 
 if __name__ == "__main__":

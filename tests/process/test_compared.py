@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 
 import compare
 import compared
+import compared_chart
 import pytest
 from ways import WAYS, WAYS_OF_A_SCRIPT
 
@@ -13,6 +15,13 @@ from ways import WAYS, WAYS_OF_A_SCRIPT
 def test_writing_the_tables_again_changes_nothing() -> None:
     page = compared.PAGE.read_text("utf-8")
     assert compared.with_tables(page) == page
+
+
+def test_drawing_the_picture_again_changes_nothing_and_it_loads_nothing() -> None:
+    picture = compared_chart.CHART.read_text("utf-8")
+    assert compared_chart.picture(compared.live_rows(), compared.LIVE) == picture
+    assert ET.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
+    assert [word for word in ("<script", "href", "url(", "@import") if word in picture] == []
 
 
 def test_every_way_that_was_recorded_has_a_line() -> None:
