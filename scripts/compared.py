@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import chart
@@ -108,23 +108,36 @@ def live_table(rows: Sequence[dict[str, Any]]) -> str:
     columns = ("training", "way", "answer", "tokens/s", "of `ladder`'s", "GPU seconds", "failures", "steps", "free")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
-    named: tuple[int, str, int] | None = None
-    for row in sorted(rows, key=lambda each: (*_run_of(each), list(LIVE_WAYS).index(each["way"]))):
-        speed, own = row["tokens_per_second"], ours.get(_run_of(row))
-        cells = (
-            "" if _run_of(row) == named else LIVE[row["row"]],
-            LIVE_WAYS[row["way"]],
-            _answer(row),
-            f"{speed:,.0f}" if speed else _why(row),
-            f"{speed / own:.2f}" if speed and own else "",
-            f"{row['gpu_seconds']:.0f}",
-            "" if row["failures"] is None else row["failures"],
-            row["steps"],
-            "" if row["headroom"] is None else f"{max(0.0, row['headroom']):.0%}",
-        )
-        named = _run_of(row)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for training, name in LIVE.items():
+        title = name
+        for way, shown in LIVE_WAYS.items():
+            if own := [row for row in rows if (row["row"], row["way"]) == (training, way)]:
+                lines.append(f"| {' | '.join((title, shown, *_cells(own, ours)))} |")
+                title = ""
     return "\n".join(lines) + "\n"
+
+
+def _cells(rows: Sequence[dict[str, Any]], ours: Mapping[tuple[str, str, int], float]) -> tuple[str, ...]:
+    """What a way did in one training, over its repetitions."""
+    ran = [row for row in rows if row["tokens_per_second"]]
+    shares = [row["tokens_per_second"] / ours[_run_of(row)] for row in ran if _run_of(row) in ours]
+    free = [max(0.0, row["headroom"]) for row in rows if row["headroom"] is not None]
+    return (
+        " or ".join(dict.fromkeys(shown for row in rows if (shown := _answer(row)))),
+        "; ".join(filter(None, (_span([row["tokens_per_second"] for row in ran], ","), *map(_why, rows)))),
+        _span(shares, ".2f"),
+        _span([row["gpu_seconds"] for row in rows]),
+        _span([row["failures"] for row in rows if row["failures"] is not None]),
+        _span([row["steps"] for row in rows]),
+        _span(free, ".0%"),
+    )
+
+
+def _span(values: Sequence[float], form: str = "") -> str:
+    """The value, or the least and the most of several; nothing of none."""
+    whole = [value if "." in form else round(value) for value in values]
+    ends = dict.fromkeys(format(value, form) for value in (min(whole), max(whole))) if whole else ()
+    return " to ".join(ends)
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -157,14 +170,16 @@ def ways_of(row: str) -> Collection[str]:
 
 
 def _why(row: dict[str, Any]) -> str:
-    """Why there is no speed, in a cell of the table."""
+    """Why there is no speed, in a cell of the table; nothing if there is one."""
+    if row["tokens_per_second"]:
+        return ""
     last = (row["why"] or "").strip().splitlines()[-1:]
     return ": ".join(["its training failed" if row["answer"] else "no answer", *last]).replace("|", "/")
 
 
-def _run_of(row: dict[str, Any]) -> tuple[int, str, int]:
+def _run_of(row: dict[str, Any]) -> tuple[str, str, int]:
     """What a row may be compared with: the same training, on the same GPUs, in the same repetition."""
-    return list(LIVE).index(row["row"]), row["host"], row["repetition"]
+    return row["row"], row["host"], row["repetition"]
 
 
 def stored_rows(name: str) -> list[dict[str, Any]]:

@@ -37,6 +37,18 @@ def test_every_live_row_and_way_of_gpus_has_words_for_the_table() -> None:
         assert set(compared.ways_of(row)) == set(expected)
 
 
+def test_repetitions_share_a_line_that_shows_how_far_they_are_apart() -> None:
+    common = {"row": "sft", "host": "a", "answer": {"micro_batch": 8}, "steps": 50, "headroom": 0.5, "why": None}
+    rows = [
+        common | {"way": way, "repetition": each, "tokens_per_second": speed, "gpu_seconds": 9.6, "failures": each}
+        for way, each, speed in (("ladder", 1, 1000.0), ("ladder", 2, 1100.0), ("trainer", 1, 900.0), ("trainer", 2, 0))
+    ]
+    rows[-1]["why"] = "out of memory"
+    ladder, trainer = compared.live_table(rows).splitlines()[2:]
+    assert ladder.endswith("| 8 | 1,000 to 1,100 | 1.00 | 10 | 1 to 2 | 50 | 50% |")
+    assert trainer.endswith("| 8 | 900; its training failed: out of memory | 0.90 | 10 | 1 to 2 | 50 | 50% |")
+
+
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the markers of ways"):
         compared.with_tables("no marker")
