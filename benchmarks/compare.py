@@ -16,7 +16,7 @@ GPU's UUID), and one that it already holds is not run again:
   (`steps` says how many ran);
 - `peak_device_gib` and `headroom`, the part of the limit that stays free;
 - `joules_per_token`, where the GPU counts; `cannot_say`: what this way has no words for at all;
-- `answer`, and `why` if it has none or the training failed.
+- `answer`, and `why` if it has none or the training failed; `trial_seconds` of each of ladder's trials.
 
 Lightning needs `lightning`, `lightning-utilities` and `torchmetrics`, the Autotuner `tabulate`: without one, its record
 says so.
@@ -110,7 +110,7 @@ def figures(work: Work, found: dict[str, Any]) -> dict[str, Any]:
         "joules_per_token": real.get("joules_per_token"),
         "answer": found.get("answer"),
         "why": None if real else found.get("why"),
-        **{key: found[key] for key in ("experiments", "failed", "finished") if key in found},
+        **{key: found[key] for key in ("experiments", "failed", "finished", "trial_seconds") if key in found},
     }
 
 

@@ -207,6 +207,7 @@ def tune(work: Work, folder: Path, longest: float | None, *options: str) -> dict
         "plain": plain or None,
         "first_fit": fit.plain() if fit else None,
         "trials": len(stored.trial_seconds),
+        "trial_seconds": {name: round(sum(spent.values()), 1) for name, spent in stored.trial_seconds.items()},
         "failed": {each.candidate_key: each.outcome.sentence for each in stored.records if each.outcome.kind != "fits"},
         "failures": sum(record.outcome.kind != "fits" for record in stored.records),
         "tokens_per_second": max(section["tokens_per_second"], plain.get("tokens_per_second", 0.0)),

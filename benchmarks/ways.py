@@ -57,7 +57,7 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
             real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
     keys = ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")
     chosen = {key: answer[key] for key in keys} | {"trials": found["trials"]}
-    told = {"seconds": found["seconds"], "failures": found["failures"], "failed": found["failed"]}
+    told = {key: found[key] for key in ("seconds", "trial_seconds", "failures", "failed")}
     return told | {"answer": chosen, "real": real, "why": why}
 
 
