@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import transformers
-from agreed import MOST, OUT_OF_MEMORY
+from agreed import MOST, OUT_OF_MEMORY, SLOWER
 from one_rank import (
     CLIP,
     Clock,
@@ -41,9 +41,6 @@ Step = Callable[[list[Batch]], None]
 Steps = Callable[[int, int, Clock], None]
 """Makes optimizer steps of a micro-batch and an accumulation until the clock says that it is enough."""
 
-_SLOWER = 0.97
-"""A micro-batch below this share of the fastest ends the search, as whoever tries by hand stops there. Chosen."""
-
 
 def main() -> None:
     spec = read_spec(sys.argv[1])
@@ -65,7 +62,7 @@ def main() -> None:
 
 def has_turned(speeds: list[float]) -> bool:
     """Whether larger micro-batches promise nothing: the last was clearly slower than the fastest, or the last two."""
-    return speeds[-1] < _SLOWER * max(speeds) or (len(speeds) > 2 and max(speeds[-2:]) < max(speeds[:-2]))
+    return speeds[-1] < SLOWER * max(speeds) or (len(speeds) > 2 and max(speeds[-2:]) < max(speeds[:-2]))
 
 
 def measure(spec: dict[str, Any], steps: Steps, micro_batch: int, device: torch.device) -> float:

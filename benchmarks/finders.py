@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 import transformers
-from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
+from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY, PROVEN
 from by_hand import Timed, trainer_of
 from one_rank import (
     CLIP,
@@ -45,9 +45,6 @@ from one_rank import (
     read_spec,
     world_size,
 )
-
-_PROVEN = 3
-"""Optimizer steps with a size until it counts as found. Chosen: Lightning's own default."""
 
 
 class CannotRunError(Exception):
@@ -102,7 +99,7 @@ class Attempts(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         limit_memory(self._spec["cap_gib"], self._device)
-        control.should_training_stop = state.global_step >= _PROVEN
+        control.should_training_stop = state.global_step >= PROVEN
 
 
 def by_the_trainer(spec: dict[str, Any], device: torch.device) -> None:
@@ -175,9 +172,9 @@ def timed(
     clock = Clock(spec, device)
     for number in range(1, sys.maxsize):
         step()
-        if number == _PROVEN:
+        if number == PROVEN:
             when_proven()
-        if clock.done() and number >= _PROVEN:
+        if clock.done() and number >= PROVEN:
             break
     append(spec, clock.row(size, accumulation))
 
@@ -194,7 +191,7 @@ def by_lightning(spec: dict[str, Any], device: torch.device) -> None:
         # It takes its highest size without a trial, so that is set to the first power of two beyond the batch.
         most = 2 ** whole.bit_length()
         tuner.Tuner(trainer_of_lightning(lightning, spec, device, 2, spec.get("steps", 0))).scale_batch_size(
-            module, mode="power", init_val=1, steps_per_trial=_PROVEN, max_val=most
+            module, mode="power", init_val=1, steps_per_trial=PROVEN, max_val=most
         )
     except ValueError as error:
         raise CannotRunError(str(error)) from None

@@ -54,8 +54,7 @@ def begin(spec: dict[str, Any]) -> torch.device:
 def join(device: torch.device) -> None:
     """The process group, of one rank if nothing started several."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({name: os.environ.get(name, value) for name, value in alone.items()})
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    os.environ.update(alone | {"MASTER_PORT": str(_free_port())} | os.environ)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 

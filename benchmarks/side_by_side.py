@@ -183,16 +183,21 @@ def by_hand(work: Work, method: str, checkpointing: bool, longest: float, **more
     return found if ended.code == 0 else [*found, known | {"ended": ended.why}]
 
 
-def tune(work: Work, folder: Path, longest: float | None, *options: str) -> dict[str, Any]:
-    """What a tune found, with and without DeepSpeed, the documented recipe's first fit, and what failed on the way."""
+def tune(work: Work, folder: Path, longest: float | None, *options: str, program: Sequence[str] = ()) -> dict[str, Any]:
+    """What a tune found, with and without DeepSpeed, the documented recipe's first fit, and what failed on the way.
+
+    Of `program`, if there is one: it says the model, the lengths and the adapters itself.
+    """
     run_folder, output = folder / "run", folder / "best_config.json"
     run_folder.mkdir(parents=True, exist_ok=True)
-    words = ["tune", work.model, "--seq-len", work.seq_len, "--global-batch-size", work.batch]
+    words = ["tune", *([] if program else [work.model, "--seq-len", work.seq_len]), "--global-batch-size", work.batch]
     words += ["--knobs", 0, "--run-dir", run_folder, "--output", output, "--gpus", work.gpus if visible_gpus() else 0]
     cap = f"{round(work.cap_gib * 1024)}MiB" if work.cap_gib else None
-    for name, value in (("--gpu-memory", cap), ("--lora", work.lora), ("--load-in", work.load_in)):
+    lora = None if program else work.lora
+    for name, value in (("--gpu-memory", cap), ("--lora", lora), ("--load-in", work.load_in)):
         words += [name, value] if value else []
-    ended = run([sys.executable, "-m", "ladder", *map(str, words), *options], longest=longest or sys.maxsize)
+    whole = [*map(str, words), *options, *(["--", *program] if program else [])]
+    ended = run([sys.executable, "-m", "ladder", *whole], longest=longest or sys.maxsize)
     told: dict[str, Any] = {"seconds": ended.seconds, "last_lines": ended.text.splitlines()[-14:]}
     if ended.code != 0:
         return told | {"exit_code": ended.code, "error": ended.why}
@@ -212,3 +217,24 @@ def tune(work: Work, folder: Path, longest: float | None, *options: str) -> dict
         "failures": sum(record.outcome.kind != "fits" for record in stored.records),
         "tokens_per_second": max(section["tokens_per_second"], plain.get("tokens_per_second", 0.0)),
     }
+
+
+def faster(found: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The faster of a tune's two answers, and its file."""
+    plain, own = found["plain"] or {"tokens_per_second": 0.0}, found["deepspeed"]
+    is_plain = plain["tokens_per_second"] > own["tokens_per_second"]
+    return (plain, "best_plain.json") if is_plain else (own, "best_config.json")
+
+
+def told_of(found: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record of the comparison takes from a tune and the answer that was trained with."""
+    keys = ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")
+    chosen = {key: answer[key] for key in keys} | {"trials": found["trials"]}
+    told = {key: found[key] for key in ("seconds", "trial_seconds", "failures", "failed")}
+    return told | {"answer": chosen}
+
+
+def sizes(work: Work) -> list[int]:
+    """Powers of two that divide a GPU's whole batch."""
+    most = work.batch // work.gpus
+    return [2**n for n in range(most.bit_length()) if most % 2**n == 0]

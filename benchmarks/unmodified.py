@@ -10,7 +10,6 @@ Model and data are made once, in the folder for temporary files.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
@@ -20,24 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agreed import MOST
+from agreed import BUDGET, LONGEST, MOST, PROVEN, SLOWER
 from script_inputs import Peak, made_model, make_data
-from side_by_side import BY_HAND, HERE, Ended, Work, first_gpus, run
+from side_by_side import BY_HAND, HERE, Ended, Work, faster, first_gpus, run, sizes, told_of, tune
 
 from ladder.machine.gpus import visible_gpus
-from ladder.runs.stored_run import read_run
 from ladder.workload.lora import lora_from_text
 
-_LONGEST = 570.0
-"""Seconds of a way, real training included. Chosen: a run has to end within ten minutes."""
-_BUDGET = 360.0
-"""Of these for the search. Chosen: the rest is for the real training and for two starts."""
 _FEW = 8
 """Optimizer steps of an attempt by hand. Chosen: the first ones are slower, and nobody waits for more."""
-_PROVEN = 3
-"""Optimizer steps with a size until it counts as found. Chosen: as for the other finders."""
-_SLOWER = 0.97
-"""A micro-batch below this share of the fastest ends the search, as whoever tries by hand stops there. Chosen."""
 _LOGGED = re.compile(r"^([\d.]+) .*'loss': .*'num_tokens': '?([\d.e+]+)'?", re.MULTILINE)
 _SIZE = re.compile(r"Total train batch size \(.*\) = ([\d,]+)")
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -85,22 +75,14 @@ class Training:
 
 def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """`ladder tune` of the program, and `ladder run` of the faster of its two answers."""
-    program, output = program_of(work), folder / "best_config.json"
-    words = ["tune", "--gpus", work.gpus if visible_gpus() else 0, "--global-batch-size", work.batch, "--knobs", 0]
-    words += ["--time-budget", f"{_BUDGET:.0f}s", "--run-dir", folder / "run", "--output", output, "--", *program]
-    ended = run([sys.executable, "-m", "ladder", *map(str, words)], longest=_LONGEST, folder=folder)
-    if ended.code != 0:
-        return {"seconds": ended.seconds, "why": ended.why}
-    files = [file for name in ("best_config.json", "best_plain.json") if (file := folder / name).exists()]
-    answers = {file: json.loads(file.read_text())["ladder"] for file in files}
-    file, best = max(answers.items(), key=lambda each: float(each[1]["tokens_per_second"]))
-    start = [sys.executable, "-m", "ladder", "run", str(file), "--", *program]
-    training = trained(work, start, [], steps, _LONGEST - _BUDGET, folder)
-    answer = {key: best[key] for key in ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")}
-    records = read_run(folder / "run").records
-    failures = sum(record.outcome.kind != "fits" for record in records)
-    told = {"seconds": ended.seconds, "failures": failures, "answer": answer, "why": training.why}
-    return told | {"real": training.real(best["micro_batch"])}
+    program = program_of(work)
+    found = tune(work, folder, LONGEST, "--time-budget", f"{BUDGET:.0f}s", program=program)
+    if "deepspeed" not in found:
+        return {"seconds": found["seconds"], "why": found["error"]}
+    answer, file = faster(found)
+    start = [sys.executable, "-m", "ladder", "run", str(folder / file), "--", *program]
+    training = trained(work, start, [], steps, LONGEST - BUDGET, folder)
+    return told_of(found, answer) | {"real": training.real(answer["micro_batch"]), "why": training.why}
 
 
 def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
@@ -108,8 +90,8 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     start, failed, spent = starts(work), list[str](), 0.0
     found: dict[tuple[int, bool], float] = {}
     for checkpointing in (False, True):
-        until, best = spent + _BUDGET / 2, 0.0
-        for micro_batch in sizes(work.batch // work.gpus):
+        until, best = spent + BUDGET / 2, 0.0
+        for micro_batch in sizes(work):
             if spent >= until:
                 break
             more = options(work, micro_batch, checkpointing)
@@ -120,7 +102,7 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
                 break
             found[micro_batch, checkpointing] = speed = training.tokens_per_second
             best = max(best, speed)
-            if speed < _SLOWER * best:
+            if speed < SLOWER * best:
                 break
     told: dict[str, Any] = {"seconds": spent, "failures": len(failed), "failed": sorted(set(failed))}
     if not found:
@@ -128,7 +110,7 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     micro_batch, checkpointing = max(found, key=lambda each: found[each])
     speed = found[micro_batch, checkpointing]
     answer = {"micro_batch": micro_batch, "checkpointing": checkpointing, "tokens_per_second": speed}
-    training = trained(work, start, options(work, micro_batch, checkpointing), steps, _LONGEST - _BUDGET, folder)
+    training = trained(work, start, options(work, micro_batch, checkpointing), steps, LONGEST - BUDGET, folder)
     return told | {"answer": answer, "real": training.real(micro_batch), "why": training.why}
 
 
@@ -140,23 +122,18 @@ def finder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     start, finds, told = starts(work), ["--auto_find_batch_size", "True"], {"seconds": 0.0, "failures": 0}
     for checkpointing in (False, True):
         whole = [*options(work, work.batch // work.gpus, checkpointing), *finds, "--log_level", "info"]
-        training = trained(work, start, whole, _PROVEN, _BUDGET / 2, folder)
+        training = trained(work, start, whole, PROVEN, BUDGET / 2, folder)
         tried = tried_sizes(training.ended.text, work.gpus)
         failures = told["failures"] + max(0, len(tried) - bool(training.tokens_per_second))
         told = {"seconds": told["seconds"] + training.seconds, "failures": failures}
         if training.tokens_per_second is None:
             continue
         again = [*options(work, tried[-1], checkpointing), *finds]
-        training = trained(work, start, again, steps, (_LONGEST - _BUDGET) / 2, folder)
+        training = trained(work, start, again, steps, (LONGEST - BUDGET) / 2, folder)
         if training.tokens_per_second is not None:
             answer = {"micro_batch": tried[-1], "checkpointing": checkpointing}
             return told | {"answer": answer, "real": training.real(tried[-1])}
     return told | {"why": training.why}
-
-
-def sizes(most: int) -> list[int]:
-    """Powers of two that divide a rank's whole batch."""
-    return [2**n for n in range(most.bit_length()) if most % 2**n == 0]
 
 
 def program_of(work: Work) -> list[str]:

@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import unmodified
+from agreed import BUDGET, LONGEST
 from autotuner import autotune
-from side_by_side import TIME_OVER, Work, by_hand, run, run_ranks, tune
+from side_by_side import TIME_OVER, Work, by_hand, faster, run, run_ranks, sizes, told_of, tune
 
-_LONGEST = 570.0
-"""Seconds of a way, real training included. Chosen: a run has to end within ten minutes."""
-_BUDGET = 360.0
-"""Of these for the search. Chosen: the rest is for the real training and for two starts."""
 _AUTOTUNER = 450.0
-"""Of these for DeepSpeed's Autotuner. Chosen: it starts each of its 9 to 34 experiments anew, so it gets all but what
+"""Of LONGEST for DeepSpeed's Autotuner. Chosen: it starts each of its 9 to 34 experiments anew, so it gets all but what
 a short training needs; where that is not enough, the fastest experiment so far counts."""
 _REAL = 150.0
-"""Of these for timed real steps; fewer steps are made where so many take longer."""
+"""Of LONGEST for timed real steps; fewer steps are made where so many take longer."""
 _NOT_ONE = "batch_size=0"
 """In what Lightning says where not even one sequence fits."""
 _SEARCHED = 64
@@ -37,16 +34,14 @@ Way = Callable[[Work, Path, int], dict[str, Any]]
 
 def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """`ladder tune`, and `ladder verify` of the faster of its two answers for the real steps."""
-    found = tune(work, folder, _LONGEST, "--time-budget", f"{_BUDGET:.0f}s")
+    found = tune(work, folder, LONGEST, "--time-budget", f"{BUDGET:.0f}s")
     if "deepspeed" not in found:
         return {"seconds": found["seconds"], "why": found["error"]}
-    plain, own = found["plain"] or {"tokens_per_second": 0.0}, found["deepspeed"]
-    is_plain = plain["tokens_per_second"] > own["tokens_per_second"]
-    answer, file = (plain, "best_plain.json") if is_plain else (own, "best_config.json")
+    answer, file = faster(found)
     step_seconds = work.batch * work.seq_len / answer["tokens_per_second"]
     most = max(2, min(steps, int(_REAL / step_seconds)))
     words = ["verify", str(folder / file), "--steps", str(most), "--quiet", "--format", "json"]
-    ended = run([sys.executable, "-m", "ladder", *words], longest=_LONGEST - _BUDGET)
+    ended = run([sys.executable, "-m", "ladder", *words], longest=LONGEST - BUDGET)
     real, why = None, ended.why
     if "{" in ended.text:
         seen = json.loads(ended.text[ended.text.index("{") : ended.text.rindex("}") + 1])
@@ -55,10 +50,7 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
             real = {"steps": seen["optimizer_steps"], "tokens_per_second": round(seen["tokens_per_second"]["seen"], 1)}
             real |= {"peak_device_gib": seen["peak_device_gib"]["seen"], "micro_batch": answer["micro_batch"]}
             real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
-    keys = ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")
-    chosen = {key: answer[key] for key in keys} | {"trials": found["trials"]}
-    told = {key: found[key] for key in ("seconds", "trial_seconds", "failures", "failed")}
-    return told | {"answer": chosen, "real": real, "why": why}
+    return told_of(found, answer) | {"real": real, "why": why}
 
 
 def hand(*methods: str) -> Way:
@@ -66,14 +58,12 @@ def hand(*methods: str) -> Way:
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
-        most = few.batch // few.gpus
-        sizes = [2**n for n in range(most.bit_length()) if most % 2**n == 0]
-        longest = _BUDGET / (2 * len(methods))
+        longest = BUDGET / (2 * len(methods))
         rows: list[dict[str, Any]] = []
         began = time.monotonic()
         for method in methods:
             for checkpointing in (False, True):
-                rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes, seconds=2.0)
+                rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes(few), seconds=2.0)
         fits = [row for row in rows if "tokens_per_second" in row]
         ended = [row["ended"] for row in rows if "ended" in row]
         failed = [why for why in ended if not why.startswith(TIME_OVER)]  # whoever is out of time has not failed
@@ -95,7 +85,7 @@ def hand(*methods: str) -> Way:
 
 def _real(work: Work, method: str, checkpointing: bool, micro_batch: int, steps: int, **more: Any) -> dict[str, Any]:
     """The row of so many real steps with what was chosen, or why there is none."""
-    left = _LONGEST - (_AUTOTUNER if more else _BUDGET)
+    left = LONGEST - (_AUTOTUNER if more else BUDGET)
     wanted = {"micro_batches": [micro_batch], "steps": steps, "seconds": min(_REAL, left / 2)}
     rows = by_hand(work, method, checkpointing, left, **wanted, **more)
     return {"real": rows[0]} if "tokens_per_second" in rows[0] else {"why": rows[-1].get("ended")}
@@ -109,7 +99,7 @@ def finder(method: str) -> Way:
         for checkpointing in (False, True):
             before, failures = time.monotonic() - began, told.get("failures") or 0
             spec = work.spec(method, folder, steps=steps, seconds=_REAL) | {"checkpointing": checkpointing}
-            rows, ended = run_ranks("finders.py", spec, work.gpus, _LONGEST - before)
+            rows, ended = run_ranks("finders.py", spec, work.gpus, LONGEST - before)
             found = [row for row in rows if "seconds" in row]  # a size may run out of memory after it was found
             real = [row for row in rows if "tokens_per_second" in row]
             told = {"seconds": before + (found[-1]["seconds"] if found else ended.seconds)}

@@ -13,6 +13,7 @@ from typing import Any
 
 import chart
 import compared_chart
+from compared_chart import run_of
 
 RESULTS = chart.RESULTS / "compare"
 PAGE = chart.ROOT / "docs" / "explanation" / "side-by-side.md"
@@ -107,7 +108,7 @@ def live_table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each way, under the name of its training; speeds are compared with `ladder`'s on the same GPUs."""
     columns = ("training", "way", "answer", "tokens/s", "of `ladder`'s", "GPU seconds", "failures", "steps", "free")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
-    ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
+    ours = {run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
     for training, name in LIVE.items():
         title = name
         for way, shown in LIVE_WAYS.items():
@@ -120,7 +121,7 @@ def live_table(rows: Sequence[dict[str, Any]]) -> str:
 def _cells(rows: Sequence[dict[str, Any]], ours: Mapping[tuple[str, str, int], float]) -> tuple[str, ...]:
     """What a way did in one training, over its repetitions."""
     ran = [row for row in rows if row["tokens_per_second"]]
-    shares = [row["tokens_per_second"] / ours[_run_of(row)] for row in ran if _run_of(row) in ours]
+    shares = [row["tokens_per_second"] / ours[run_of(row)] for row in ran if run_of(row) in ours]
     free = [max(0.0, row["headroom"]) for row in rows if row["headroom"] is not None]
     return (
         " or ".join(dict.fromkeys(shown for row in rows if (shown := _answer(row)))),
@@ -175,11 +176,6 @@ def _why(row: dict[str, Any]) -> str:
         return ""
     last = (row["why"] or "").strip().splitlines()[-1:]
     return ": ".join(["its training failed" if row["answer"] else "no answer", *last]).replace("|", "/")
-
-
-def _run_of(row: dict[str, Any]) -> tuple[str, str, int]:
-    """What a row may be compared with: the same training, on the same GPUs, in the same repetition."""
-    return row["row"], row["host"], row["repetition"]
 
 
 def stored_rows(name: str) -> list[dict[str, Any]]:

@@ -55,22 +55,23 @@ def picture(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> str:
 
 def _row(rows: Sequence[dict[str, Any]], name: str, y: int) -> list[str]:
     """A training: `ladder`'s line, a dot for each other way, and how many of them trained nothing."""
-    ours = {_run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
+    ours = {run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
     first, _, more = name.partition(", ")
     parts = [f'  <text x="16" y="{y - 1}">{first}</text>', f'  <text class="small" x="16" y="{y + 13}">{more}</text>']
     others = [row for row in rows if row["way"] != "ladder"]
     for row in sorted(others, key=lambda each: each["way"] not in _BY_HAND):
-        if row["tokens_per_second"] and _run_of(row) in ours:
+        if row["tokens_per_second"] and run_of(row) in ours:
             kind = "hand" if row["way"] in _BY_HAND else "finder"
-            x = _x(row["tokens_per_second"] / ours[_run_of(row)])
+            x = _x(row["tokens_per_second"] / ours[run_of(row)])
             parts.append(f'  <circle class="{kind}" cx="{x}" cy="{y}" r="6" fill-opacity="0.75"/>')
     if nothing := sum(not row["tokens_per_second"] for row in others):
         parts += [f"  {_cross(LEFT, y)}", f'  <text class="small" x="{LEFT + 10}" y="{y + 4}">{nothing}</text>']
     return [*parts, f'  <line class="ours" x1="{_x(1)}" y1="{y - 11}" x2="{_x(1)}" y2="{y + 11}"/>']
 
 
-def _run_of(row: dict[str, Any]) -> tuple[str, int]:
-    return row["host"], row["repetition"]
+def run_of(row: dict[str, Any]) -> tuple[str, str, int]:
+    """What a row may be compared with: the same training, on the same GPUs, in the same repetition."""
+    return row["row"], row["host"], row["repetition"]
 
 
 def _x(share: float) -> float:

@@ -13,8 +13,8 @@ import pytest
 from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
 from compare import ROWS, figures
-from side_by_side import Ended, Work
-from unmodified import Training, logged_steps, sizes, tried_sizes
+from side_by_side import Ended, Work, sizes
+from unmodified import Training, logged_steps, tried_sizes
 from ways import WAYS, WAYS_OF_A_SCRIPT
 
 REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
@@ -146,7 +146,7 @@ def test_a_program_that_failed_has_no_speed_however_far_it_came() -> None:
 
 def test_the_sizes_that_a_finder_tried_are_those_of_one_gpu() -> None:
     assert tried_sizes(LOG, gpus=2) == [512, 256]
-    assert sizes(12) == [1, 2, 4]
+    assert sizes(Work(model="any", gpus=2, batch=24)) == [1, 2, 4]
 
 
 def test_an_unmodified_program_has_its_own_ways_and_no_other(tmp_path: Path) -> None:
