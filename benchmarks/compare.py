@@ -5,7 +5,8 @@
 A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere; `sft` is TRL's own program, for which only ways
 count that leave it as it is), a WAY is one of `ways.py`: ladder itself; DDP, FSDP2 and the Trainer by hand; the batch
 size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner, fast and full. Each way finds a
-configuration and then trains with it, `--steps` optimizer steps for real, all in ten minutes.
+configuration and then trains with it, `--steps` optimizer steps for real, all in ten minutes. `sft` wants 60: in its
+first 20 or 30 steps, kernels get ready for lengths that come for the first time.
 
 FOLDER/ROW.json gets a record for each way and repetition, with its date and host (with the start of its first
 GPU's UUID), and one that it already holds is not run again:
@@ -28,6 +29,8 @@ import argparse
 import json
 import os
 import platform
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -137,6 +140,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--steps", type=int, default=_MANY)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it started ends with it
     whole: list[dict[str, Any]] = []
     for row in options.rows:
         repetitions = options.repetitions or (2 if row in _TWICE else 1)

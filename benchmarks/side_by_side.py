@@ -126,8 +126,9 @@ def run(
             code = process.wait(longest)
         except subprocess.TimeoutExpired:
             process.terminate()
-        seconds = time.monotonic() - began
-        _end(marker)
+        finally:  # also if this benchmark itself is told to end
+            seconds = time.monotonic() - began
+            _end(marker)
         process.wait()
         output.seek(0)
         return Ended(code, round(seconds, 1), output.read())

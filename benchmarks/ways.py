@@ -109,6 +109,7 @@ def finder(method: str) -> Way:
                 told["answer"] = {"micro_batch": found[-1]["micro_batch"], "checkpointing": checkpointing}
                 told["failures"] = failures + found[-1]["failures"]
             if real:
+                told["answer"]["trained_micro_batch"] = real[-1]["micro_batch"]  # the Trainer's may shrink once more
                 return told | {"real": real[-1]}
             told["failures"] = told.get("failures", failures) + 1
             if ended.why != "out of memory" and _NOT_ONE not in ended.why:

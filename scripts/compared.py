@@ -142,7 +142,7 @@ def _span(values: Sequence[float], form: str = "") -> str:
 
 
 def _answer(row: dict[str, Any]) -> str:
-    """The engine, checkpointing if there is some, and the micro-batch."""
+    """The engine, checkpointing if there is some, and the micro-batch, which the training itself may have shrunk."""
     answer = row["answer"]
     if answer is None:
         return ""
@@ -151,7 +151,9 @@ def _answer(row: dict[str, Any]) -> str:
     shown += [f"stage {answer['stage']}"] if "stage" in answer else []
     every = answer.get("checkpoint_every", 1 if answer.get("checkpointing") else 0)
     shown += ["checkpointing" if every == 1 else f"1/{every} checkpointing"] if every else []
-    return ", ".join([*shown, str(answer["micro_batch"])])
+    trained = answer.get("trained_micro_batch", answer["micro_batch"])
+    shown += [str(answer["micro_batch"])] + [f"trained with {trained}"] * (trained != answer["micro_batch"])
+    return ", ".join(shown)
 
 
 def live_gaps(rows: Sequence[dict[str, Any]]) -> str:

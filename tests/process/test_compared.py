@@ -49,6 +49,15 @@ def test_repetitions_share_a_line_that_shows_how_far_they_are_apart() -> None:
     assert trainer.endswith("| 8 | 900; its training failed: out of memory | 0.90 | 10 | 1 to 2 | 50 | 50% |")
 
 
+def test_a_training_that_shrank_its_micro_batch_once_more_says_so() -> None:
+    found = {"micro_batch": 15, "checkpointing": True}
+    row = {"row": "sft", "way": "trainer", "host": "a", "repetition": 1, "tokens_per_second": 9.0, "gpu_seconds": 1.0}
+    row |= {"failures": 7, "steps": 20, "headroom": 0.0, "why": None}
+    shrunk, whole = (row | {"answer": found | {"trained_micro_batch": each}} for each in (2, 15))
+    assert "| checkpointing, 15, trained with 2 |" in compared.live_table([shrunk])
+    assert "| checkpointing, 15 |" in compared.live_table([whole])
+
+
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the markers of ways"):
         compared.with_tables("no marker")

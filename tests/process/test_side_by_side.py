@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
-from side_by_side import run
+from side_by_side import HERE, run
 
 CHILD = "import time; time.sleep(600)"
 PARENT = f"""
@@ -45,3 +46,15 @@ def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path) -> None:
     ended = run([sys.executable, "-c", PARENT, "0"], longest=60.0, folder=tmp_path)
     assert ended.code == 0
     assert not runs(int((tmp_path / "child").read_text()))
+
+
+def test_a_benchmark_that_is_told_to_end_takes_the_training_with_it(tmp_path: Path) -> None:
+    words = [sys.executable, str(HERE / "compare.py"), str(tmp_path), "cpu-sft", "--only", "trainer"]
+    benchmark = subprocess.Popen(words)
+    patience = time.monotonic() + 120
+    while not (started := psutil.Process(benchmark.pid).children(recursive=True)) and time.monotonic() < patience:
+        time.sleep(0.2)
+    benchmark.terminate()
+    assert benchmark.wait(60) == 143
+    assert started
+    assert [process for process in started if runs(process.pid)] == []
