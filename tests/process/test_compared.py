@@ -61,3 +61,16 @@ def test_a_training_that_shrank_its_micro_batch_once_more_says_so() -> None:
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the markers of ways"):
         compared.with_tables("no marker")
+
+
+def test_the_picture_counts_a_way_as_without_a_training_only_if_none_of_its_repetitions_trained() -> None:
+    common = {"row": "sft", "host": "a"}
+    rows = [
+        common | {"way": way, "repetition": each, "tokens_per_second": speed}
+        for way, each, speed in (("trainer", 1, 0), ("trainer", 2, 900.0), ("ddp", 1, 0), ("fsdp2", 1, 0))
+    ]
+    without = compared_chart.picture(rows, {"sft": "a, b"})
+    assert ">2</text>" in without
+    ours = common | {"way": "ladder", "repetition": 2, "tokens_per_second": 1000.0}
+    line = compared_chart.picture([*rows, ours], {"sft": "a, b"}).count('class="ours"') - without.count('class="ours"')
+    assert line == 1
