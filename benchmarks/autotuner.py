@@ -49,6 +49,8 @@ main()
 """`deepspeed`, on a GPU of the cap's size and without mlflow."""
 _RESULTS, _EXPERIMENTS = "autotuning_results", "autotuning_exps"
 _BEST = "ds_config_optimal.json"
+_PROFILE = "profile_model_info"
+"""Its first start of the script, which measures the model and is no experiment."""
 _STEPS = 50
 _NOISE = re.compile(r"it/s\]|s/it\]|^\s*$")
 """Lines of progress bars."""
@@ -108,14 +110,14 @@ def read_results(folder: Path) -> dict[str, Any]:
     """
     results = folder / _RESULTS
     is_over = (results / "summary.txt").exists()
-    names = sorted(path.stem for path in (folder / _EXPERIMENTS).glob("*.json"))
+    names = sorted(path.stem for path in (folder / _EXPERIMENTS).glob("*.json") if path.stem != _PROFILE)
     speeds: dict[str, float] = {}
     failed: dict[str, str] = {}
     for name in names:
         metrics = results / name / "metrics.json"
         if metrics.exists():
             speeds[name] = float(json.loads(metrics.read_text().splitlines()[0])["throughput"])
-        elif not (results / name / "model_info.json").exists():
+        else:
             failed[name] = _why(results / name / "stderr.log", is_over)
     failed = {name: why for name, why in failed.items() if why}
     best = results / _BEST

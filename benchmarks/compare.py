@@ -11,13 +11,15 @@ first 20 or 30 steps, kernels get ready for lengths that come for the first time
 FOLDER/ROW.json gets a record for each way and repetition, with its date and host (with the start of its first
 GPU's UUID), and one that it already holds is not run again:
 
-- `tokens_per_second` over all GPUs in the last 20 of the real steps;
+- `tokens_per_second` over all GPUs, by the median of the last 20 real steps (of ladder: of all; of `sft`: by the mean;
+  of other ways by the mean in records of 2026-11-27);
 - `wall_seconds` and `gpu_seconds` until there was an answer; `failures` on the way to it;
 - `fifty_steps`: whether 50 real steps ran; null where so few were asked for, or so many would have taken too long
   (`steps` says how many ran);
 - `peak_device_gib` and `headroom`, the part of the limit that stays free;
 - `joules_per_token`, where the GPU counts; `cannot_say`: what this way has no words for at all;
-- `answer`, and `why` if it has none or the training failed; `trial_seconds` of each of ladder's trials.
+- `answer`, and `why` if it has none or the training failed; `tried`: each of ladder's trials, with its seconds and
+  what its candidates reached (`trial_seconds` alone in records of 2026-11-27).
 
 Lightning needs `lightning`, `lightning-utilities` and `torchmetrics`, the Autotuner `tabulate`: without one, its record
 says so.
@@ -113,7 +115,7 @@ def figures(work: Work, found: dict[str, Any]) -> dict[str, Any]:
         "joules_per_token": real.get("joules_per_token"),
         "answer": found.get("answer"),
         "why": None if real else found.get("why"),
-        **{key: found[key] for key in ("experiments", "failed", "finished", "trial_seconds") if key in found},
+        **{key: found[key] for key in ("experiments", "failed", "finished", "tried") if key in found},
     }
 
 

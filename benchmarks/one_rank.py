@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import statistics
 import time
 from functools import cache
 from importlib import import_module
@@ -160,10 +161,10 @@ class Clock:
         return is_timed and len(self.seconds) >= _FEWEST
 
     def row(self, micro_batch: int, accumulation: int) -> dict[str, Any]:
-        """Speed over all ranks in the last steps, energy, and the peak of this rank's memory."""
+        """Speed over all ranks by the median of the last steps, energy, and the peak of this rank's memory."""
         tokens, last = micro_batch * accumulation * world_size() * self._spec["seq_len"], self.seconds[-MOST:]
         row: dict[str, Any] = {"micro_batch": micro_batch, "accumulation": accumulation}
-        row |= {"tokens_per_second": round(tokens * len(last) / sum(last), 1), "steps": len(self.seconds)}
+        row |= {"tokens_per_second": round(tokens / statistics.median(last), 1), "steps": len(self.seconds)}
         joules = _joules(self._device)
         if joules is not None and self._joules is not None:
             used = _together(joules - self._joules, self._device, dist.ReduceOp.SUM)

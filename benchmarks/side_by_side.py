@@ -27,7 +27,7 @@ from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from ladder.launch.trial_server import kill_marked, marked, wait_gone
 from ladder.machine.gpus import visible_gpus
 from ladder.report.first_fit import first_fit
-from ladder.runs.stored_run import read_run
+from ladder.runs.stored_run import StoredRun, read_run
 from ladder.techniques.liger import FAMILIES
 from ladder.workload.lora import lora_from_text
 from ladder.workload.source import resolve_model
@@ -213,10 +213,23 @@ def tune(work: Work, folder: Path, longest: float | None, *options: str, program
         "plain": plain or None,
         "first_fit": fit.plain() if fit else None,
         "trials": len(stored.trial_seconds),
-        "trial_seconds": {name: round(sum(spent.values()), 1) for name, spent in stored.trial_seconds.items()},
+        "tried": [_tried(stored, trial) for trial in stored.trial_seconds],
         "failed": {each.candidate_key: each.outcome.sentence for each in stored.records if each.outcome.kind != "fits"},
         "failures": sum(record.outcome.kind != "fits" for record in stored.records),
         "tokens_per_second": max(section["tokens_per_second"], plain.get("tokens_per_second", 0.0)),
+    }
+
+
+def _tried(stored: StoredRun, trial: str) -> dict[str, Any]:
+    """A trial: its seconds, and the tokens/s of its candidates, None of those that do not fit."""
+    own = [record for record in stored.records if record.trial == trial]
+    return {
+        "trial": trial,
+        "purpose": own[0].purpose if own else None,
+        "seconds": round(sum(stored.trial_seconds[trial].values()), 1),
+        "tokens_per_second": {
+            record.candidate_key: record.tokens_per_second and round(record.tokens_per_second, 1) for record in own
+        },
     }
 
 
@@ -231,7 +244,7 @@ def told_of(found: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, An
     """What a record of the comparison takes from a tune and the answer that was trained with."""
     keys = ("engine", "checkpoint_every", "micro_batch", "tokens_per_second")
     chosen = {key: answer[key] for key in keys} | {"trials": found["trials"]}
-    told = {key: found[key] for key in ("seconds", "trial_seconds", "failures", "failed")}
+    told = {key: found[key] for key in ("seconds", "tried", "failures", "failed")}
     return told | {"answer": chosen}
 
 
