@@ -221,7 +221,7 @@ def test_a_task_the_model_cannot_be_trained_for_is_a_contradiction() -> None:
 
 def test_only_a_bundled_model_has_defaults_for_a_quick_try(tmp_path: Path) -> None:
     assert smoke_defaults(resolve_model("Tiny-Llama")) == {
-        "seq_len": 64,
+        "seq_len": 16,
         "global_batch_size": 8,
         "gpu_memory": "400MiB",
     }
