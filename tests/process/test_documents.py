@@ -130,7 +130,7 @@ def test_the_tutorial_s_script_trains_with_the_answer(folder: Path) -> None:
 
 
 def test_the_output_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
-    command = "ladder tune llama-2-7b --launcher simulated --machine a100-40"
+    command = "ladder tune llama-2-7b --launcher simulated --machine a100-40 --output simulated.json"
     (shown,) = [block for block in blocks() if block.language == "text" and block.document.name == "README.md"]
     assert [block for block in PARSED if command in block.text.splitlines()]
     program = str(Path(sys.executable).parent / "ladder")
