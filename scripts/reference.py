@@ -101,8 +101,9 @@ def outcomes(document: Mapping[str, Any]) -> str:
     rows = [(f"`{kind}`", *words.OUTCOMES[kind]) for kind in get_args(OutcomeKind)]
     return f"""# Outcomes
 
-Every candidate that was tried has one outcome, with the rank, the phase and the figures. A trial counts as a success
-only after a complete report from every rank; an exit code is not enough.
+Every candidate that was tried has one outcome, in a sentence with the rank, the phase and the figures, as far as they
+are known. A candidate counts as `fits` only if every rank has reported its figures; an exit code is not enough. If a
+later candidate ends the trial, those before it still count.
 
 {table(("outcome", "what happened", "what to do"), rows)}
 """
@@ -114,11 +115,11 @@ def exit_codes(document: Mapping[str, Any]) -> str:
     known = sorted(classes, key=lambda kind: kind.exit_code)
     explained("errors", [kind.__name__ for kind in known], words.EXITS)
     found = (errors.EXIT_FOUND, "", "The command did what it was asked to do.", "–")
-    bug = "A bug in ladder."
+    bug = "A bug in ladder: an error that it did not expect."
     rows = [
         (
             f"{kind.exit_code}",
-            f"`{kind.__name__}`",
+            "" if kind is errors.LadderError else f"`{kind.__name__}`",
             bug if kind is errors.LadderError else inspect.getdoc(kind),
             words.EXITS[kind.__name__],
         )
@@ -128,7 +129,7 @@ def exit_codes(document: Mapping[str, Any]) -> str:
     return f"""# Exit codes
 
 Every expected error is one sentence on stderr that says what happened and what to do. From Python each is an
-exception of its own in `ladder.errors`. `ladder run` ends as its training does: with 0, or with 1 if a rank failed.
+exception of its own in `ladder.errors`, and all are of the class `LadderError`. `ladder run` ends as its training does: with 0, or with 1 if a rank failed.
 
 {table(("code", "error", "meaning", "what to do"), [found, *rows, *signals])}
 """
@@ -164,8 +165,8 @@ An answer for [adapters](../how-to/adapters.md), quantised or frozen weights als
 
 ## Without DeepSpeed
 
-If something is faster [without DeepSpeed](../how-to/without-deepspeed.md), the section names it. Its
-settings are in `best_plain.…`.
+If something is faster [without DeepSpeed](../how-to/without-deepspeed.md), the section names it. Its settings are in
+`best_plain.json`, which has a section `"ladder"` of its own with the keys of this page, and in the files beside it.
 
 {table(("key", "type", "meaning"), plain)}
 

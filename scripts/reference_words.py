@@ -12,8 +12,8 @@ RUNGS = {
     ),
     "zero2": (
         "parameters, gradients / W, optimizer / W",
-        "the same as `zero1`",
-        "you have several GPUs; it is mostly as fast as `zero1`",
+        "reducing gradients in each micro-step, where `zero1` does it once per step; the rest as `zero1`",
+        "you have several GPUs and few accumulation steps",
     ),
     "zero1+opt-cpu": (
         "parameters, gradients",
@@ -62,12 +62,13 @@ OUTCOMES = {
     # what happened, what to do
     "fits": ("Every rank finished within the memory limit.", "–"),
     "gpu_oom": (
-        "A GPU ran out of memory. The sentence names the rank, the phase and the missing bytes.",
+        "A GPU ran out of memory, or a rank used more than the limit. The sentence says where, and what was asked for and "
+        "free, or used.",
         "Nothing: the search continues. A lower `--seq-len`, more GPUs or `--nvme-path` widen what fits.",
     ),
     "host_oom": (
         "The kernel or the allocator refused host memory, or `/dev/shm` is full, through which NCCL shares memory. "
-        "A candidate that needs more than the host has is refused without a trial.",
+        "A candidate that is predicted to need over 10 % more than the ranks may use gets no trial.",
         "Give `--host-memory` if the machine reports the wrong amount, use fewer ranks, or try rungs without offload. "
         "In a container, enlarge `/dev/shm` (`docker run --shm-size`).",
     ),
@@ -89,17 +90,21 @@ OUTCOMES = {
         "segmentation fault in its log.",
     ),
     "unsupported": (
-        "The rung cannot work on this machine.",
-        "Read the reason. It names what is missing: a compiler, libaio or a drive.",
+        "DeepSpeed or the model refused this configuration, or an operator could not be built.",
+        "Read the sentence. A rung that cannot work here at all gets no trial, and its reason names what is missing: a "
+        "compiler, libaio or a drive.",
     ),
-    "cancelled": ("You interrupted the trial.", "Start the same command again. It continues where it stopped."),
+    "cancelled": (
+        "You interrupted the trial. What it had measured is kept; the candidate that ran then has no outcome.",
+        "Start the same command again. It continues where it stopped.",
+    ),
 }
 
 EXITS = {
     # by class of error: what to do
     "LadderError": "Report it, with the traceback and the output of `ladder doctor --format json`.",
     "UsageError": "Change the command as the sentence says. It also ends so if the time budget ran out before "
-    "anything was proven, or if a file is not what it should be.",
+    "anything was proven, if a file is not what it should be, if your own script failed, or if no rung can work here.",
     "NothingFitsError": "Read the sentence: it names what would fit. After `verify`: tune again.",
     "EnvironmentFaultError": "Run `ladder doctor`, which names a fix for each problem.",
     "ModelNotAccessibleError": "Give a folder, a `config.json` or a bundled shape. For a gated model, set `HF_TOKEN`.",
@@ -119,7 +124,7 @@ KEYS = {
     # of the "ladder" section: type, meaning. `null` is among the types of what can be missing.
     "schema_version": ("integer", "The version of this section. A newer `ladder` reads older versions."),
     "rung": ("string", "The rung of the answer, such as `zero3`."),
-    "engine": ("string", "The rung with its techniques, such as `zero3+liger`."),
+    "engine": ("string", "The rung with its techniques, such as `zero3+liger`, and in brackets changed knobs."),
     "gradient_checkpointing": ("boolean", "Whether any layer is checkpointed."),
     "checkpoint_every": ("integer", "Every how many layers one is checkpointed: 1 for all, 2 for half, 0 for none."),
     "offload_activations": ("boolean", "Whether checkpointed activations wait in host memory."),
@@ -129,7 +134,9 @@ KEYS = {
     "num_nodes": ("integer", "The number of nodes, which share the ranks evenly."),
     "device": ("string", "`cuda` or `cpu`."),
     "gpu": ("string or null", "The name of the GPU; null on a CPU."),
-    "tokens_per_second": ("number", "The speed over all ranks, as the proof measured it."),
+    "tokens_per_second": ("number", "The speed over all ranks, as the proof measured it. `ladder verify` compares with it, unless there is a "
+        "`tokens_per_second_range`.",
+    ),
     "tokens_per_second_range": (
         "array or null",
         "The lowest and the highest speed to expect of a training, where the machine's speed varies; null where "
@@ -205,13 +212,13 @@ KEYS = {
     "proof.gathered_16bit_weights": ("boolean", "Whether the weights were gathered as for a save."),
     "proof.tokens_per_second": (
         "number",
-        "The speed of the proof. `ladder verify` compares with it, unless there is a `tokens_per_second_range`.",
+        "The speed of the proof, as `tokens_per_second` above.",
     ),
     "warnings": ("array", "What you should know before you train with the answer."),
     "environment": ("object", "Environment variables of the trials, by name. Training needs them too."),
     "versions": ("object", "Versions of the packages that were measured, by name."),
     "run_dir": ("string", "The run folder, with its full path."),
-    "digest": ("string", "A checksum of the file. `export` and `verify` refuse a file that was edited."),
+    "digest": ("string", "A checksum of the file. `export`, `verify` and `run` refuse a file that was edited."),
 }
 PLAIN_KEYS = {
     "rung": ("string", "The rung."),
@@ -221,7 +228,7 @@ PLAIN_KEYS = {
     "accumulation": ("integer", "As above."),
     "tokens_per_second": ("number", "Of all GPUs together, in its proof."),
     "tokens_per_second_range": ("array or null", "As above."),
-    "peak_device_gib": ("number", "All memory in use on the GPU that used most, in its proof."),
+    "peak_device_gib": ("number", "As `memory_per_gpu.peak_device_gib`."),
 }
 
 SCRIPT_KEYS = {

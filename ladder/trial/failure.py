@@ -50,7 +50,13 @@ _UNSUPPORTED = (
     "than buffer size",
     "does not support gradient checkpointing",
 )
-_UNSUPPORTED_TYPES = {"ZeRORuntimeException", "CUDAMismatchException", "MissingCUDAException", "DeepSpeedConfigError"}
+_UNSUPPORTED_TYPES = {
+    "ZeRORuntimeException",
+    "CUDAMismatchException",
+    "MissingCUDAException",
+    "DeepSpeedConfigError",
+    "ReplacedOptimizerError",
+}
 _PEER = (
     "Connection closed by peer",
     "Connection reset by peer",

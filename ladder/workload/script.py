@@ -133,12 +133,29 @@ class Script:
 
 
 _USUAL_OPTIMIZERS = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "sgd"}
+_OFFLOADED_AS_THEY_ARE = {"", "adam", "adamw", "adamw_torch", "adamw_torch_fused", "sgd"}
+"""In lower case, as the Trainer names them or by their class; without a name, DeepSpeed makes its own."""
 _OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "--save_dir", "--save-dir")
 
 
 def keeps_its_optimizer(name: str) -> bool:
     """Whether a Trainer's optimizer of this name stays as it is: ladder has no settings for it."""
     return name not in _USUAL_OPTIMIZERS
+
+
+def can_be_offloaded(facts: ScriptFacts) -> bool:
+    """Whether the script's optimizer stays what it is with its states on the host.
+
+    accelerate 1.15 puts DeepSpeed's Adam for the CPU in the place of any, without a word and without decoupled weight
+    decay if it is not torch's AdamW (`map_pytorch_optim_to_deepspeed`); it leaves SGD, where the settings say so.
+    """
+    name = facts.optimizer.lower()
+    return name in _OFFLOADED_AS_THEY_ARE or (facts.kind == "deepspeed" and name == "deepspeedcpuadam")
+
+
+def replaced_by_offload(name: str) -> str:
+    """Why the states of an optimizer of this name cannot go to the host."""
+    return f"with offload, DeepSpeed's Adam would replace the script's optimizer, {name}"
 
 
 def writing_into(command: Sequence[str], folder: str) -> tuple[str, ...]:

@@ -484,3 +484,20 @@ def test_the_model_of_a_script_is_planned_for_on_the_command_line_and_in_python(
     planned = api.plan(script=words, gpus=2, gpu_memory="3GiB")
     assert planned.facts["expected_winner"] == facts["expected_winner"]
     assert files_in(folder) == before
+
+
+def test_a_script_with_an_optimizer_that_offload_would_replace_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments\n"
+        "from transformers.optimization import Adafactor\n"
+        "sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=16, num_attention_heads=2)\n"
+        "model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes))\n"
+        'data = [{"input_ids": row, "labels": row} for row in torch.randint(64, (64, 8))]\n'
+        'arguments = TrainingArguments("out", max_steps=4, bf16=True, report_to="none", use_cpu=True)\n'
+        "Trainer(model, arguments, train_dataset=data, optimizers=(Adafactor(model.parameters()), None)).train()\n"
+    )
+    options = ["--gpus", "0", "--nvme-path", ".", "--rung", "zero3+opt-nvme"]
+    done = ladder("tune", *options, "--", "own.py", folder=tmp_path)
+    assert done.status == 2
+    assert "with offload, DeepSpeed's Adam would replace the script's optimizer, Adafactor" in done.errors

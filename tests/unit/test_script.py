@@ -15,7 +15,9 @@ from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, ZERO1_AND_ZERO2
 from helpers.values import bundled_workload
 
+from ladder.backends.deepspeed.backend import DEEPSPEED
 from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli.main import _with_script
 from ladder.cli.tune_result import _in_a_training, _speed_of_a_training
 from ladder.emit import best_config, emit_all
@@ -70,6 +72,32 @@ def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: 
 
 
 # Its command
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "is_offloaded"),
+    [
+        ("trainer", "adamw_torch_fused", True),
+        ("trainer", "sgd", True),
+        ("trainer", "adafactor", False),
+        ("trainer", "paged_adamw_8bit", False),
+        ("accelerate", "AdamW", True),
+        ("accelerate", "DeepSpeedCPUAdam", False),
+        ("deepspeed", "DeepSpeedCPUAdam", True),
+        ("deepspeed", "FusedAdam", False),
+        ("deepspeed", "", True),
+    ],
+)
+def test_a_script_s_optimizer_is_offloaded_only_if_it_stays_what_it_is(
+    kind: str, optimizer: str, is_offloaded: bool
+) -> None:
+    workload = script_workload(make_script(kind=kind, optimizer=optimizer))
+    for rung in ("zero2+opt-cpu", "zero3+param-nvme+opt-nvme"):
+        reason = DEEPSPEED.obstacle(workload, RUNGS_BY_NAME[rung])
+        assert (reason == "") is is_offloaded
+        assert is_offloaded or reason.endswith(f"would replace the script's optimizer, {optimizer}")
+    for rung in ("zero2", "zero3+param-cpu"):
+        assert DEEPSPEED.obstacle(workload, RUNGS_BY_NAME[rung]) == ""
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 from importlib import import_module
 from typing import Any
 
+import accelerate.accelerator
 import deepspeed
 import torch
 from accelerate import PartialState
@@ -17,9 +18,17 @@ from ladder.trial.backends import RankBackend
 from ladder.trial.model import DTYPES, forget_steps, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
 from ladder.trial.techniques import techniques_of
+from ladder.trial.wrapping import wrap
+from ladder.workload.script import replaced_by_offload
 
 _LEAVES_HOOKS = 3
 """The stage of ZeRO whose engine is not freed (measured: its model outlives `destroy` and a garbage collection)."""
+
+
+class ReplacedOptimizerError(RuntimeError):
+    """A script's optimizer would become another one without a word."""
+
+    is_sentence = True
 
 
 class DeepSpeedTraining:
@@ -105,6 +114,16 @@ class DeepSpeed(RankBackend):
     def divides_weights(self, spec: TrialSpec) -> bool:
         """Stage 3 gathers all parameters in one type."""
         return spec.zero_stage == 3
+
+    def take_hold(self, spec: TrialSpec) -> None:
+        """accelerate puts DeepSpeed's Adam in the place of any optimizer whose states go to the host."""
+
+        def mapped(own: Any, optimizer: torch.optim.Optimizer) -> Any:
+            if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+                raise ReplacedOptimizerError(replaced_by_offload(type(optimizer).__name__))
+            return own(optimizer)
+
+        wrap(accelerate.accelerator, "map_pytorch_optim_to_deepspeed", mapped)
 
     def accelerator_options(self, spec: TrialSpec) -> dict[str, Any]:
         """`cpu=True` would leave DeepSpeed out; asked for beforehand, it says how ranks find each other, no more."""

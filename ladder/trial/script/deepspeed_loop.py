@@ -90,11 +90,11 @@ def _own_config(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_cpu_adam(given: dict[str, Any]) -> dict[str, Any]:
-    """With the optimizer's states on the host DeepSpeed takes its own Adam only: that of the script is mapped to it."""
+    """With the states on the host DeepSpeed takes its own Adam, to which torch's is mapped. Others stay as they are."""
     from accelerate.utils import map_pytorch_optim_to_deepspeed
 
     offloads = "offload_optimizer" in given["config"]["zero_optimization"]
-    if offloads and isinstance(given.get("optimizer"), torch.optim.Optimizer):
+    if offloads and isinstance(given.get("optimizer"), torch.optim.Adam | torch.optim.AdamW):
         given = {**given, "optimizer": map_pytorch_optim_to_deepspeed(given["optimizer"])}
     return given
 

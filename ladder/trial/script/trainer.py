@@ -136,13 +136,22 @@ def _facts(trainer: Trainer) -> ScriptFacts:
         micro_batch=own["per_device_train_batch_size"],
         accumulation=own["gradient_accumulation_steps"],
         dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
-        optimizer=str(getattr(own["optim"], "value", own["optim"])),
+        optimizer=_optimizer_of(trainer, own),
         gradient_clipping=float(own["max_grad_norm"]),
         **(generating.facts_of(trainer, own) if generating.generates(trainer) else _facts_of_samples(trainer)),
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
     )
+
+
+def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> str:
+    """The class of the optimizer that the script gave to its Trainer, or the name in its arguments."""
+    if trainer.optimizer is not None:
+        return type(trainer.optimizer).__name__
+    if trainer.optimizer_cls_and_kwargs is not None:
+        return str(trainer.optimizer_cls_and_kwargs[0].__name__)
+    return str(getattr(own["optim"], "value", own["optim"]))
 
 
 def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
