@@ -62,8 +62,8 @@ OUTCOMES = {
     # what happened, what to do
     "fits": ("Every rank finished within the memory limit.", "–"),
     "gpu_oom": (
-        "A GPU ran out of memory, or a rank used more than the limit. The sentence says where, and what was asked for and "
-        "free, or used.",
+        "A GPU ran out of memory, or a rank used more than the limit. The sentence says where, and what was asked for "
+        "and free, or used.",
         "Nothing: the search continues. A lower `--seq-len`, more GPUs or `--nvme-path` widen what fits.",
     ),
     "host_oom": (
@@ -134,7 +134,9 @@ KEYS = {
     "num_nodes": ("integer", "The number of nodes, which share the ranks evenly."),
     "device": ("string", "`cuda` or `cpu`."),
     "gpu": ("string or null", "The name of the GPU; null on a CPU."),
-    "tokens_per_second": ("number", "The speed over all ranks, as the proof measured it. `ladder verify` compares with it, unless there is a "
+    "tokens_per_second": (
+        "number",
+        "The speed over all ranks, as the proof measured it. `ladder verify` compares with it, unless there is a "
         "`tokens_per_second_range`.",
     ),
     "tokens_per_second_range": (
