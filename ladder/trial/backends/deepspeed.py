@@ -119,7 +119,7 @@ class DeepSpeed(RankBackend):
         """accelerate puts DeepSpeed's Adam in the place of any optimizer whose states go to the host."""
 
         def mapped(own: Any, optimizer: torch.optim.Optimizer) -> Any:
-            if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):  # what derives from them may do more
                 raise ReplacedOptimizerError(replaced_by_offload(type(optimizer).__name__))
             return own(optimizer)
 

@@ -94,7 +94,7 @@ def _with_cpu_adam(given: dict[str, Any]) -> dict[str, Any]:
     from accelerate.utils import map_pytorch_optim_to_deepspeed
 
     offloads = "offload_optimizer" in given["config"]["zero_optimization"]
-    if offloads and isinstance(given.get("optimizer"), torch.optim.Adam | torch.optim.AdamW):
+    if offloads and type(given.get("optimizer")) in (torch.optim.Adam, torch.optim.AdamW):
         given = {**given, "optimizer": map_pytorch_optim_to_deepspeed(given["optimizer"])}
     return given
 
