@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from accelerate.utils.operations import convert_outputs_to_fp32
-from one_rank import adam, begin, make_model
+from one_rank import adam, begin, make_model, now
 from side_by_side import Work
 
 _UNTIMED = 4
@@ -41,14 +40,12 @@ def main() -> None:
 
     def train(forward: Callable[..., object], steps: int) -> float:
         """Seconds of a step."""
-        _wait(device)
-        began = time.perf_counter()
+        began = now(device)
         for _ in range(steps):
             forward(input_ids=ids, labels=ids).loss.backward()  # type: ignore[attr-defined]
             optimizer.step()
             optimizer.zero_grad()
-        _wait(device)
-        return (time.perf_counter() - began) / steps
+        return (now(device) - began) / steps
 
     for forward in kinds.values():
         train(forward, _UNTIMED)
@@ -57,11 +54,6 @@ def main() -> None:
             train(forward, 1)
             milliseconds[name].append(round(1000 * train(forward, options.steps), 2))
     print(json.dumps({"model": work.model, "milliseconds": milliseconds}))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

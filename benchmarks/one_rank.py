@@ -150,13 +150,13 @@ class Clock:
 
     def done(self) -> bool:
         """To be called after each step: whether it was the last one needed."""
-        now = _now(self._device)
+        ended = now(self._device)
         if self._began is None:
             limit_memory(self._spec["cap_gib"], self._device)
             self._joules = _joules(self._device)
         else:
-            self.seconds.append(_slowest(now - self._began, self._device))
-        self._began = _now(self._device)
+            self.seconds.append(_slowest(ended - self._began, self._device))
+        self._began = now(self._device)
         is_timed = sum(self.seconds) >= self._spec["seconds"] or len(self.seconds) >= self._most
         return is_timed and len(self.seconds) >= _FEWEST
 
@@ -221,7 +221,8 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds on a clock, once the device has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.monotonic()

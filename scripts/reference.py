@@ -115,15 +115,12 @@ def exit_codes(document: Mapping[str, Any]) -> str:
     known = sorted(classes, key=lambda kind: kind.exit_code)
     explained("errors", [kind.__name__ for kind in known], words.EXITS)
     found = (errors.EXIT_FOUND, "", "The command did what it was asked to do.", "–")
-    bug = "A bug in ladder: an error that it did not expect."
+    unexpected = "A bug in ladder: an error that it did not expect."
+    bug = (f"{errors.EXIT_BUG}", "", unexpected, words.EXITS[errors.LadderError.__name__])
     rows = [
-        (
-            f"{kind.exit_code}",
-            "" if kind is errors.LadderError else f"`{kind.__name__}`",
-            bug if kind is errors.LadderError else inspect.getdoc(kind),
-            words.EXITS[kind.__name__],
-        )
+        (f"{kind.exit_code}", f"`{kind.__name__}`", inspect.getdoc(kind), words.EXITS[kind.__name__])
         for kind in known
+        if kind is not errors.LadderError
     ]
     signals = [(code, "", *sentences) for code, sentences in words.SIGNALS.items()]
     return f"""# Exit codes
@@ -132,7 +129,7 @@ Every expected error is one sentence on stderr that says what happened and what 
 exception of its own in `ladder.errors`, and all are of the class `LadderError`. `ladder run` ends as its training does:
 with 0, or with 1 if a rank failed.
 
-{table(("code", "error", "meaning", "what to do"), [found, *rows, *signals])}
+{table(("code", "error", "meaning", "what to do"), [found, bug, *rows, *signals])}
 """
 
 

@@ -71,7 +71,7 @@ def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: 
     assert (synthetic["HF_HUB_OFFLINE"], synthetic["HF_TOKEN"]) == ("1", ""), "without a script, nothing is read there"
 
 
-# Its command
+# Its optimizer
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,9 @@ def test_a_script_s_optimizer_is_offloaded_only_if_it_stays_what_it_is(
         assert is_offloaded or reason.endswith(f"would replace the script's optimizer, {optimizer}")
     for rung in ("zero2", "zero3+param-cpu"):
         assert DEEPSPEED.obstacle(workload, RUNGS_BY_NAME[rung]) == ""
+
+
+# Its command
 
 
 @pytest.mark.parametrize(
