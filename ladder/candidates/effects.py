@@ -27,6 +27,8 @@ class Effects:
     """Bytes of the optimizer's copy of a gradient; 0 if it uses the 16-bit gradient."""
     update_passes: float = 1.0
     """Memory traffic of the optimizer, relative to reading and writing each of its values once."""
+    tensor_step: float = 1.0
+    """What an optimizer step takes the host for each parameter, relative to the stage's own."""
     copied_in_node: bool = False
     """Whether each node keeps a second copy of the weights, so that only what changed is gathered from other nodes."""
     divided_in_node: bool = False

@@ -86,6 +86,8 @@ class Terms:
     update_traffic: float = 60.0
     """Bytes per parameter that an optimizer step on the GPU reads and writes: states, master weights, gradients in 16
     and 32 bits, and the gradient norm (derived)."""
+    tensor_step: float = 1.0
+    """Host work of an optimizer step for each trained tensor, relative to the engine's without techniques."""
     exchange: float = 0.0
     """Bytes that a rank sends in a micro-step besides gradients and parameters."""
     launches: float = 1.0

@@ -114,7 +114,7 @@ class StepClock:
         """Seconds of the optimizer step besides its micro-step."""
         assignment, rig = self._assignment, self._rig
         owned = assignment.share if assignment.stage else assignment.trained
-        hooks = self._assignment.network.num_tensors * _PARAMETER_STEP * rig.host
+        hooks = assignment.network.num_tensors * _PARAMETER_STEP * assignment.effects.tensor_step * rig.host
         if assignment.optimizer_device == "none":
             seconds = max(self._update_bytes() * owned / rig.chip.memory, hooks) + hooks / 2
             if assignment.parameter_device == "cpu":

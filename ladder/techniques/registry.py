@@ -16,9 +16,20 @@ from ladder.techniques.liger import LIGER
 from ladder.techniques.offloaded_activations import OFFLOADED_ACTIVATIONS
 from ladder.techniques.partial_checkpointing import PARTIAL_CHECKPOINTING
 from ladder.techniques.ulysses import ULYSSES
+from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
 
 TECHNIQUES = Registry[Technique](
-    LIGER, COMPILE, COMPILE_WHOLE, BF16_STATES, ADAM_8BIT, FP8, ULYSSES, HPZ, HYBRID, BIND_CORES
+    LIGER,
+    COMPILE,
+    COMPILE_WHOLE,
+    BF16_STATES,
+    ADAM_8BIT,
+    FP8,
+    ULYSSES,
+    HPZ,
+    HYBRID,
+    UNCHECKED_GRADIENTS,
+    BIND_CORES,
 )
 WAYS_OF_CHECKPOINTING = Registry[WayOfCheckpointing](PARTIAL_CHECKPOINTING, OFFLOADED_ACTIVATIONS)
 

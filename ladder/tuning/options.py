@@ -105,7 +105,7 @@ _RUNG = replace(kind_of(str), read=_rung, metavar="RUNG")
 Allowed = Annotated[
     tuple[str, ...],
     Option(
-        "Try also what trains with other numerics or asks something of your training script: "
+        "Try also what trains with other numerics, without a safeguard, or asks something of your training script: "
         f"{', '.join(technique.name for technique in allowable())}. May be given several times.",
         BEYOND,
         metavar="NAME",

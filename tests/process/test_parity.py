@@ -19,6 +19,7 @@ from ladder.launch.operator_builds import build_operators
 from ladder.techniques.adam_8bit import ADAM_8BIT, MOST_ELEMENTS
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.ulysses import ULYSSES
+from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
 from ladder.trial.techniques import techniques_of
 from ladder.tuning.parity import compare, losses_of, parity_trial
 from ladder.workload.lora import Lora
@@ -72,6 +73,15 @@ def test_every_stage_trains_alike_and_an_engine_that_loses_its_steps_does_not(
     found = compare(lost, plain, Engine(RUNGS_BY_NAME["zero2"]))
     assert found.agrees is False
     assert "differ from those of zero1" in found.sentence
+
+
+def with_unchecked_gradients(spec: TrialSpec) -> TrialSpec:
+    return having(spec, UNCHECKED_GRADIENTS)
+
+
+def test_gradients_that_are_not_checked_train_exactly_alike(warm_bench: Bench, tmp_path: Path) -> None:
+    checked = losses(warm_bench, tmp_path / "0001", rung="zero2")
+    assert losses(warm_bench, tmp_path / "0002", with_unchecked_gradients, rung="zero2") == checked
 
 
 def test_a_comparison_is_not_cut_short_by_the_speed_of_the_best_so_far(warm_bench: Bench, tmp_path: Path) -> None:

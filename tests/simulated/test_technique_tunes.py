@@ -21,6 +21,7 @@ from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.liger import LIGER
 from ladder.techniques.ulysses import ULYSSES
+from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import TuneOutput, run_tune
 from ladder.units import GIB
@@ -49,6 +50,18 @@ def test_an_answer_with_states_in_bf16_says_so_in_a_warning_and_they_are_never_t
     assert "bitsandbytes" not in allowed.best.versions
     assert "(--allow bf16-states)" in allowed.report.read_text()
     assert "(--allow bf16-states)" not in usual.report.read_text()
+
+
+def test_unchecked_gradients_are_never_tried_unasked_and_an_answer_with_them_warns(tmp_path: Path) -> None:
+    def tuned(name: str, **options: Any) -> ladder.Tuned:
+        own: dict[str, Any] = {"run_dir": tmp_path / name, "output": tmp_path / f"{name}.json", "backend": "deepspeed"}
+        return ladder.tune("opt-125m", seq_len=512, global_batch_size=64, **own, **options, **PAPER)
+
+    usual, asked = tuned("usual"), tuned("asked", allow=["unchecked-gradients"])
+    assert not any("unchecked" in rung for rung in usual.trials["rung"])
+    assert UNCHECKED_GRADIENTS in asked.best.candidate.engine.techniques
+    assert asked.best.tokens_per_second > usual.best.tokens_per_second
+    assert any("one such step ruins the weights" in warning for warning in asked.best.warnings)
 
 
 def test_documented_leaves_the_ladder_as_it_is_written_down(tmp_path: Path) -> None:

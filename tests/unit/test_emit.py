@@ -97,6 +97,7 @@ def test_the_configuration_is_deepspeed_s_own_plus_one_section() -> None:
         "bind_cores": False,
         "hpz": False,
         "hybrid": False,
+        "unchecked_gradients": False,
         "gradient_checkpointing": True,
         "checkpoint_every": 1,
         "offload_activations": False,

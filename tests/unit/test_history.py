@@ -128,6 +128,7 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
         "bind-cores": False,
         "hpz": False,
         "hybrid": False,
+        "unchecked-gradients": False,
         "checkpointing": "on",
         "micro_batch": 1,
     }

@@ -42,10 +42,12 @@ TECHNIQUES = (
     "numerics",
     "bf16_states",
     "adam_8bit",
+    "unchecked_gradients",
     "LIGER",
     "ULYSSES",
     "BF16_STATES",
     "ADAM_8BIT",
+    "UNCHECKED_GRADIENTS",
 )
 EXACT = read_machine("h200").model_copy(update={"surprise": 0.0, "rank_spread": 0.0})
 LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)

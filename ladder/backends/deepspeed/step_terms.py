@@ -84,7 +84,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         doubts=known.doubts,
         inputs=2 * model.num_layers * offloaded_input(workload, candidate, world_size) / machine.pcie_bytes,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
-        update=once + _update_seconds(workload, candidate, world_size, machine, known.update_traffic),
+        update=once + _update_seconds(workload, candidate, world_size, machine, known),
     )
 
 
@@ -106,19 +106,20 @@ def _gathered(known: Terms, machine: MachineSpeed, over_links: float) -> float:
 
 
 def _update_seconds(
-    workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, traffic: float
+    workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed, terms: Terms
 ) -> float:
     """Seconds of the optimizer, and of copying updated parameters to their device.
 
-    On the GPU it reads and writes `traffic` bytes per parameter. NVMe moves 30 bytes per parameter (derived: states,
-    master weights and gradients are read, states and master weights written). Measured: if only parameters are
+    On the GPU it reads and writes `update_traffic` bytes per parameter. NVMe moves 30 bytes per parameter (derived:
+    states, master weights and gradients are read, states and master weights written). Measured: if only parameters are
     offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
     rung, share = candidate.engine.rung, workload.weights.trained / world_size
-    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * _num_trained(workload)
+    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * terms.tensor_step * _num_trained(workload)
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
-        return hooks + traffic * owned / machine.device_bytes + (50 * back if rung.offload_param == "cpu" else 0.0)
+        update = terms.update_traffic * owned / machine.device_bytes
+        return hooks + update + (50 * back if rung.offload_param == "cpu" else 0.0)
     if rung.offload_optimizer == "cpu":
         return hooks + share * world_size / machine.cpu_adam_parameters + back
     return hooks + 30 * share * world_size / machine.nvme_bytes + back
