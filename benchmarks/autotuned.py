@@ -9,6 +9,7 @@ Autotuner ends a training itself once it has seen enough; otherwise it ends afte
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import warnings
 
@@ -18,6 +19,7 @@ from one_rank import adam, begin, deepspeed_for, limit_memory, make_model, read_
 
 def main() -> None:
     warnings.filterwarnings("ignore")  # the Autotuner takes any line with the word "error" for a failure
+    logging.disable(logging.WARNING)  # Liger warns of an "ImportError" where a kernel for newer GPUs is not installed
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("spec")
     parser.add_argument("--deepspeed_config", required=True)

@@ -105,17 +105,24 @@ def memory_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def live_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each way, under the name of its training; speeds are compared with `ladder`'s on the same GPUs."""
+    """A line for each way, under its training and kind of GPU; speeds are compared with `ladder`'s on the same GPUs."""
     columns = ("training", "way", "answer", "tokens/s", "of `ladder`'s", "GPU seconds", "failures", "steps", "free")
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     ours = {run_of(row): row["tokens_per_second"] for row in rows if row["way"] == "ladder"}
     for training, name in LIVE.items():
-        title = name
-        for way, shown in LIVE_WAYS.items():
-            if own := [row for row in rows if (row["row"], row["way"]) == (training, way)]:
-                lines.append(f"| {' | '.join((title, shown, *_cells(own, ours)))} |")
-                title = ""
+        of_training = [row for row in rows if row["row"] == training]
+        for gpu in dict.fromkeys(map(gpu_of, of_training)):
+            title = f"{name}; {gpu}"
+            for way, shown in LIVE_WAYS.items():
+                if own := [row for row in of_training if (row["way"], gpu_of(row)) == (way, gpu)]:
+                    lines.append(f"| {' | '.join((title, shown, *_cells(own, ours)))} |")
+                    title = ""
     return "\n".join(lines) + "\n"
+
+
+def gpu_of(row: dict[str, Any]) -> str:
+    """The model of a record's GPU: H200 of `2 x NVIDIA H200 (GPU-fb6f9293)`."""
+    return str(row["host"]).partition("NVIDIA ")[2].split()[0]
 
 
 def _cells(rows: Sequence[dict[str, Any]], ours: Mapping[tuple[str, str, int], float]) -> tuple[str, ...]:

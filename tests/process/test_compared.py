@@ -12,6 +12,8 @@ import compared_chart
 import pytest
 from ways import WAYS, WAYS_OF_A_SCRIPT
 
+HOST = "1 x NVIDIA H200 (GPU-1)"
+
 
 def test_writing_the_tables_again_changes_nothing() -> None:
     page = compared.PAGE.read_text("utf-8")
@@ -39,7 +41,7 @@ def test_every_live_row_and_way_of_gpus_has_words_for_the_table() -> None:
 
 
 def test_repetitions_share_a_line_that_shows_how_far_they_are_apart() -> None:
-    common = {"row": "sft", "host": "a", "answer": {"micro_batch": 8}, "steps": 50, "headroom": 0.5, "why": None}
+    common = {"row": "sft", "host": HOST, "answer": {"micro_batch": 8}, "steps": 50, "headroom": 0.5, "why": None}
     rows = [
         common | {"way": way, "repetition": each, "tokens_per_second": speed, "gpu_seconds": 9.6, "failures": each}
         for way, each, speed in (("ladder", 1, 1000.0), ("ladder", 2, 1100.0), ("trainer", 1, 900.0), ("trainer", 2, 0))
@@ -50,9 +52,22 @@ def test_repetitions_share_a_line_that_shows_how_far_they_are_apart() -> None:
     assert trainer.endswith("| 8 | 900; its training failed: out of memory | 0.90 | 10 | 1 to 2 | 50 | 50% |")
 
 
+def test_kinds_of_gpus_are_not_mixed_in_a_line() -> None:
+    row = {"row": "sft", "way": "ladder", "answer": {"micro_batch": 8}, "steps": 50, "headroom": 0.5, "why": None}
+    hosts = enumerate((HOST, "1 x NVIDIA H100 80GB HBM3 (GPU-2)"), start=1)
+    rows = [
+        row | {"host": host, "repetition": each, "tokens_per_second": 1000.0 * each, "gpu_seconds": 1.0, "failures": 0}
+        for each, host in hosts
+    ]
+    first, second = compared.live_table(rows).splitlines()[2:]
+    name = compared.LIVE["sft"]
+    assert first.startswith(f"| {name}; H200 | `ladder tune` | 8 | 1,000 | 1.00 |")
+    assert second.startswith(f"| {name}; H100 | `ladder tune` | 8 | 2,000 | 1.00 |")
+
+
 def test_a_training_that_shrank_its_micro_batch_once_more_says_so() -> None:
     found = {"micro_batch": 15, "checkpointing": True}
-    row = {"row": "sft", "way": "trainer", "host": "a", "repetition": 1, "tokens_per_second": 9.0, "gpu_seconds": 1.0}
+    row = {"row": "sft", "way": "trainer", "host": HOST, "repetition": 1, "tokens_per_second": 9.0, "gpu_seconds": 1.0}
     row |= {"failures": 7, "steps": 20, "headroom": 0.0, "why": None}
     shrunk, whole = (row | {"answer": found | {"trained_micro_batch": each}} for each in (2, 15))
     assert "| checkpointing, 15, trained with 2 |" in compared.live_table([shrunk])
@@ -65,7 +80,7 @@ def test_a_page_without_markers_is_refused() -> None:
 
 
 def test_the_picture_counts_a_way_as_without_a_training_only_if_none_of_its_repetitions_trained() -> None:
-    common: dict[str, Any] = {"row": "sft", "host": "a"}
+    common: dict[str, Any] = {"row": "sft", "host": "1 x NVIDIA H200 (GPU-1)"}
     rows = [
         common | {"way": way, "repetition": each, "tokens_per_second": speed}
         for way, each, speed in (("trainer", 1, 0), ("trainer", 2, 900.0), ("ddp", 1, 0), ("fsdp2", 1, 0))

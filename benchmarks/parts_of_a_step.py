@@ -1,0 +1,104 @@
+"""Why one way to train a model on one GPU is faster than another: the same step in several ways, turn by turn.
+
+    python benchmarks/parts_of_a_step.py [MODEL] [--task masked-lm] [--seq-len 512] [--batch 64]
+        [--turns 5] [--steps 20]
+
+All make a step of the whole batch on random tokens, with gradient clipping and AdamW. The ways (WAYS) differ in what
+computes in 16 bits and in what stands around the model: nothing, accelerate's conversion of the outputs to 32 bits, or
+a stage of DeepSpeed, which by default looks for infinite gradients in every weight's. It prints JSON: milliseconds of a
+step in each turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils.operations import convert_outputs_to_fp32
+from by_hand import deepspeed_step
+from one_rank import CLIP, adam, begin, join, make_model, now
+from side_by_side import Work
+
+Step = Callable[[], None]
+_UNTIMED = 4
+"""Steps of each way before the first turn. Chosen: the first makes Adam's states."""
+_BF16 = {"bf16": {"enabled": True}}
+_UNCHECKED = {"bf16": {"enabled": True, "check_grad_overflow": False}}
+_AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "autocast": {},
+    "autocast, outputs converted": {},
+    "16 bits": {},
+    **{f"DeepSpeed stage {stage}, 16 bits": {**_BF16, "zero_optimization": {"stage": stage}} for stage in (0, 1, 2)},
+    **{
+        f"DeepSpeed stage {stage}, 16 bits, unchecked": {**_UNCHECKED, "zero_optimization": {"stage": stage}}
+        for stage in (1, 2)
+    },
+    **{f"DeepSpeed stage {stage}, autocast": {**_AUTOCAST, "zero_optimization": {"stage": stage}} for stage in (0, 2)},
+}
+"""By what is printed: DeepSpeed's configuration, empty without DeepSpeed."""
+
+
+def prepared(name: str, work: Work, device: torch.device) -> Step:
+    """What makes a step in this way, with a model of its own."""
+    spec = work.spec("deepspeed" if "16 bits" in name else "ddp", Path("unused"), micro_batches=[work.batch])
+    model = make_model(spec, device)
+    ids = torch.randint(4, model.config.vocab_size, (work.batch, work.seq_len), device=device)
+    batch = {"input_ids": ids, "labels": ids}
+    if WAYS[name]:
+        whole = deepspeed_step(model, {"gradient_clipping": CLIP, **WAYS[name]}, spec, device)
+        return lambda: whole([batch])
+    optimizer, forward = adam(model), model.forward
+    if "autocast" in name:
+        forward = torch.autocast(device.type, torch.bfloat16)(forward)
+    if "converted" in name:
+        forward = convert_outputs_to_fp32(forward)
+
+    def step() -> None:
+        forward(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Step, steps: int, device: torch.device) -> float:
+    """Of a step."""
+    began = now(device)
+    for _ in range(steps):
+        step()
+    return (now(device) - began) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="roberta-base")
+    parser.add_argument("--task", default="masked-lm")
+    for name, number in (("--seq-len", 512), ("--batch", 64), ("--turns", 5), ("--steps", 20)):
+        parser.add_argument(name, type=int, default=number)
+    options = parser.parse_args()
+    work = Work(model=options.model, seq_len=options.seq_len, batch=options.batch, task=options.task)
+    device = begin(work.spec("ddp", Path("unused")))
+    join(device)
+    steps = {name: prepared(name, work, device) for name in WAYS}
+    milliseconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    for step in steps.values():
+        seconds(step, _UNTIMED, device)
+    for _ in range(options.turns):
+        for name, step in steps.items():
+            seconds(step, 1, device)
+            milliseconds[name].append(round(1000 * seconds(step, options.steps, device), 2))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    told = {"date": time.strftime("%Y-%m-%d"), "gpu": gpu, "model": work.model}
+    sizes = {"seq_len": work.seq_len, "batch": work.batch, "steps_of_a_turn": options.steps}
+    print(json.dumps({**told, **sizes, "milliseconds": milliseconds}))
+
+
+if __name__ == "__main__":
+    main()
