@@ -39,7 +39,10 @@ WAYS: dict[str, dict[str, Any]] = {
         f"DeepSpeed stage {stage}, 16 bits, unchecked": {**_UNCHECKED, "zero_optimization": {"stage": stage}}
         for stage in (1, 2)
     },
-    **{f"DeepSpeed stage {stage}, autocast": {**_AUTOCAST, "zero_optimization": {"stage": stage}} for stage in (0, 2)},
+    **{
+        f"DeepSpeed stage {stage}, autocast": {**_AUTOCAST, "zero_optimization": {"stage": stage}}
+        for stage in (0, 1, 2)
+    },
 }
 """By what is printed: DeepSpeed's configuration, empty without DeepSpeed."""
 

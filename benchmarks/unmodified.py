@@ -90,7 +90,7 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     start, failed, spent = starts(work), list[str](), 0.0
     found: dict[tuple[int, bool], float] = {}
     for checkpointing in (False, True):
-        until, best = spent + BUDGET / 2, 0.0
+        until, best = spent + (BUDGET - spent) / (1 if checkpointing else 2), 0.0
         for micro_batch in sizes(work):
             if spent >= until:
                 break

@@ -58,12 +58,12 @@ def hand(*methods: str) -> Way:
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
         few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
-        longest = BUDGET / (2 * len(methods))
         rows: list[dict[str, Any]] = []
         began = time.monotonic()
-        for method in methods:
-            for checkpointing in (False, True):
-                rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes(few), seconds=2.0)
+        searches = [(method, checkpointing) for method in methods for checkpointing in (False, True)]
+        for number, (method, checkpointing) in enumerate(searches):  # each gets an equal part of the time that is left
+            longest = (BUDGET - (time.monotonic() - began)) / (len(searches) - number)
+            rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes(few), seconds=2.0)
         fits = [row for row in rows if "tokens_per_second" in row]
         ended = [row["ended"] for row in rows if "ended" in row]
         failed = [why for why in ended if not why.startswith(TIME_OVER)]  # whoever is out of time has not failed
