@@ -58,6 +58,8 @@ class _Names:
     head: str = "lm_head"
     outside: tuple[tuple[str, str, str], ...] = ()
     """Linear layers outside the blocks, besides the head; those of a width "w" only if it is not the blocks'."""
+    has_biased_head: bool = False
+    """The head adds a vector of the vocabulary's size."""
 
 
 _LLAMA_ATTENTION = (
@@ -95,6 +97,7 @@ def _bert_names(root: str, outside: str) -> _Names:
         ),
         head="cls.predictions.decoder" if root == "bert" else "lm_head.decoder",
         outside=((outside, "h", "h"),),
+        has_biased_head=True,
     )
 
 
@@ -166,8 +169,9 @@ def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
 
 def tensors_of_a_block(model: ModelShape) -> int:
     """How many tensors a block's parameters are, about: its matrices, and vectors of the hidden size for the rest."""
-    matrices = matrices_of(model)
-    vectors = (model.num_parameters - sum(matrix.elements for matrix in matrices)) / model.hidden_size
+    matrices, names = matrices_of(model), _FAMILIES.get(model.model_type)
+    of_head = model.vocab_size if names and names.has_biased_head else 0
+    vectors = (model.num_parameters - of_head - sum(matrix.elements for matrix in matrices)) / model.hidden_size
     in_blocks = sum(matrix.layer is not None for matrix in matrices)
     return round((in_blocks + max(0.0, vectors)) / model.num_layers)
 

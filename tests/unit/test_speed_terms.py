@@ -91,7 +91,10 @@ def test_a_step_of_adapters_takes_the_host_as_long_as_was_recorded_with_any_rank
     assert said.boundary_seconds - said.accumulate_seconds == pytest.approx(recorded, rel=0.2)
 
 
-@pytest.mark.parametrize(("name", "low", "high"), [("llama-3.2-1b", 9, 9), ("opt-125m", 16, 20), ("t0-3b", 8, 14)])
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("llama-3.2-1b", 9, 9), ("opt-125m", 16, 20), ("roberta-base", 16, 20), ("t0-3b", 8, 14)],
+)
 def test_a_block_has_its_matrices_and_about_as_many_vectors_as_its_norms_and_biases(
     name: str, low: int, high: int
 ) -> None:
