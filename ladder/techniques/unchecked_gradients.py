@@ -12,7 +12,7 @@ _LEFT = 0.77
 """Host work of a step that is left for each tensor. Derived: a tensor takes 260 µs in steps on GPUs, and the check took
 61 of 106 on a CPU, where it starts 13 of the 15 kernels."""
 _LEFT_ON_A_CPU = 0.42
-"""The same, measured on a CPU with 202 tensors."""
+"""The same, measured on a CPU with 202 tensors (tests/contracts/test_gradient_check.py counts what is launched)."""
 _DOUBT = 0.03
 """Of the seconds of a step, as a logarithm. Chosen: what is saved was not measured by switching it off on a GPU."""
 
@@ -22,10 +22,10 @@ class UncheckedGradients(Technique):
     title = "no check for infinite gradients"
     slot = "host"
     consent = Consent(
-        caution="DeepSpeed no longer skips a step whose gradients are infinite or no numbers (--allow "
+        caution="DeepSpeed no longer skips a step whose gradients are infinite or NaN (--allow "
         "unchecked-gradients): one such step ruins the weights, so watch the loss and save often"
     )
-    why_not = "DeepSpeed checks gradients one by one only at stages 1 and 2 in bf16, without an optimizer offload"
+    why_not = "DeepSpeed can leave its check out only at stages 1 and 2 in bf16, without an optimizer offload"
     effects = Effects(tensor_step=_LEFT_ON_A_CPU)
 
     def refusal(self, workload: Workload, device: str) -> str:
@@ -34,7 +34,7 @@ class UncheckedGradients(Technique):
         return f"--allow {self.name} needs --dtype bf16, but training is in {workload.dtype}; change one of them."
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
-        """Stage 3 and an offloaded optimizer check all gradients at once; fp16 needs the check for its loss scale."""
+        """At stage 3 and with offload DeepSpeed looks at gradients in any case; fp16 needs that for its loss scale."""
         return rung.states_on_gpu and rung.stage < 3 and problem.workload.dtype == "bf16"
 
     def configure(self, config: dict[str, Any]) -> None:
