@@ -163,6 +163,8 @@ class Technique:
     """It changes which activations a block saves."""
     changes_numerics = False
     """It changes the numerics of training. Losses are then compared with the reference engine's that has it too."""
+    needs_bf16 = False
+    """It is for training in bf16 only."""
     binds_cores = False
     """Each rank runs on cores of its own, to which the launch script has to bind it: see `cores_of_ranks`."""
     shares_sequences = False
@@ -210,6 +212,8 @@ class Technique:
 
     def refusal(self, workload: Workload, device: str) -> str:
         """Why it cannot be used for `workload` on `device`: a sentence for a user who asked for it. Empty if it can."""
+        if self.needs_bf16 and workload.dtype != "bf16":
+            return f"--allow {self.name} needs --dtype bf16, but training is in {workload.dtype}; change one of them."
         return ""
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
@@ -218,7 +222,8 @@ class Technique:
 
     def gets_into(self, rung: Rung, problem: Problem) -> bool:
         """Whether engines of `rung` can have it."""
-        return self.through in rung.open_to and self.suits(problem, rung)
+        is_able = problem.workload.dtype == "bf16" or not self.needs_bf16
+        return is_able and self.through in rung.open_to and self.suits(problem, rung)
 
     def engines(self, problem: Problem, engines: Sequence[Engine], peak: Callable[[Candidate], int]) -> list[Engine]:
         """If it is not tried everywhere: those of `engines` that are worth trying with it, with the technique added.

@@ -20,17 +20,13 @@ class Bf16States(Technique):
     why_not = "no rung that is tried keeps optimizer states on the GPU"
     # DeepSpeed's bf16_master_weights_and_grads with bf16_optimizer_states.
     effects = Effects(master_bytes=2.0, moment_bytes=2.0, gradient_bytes=0.0)
+    needs_bf16 = True
     changes_states = True
     changes_numerics = True
 
-    def refusal(self, workload: Workload, device: str) -> str:
-        if workload.dtype == "bf16":
-            return ""
-        return f"--allow {self.name} needs --dtype bf16, but training is in {workload.dtype}; change one of them."
-
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """Not with an offloaded optimizer: DeepSpeed needs one then that neither the Trainer nor accelerate creates."""
-        return rung.states_on_gpu and problem.workload.dtype == "bf16"
+        return rung.states_on_gpu
 
     def configure(self, config: dict[str, Any]) -> None:
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}

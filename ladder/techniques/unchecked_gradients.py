@@ -26,16 +26,12 @@ class UncheckedGradients(Technique):
         "unchecked-gradients): one such step ruins the weights, so watch the loss and save often"
     )
     why_not = "DeepSpeed can leave its check out only at stages 1 and 2 in bf16, without an optimizer offload"
+    needs_bf16 = True  # fp16 needs the check for its loss scale
     effects = Effects(tensor_step=_LEFT_ON_A_CPU)
 
-    def refusal(self, workload: Workload, device: str) -> str:
-        if workload.dtype == "bf16":
-            return ""
-        return f"--allow {self.name} needs --dtype bf16, but training is in {workload.dtype}; change one of them."
-
     def suits(self, problem: Problem, rung: Rung) -> bool:
-        """At stage 3 and with offload DeepSpeed looks at gradients in any case; fp16 needs that for its loss scale."""
-        return rung.states_on_gpu and rung.stage < 3 and problem.workload.dtype == "bf16"
+        """At stage 3 and with offload DeepSpeed looks at gradients in any case."""
+        return rung.states_on_gpu and rung.stage < 3
 
     def configure(self, config: dict[str, Any]) -> None:
         config["bf16"]["check_grad_overflow"] = False

@@ -150,8 +150,7 @@ def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
     """All matrices of `model`, from the input to the output head."""
     if model.is_encoder_decoder:
         return tuple(_t5(model))
-    names = _FAMILIES.get(model.model_type, _EXPERTS if num_experts(model) > 1 else _LLAMA)
-    sizes = _sizes(model)
+    names, sizes = _names_of(model), _sizes(model)
     tables = [Matrix(name, sizes[one], sizes[other], "table") for name, one, other in names.tables]
     blocks = [
         _in_block(f"{names.layers}.{layer}.{name}", sizes, one, other, layer)
@@ -167,10 +166,13 @@ def matrices_of(model: ModelShape) -> tuple[Matrix, ...]:
     return (*tables, *blocks, *outside, *head)
 
 
+def _names_of(model: ModelShape) -> _Names:
+    return _FAMILIES.get(model.model_type, _EXPERTS if num_experts(model) > 1 else _LLAMA)
+
+
 def tensors_of_a_block(model: ModelShape) -> int:
     """How many tensors a block's parameters are, about: its matrices, and vectors of the hidden size for the rest."""
-    matrices, names = matrices_of(model), _FAMILIES.get(model.model_type)
-    of_head = model.vocab_size if names and names.has_biased_head else 0
+    matrices, of_head = matrices_of(model), model.vocab_size if _names_of(model).has_biased_head else 0
     vectors = (model.num_parameters - of_head - sum(matrix.elements for matrix in matrices)) / model.hidden_size
     in_blocks = sum(matrix.layer is not None for matrix in matrices)
     return round((in_blocks + max(0.0, vectors)) / model.num_layers)

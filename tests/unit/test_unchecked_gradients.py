@@ -36,7 +36,7 @@ def test_they_are_for_stages_1_and_2_with_the_optimizer_on_the_gpu() -> None:
     able = {name for name, rung in RUNGS_BY_NAME.items() if UNCHECKED_GRADIENTS.gets_into(rung, problem)}
     assert able == {"zero1", "zero2"}
     of_16_bits = problem_for(replace(BILLION, dtype="fp16"))
-    assert not any(UNCHECKED_GRADIENTS.suits(of_16_bits, rung) for rung in RUNGS_BY_NAME.values())
+    assert not any(UNCHECKED_GRADIENTS.gets_into(rung, of_16_bits) for rung in RUNGS_BY_NAME.values())
 
 
 def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
