@@ -99,7 +99,7 @@ def prepared(spec: dict[str, Any], model: Any, device: torch.device) -> Steps:
     return steps
 
 
-def ddp_step(model: Any, device: torch.device) -> Step:
+def ddp_step(model: Any, device: torch.device, *, autocast: bool = True) -> Step:
     wrapped = model
     if world_size() > 1:
         ids = [device.index] if device.type == "cuda" else None
@@ -110,7 +110,7 @@ def ddp_step(model: Any, device: torch.device) -> Step:
         for number, batch in enumerate(batches, start=1):
             waits = wrapped is not model and number < len(batches)
             with wrapped.no_sync() if waits else nullcontext():
-                with torch.autocast(device.type, torch.bfloat16):
+                with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                     loss = wrapped(**batch).loss / len(batches)
                 loss.backward()
         torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], CLIP)

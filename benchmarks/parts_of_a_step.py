@@ -15,34 +15,29 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils.operations import convert_outputs_to_fp32
-from by_hand import deepspeed_step
-from one_rank import CLIP, adam, begin, join, make_model, now
+from by_hand import ddp_step, deepspeed_step
+from one_rank import CLIP, begin, join, make_model, now
 from side_by_side import Work
 
 Step = Callable[[], None]
 _UNTIMED = 4
 """Steps of each way before the first turn. Chosen: the first makes Adam's states."""
-_BF16 = {"bf16": {"enabled": True}}
-_UNCHECKED = {"bf16": {"enabled": True, "check_grad_overflow": False}}
-_AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-WAYS: dict[str, dict[str, Any]] = {
-    "autocast": {},
-    "autocast, outputs converted": {},
-    "16 bits": {},
-    **{f"DeepSpeed stage {stage}, 16 bits": {**_BF16, "zero_optimization": {"stage": stage}} for stage in (0, 1, 2)},
-    **{
-        f"DeepSpeed stage {stage}, 16 bits, unchecked": {**_UNCHECKED, "zero_optimization": {"stage": stage}}
-        for stage in (1, 2)
-    },
-    **{
-        f"DeepSpeed stage {stage}, autocast": {**_AUTOCAST, "zero_optimization": {"stage": stage}}
-        for stage in (0, 1, 2)
-    },
+_OF_DEEPSPEED: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "16 bits": ({"bf16": {"enabled": True}}, (0, 1, 2)),
+    "16 bits, unchecked": ({"bf16": {"enabled": True, "check_grad_overflow": False}}, (1, 2)),
+    "autocast": ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, (0, 1, 2)),
+}
+"""What computes in 16 bits, as a part of DeepSpeed's configuration, and the stages."""
+WAYS: dict[str, dict[str, Any]] = {"autocast": {}, "autocast, outputs converted": {}, "16 bits": {}} | {
+    f"DeepSpeed stage {stage}, {name}": {"gradient_clipping": CLIP, "zero_optimization": {"stage": stage}, **part}
+    for name, (part, stages) in _OF_DEEPSPEED.items()
+    for stage in stages
 }
 """By what is printed: DeepSpeed's configuration, empty without DeepSpeed."""
 
@@ -53,22 +48,13 @@ def prepared(name: str, work: Work, device: torch.device) -> Step:
     model = make_model(spec, device)
     ids = torch.randint(4, model.config.vocab_size, (work.batch, work.seq_len), device=device)
     batch = {"input_ids": ids, "labels": ids}
-    if WAYS[name]:
-        whole = deepspeed_step(model, {"gradient_clipping": CLIP, **WAYS[name]}, spec, device)
-        return lambda: whole([batch])
-    optimizer, forward = adam(model), model.forward
-    if "autocast" in name:
-        forward = torch.autocast(device.type, torch.bfloat16)(forward)
     if "converted" in name:
-        forward = convert_outputs_to_fp32(forward)
-
-    def step() -> None:
-        forward(**batch).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+        model.forward = convert_outputs_to_fp32(model.forward)
+    if WAYS[name]:
+        whole = deepspeed_step(model, WAYS[name], spec, device)
+    else:
+        whole = ddp_step(model, device, autocast="autocast" in name)
+    return partial(whole, [batch])
 
 
 def seconds(step: Step, steps: int, device: torch.device) -> float:

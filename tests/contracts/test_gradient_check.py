@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-from helpers.clusters import free_ports
+from helpers.processes import rank_alone
 
 PROGRAM = """
 import json, sys
@@ -48,14 +47,12 @@ print(json.dumps({"calls": calls / len(list(model.parameters())), "finite": fini
 
 
 def told(stage: int, *, check: bool) -> dict[str, float]:
-    (port,) = free_ports(1)
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(stage), str(check)],
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | alone | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        env=rank_alone(),
         timeout=300,
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,15 @@ def ladder(*arguments: str, folder: Path, is_offline: bool = True) -> Finished:
         survivor.kill()
     output, errors = ((folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
     return Finished(process.returncode, output, errors, num_marked, len(left))
+
+
+def rank_alone() -> dict[str, str]:
+    """The environment of a program that is one CPU rank by itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return os.environ | own | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:

@@ -80,7 +80,7 @@ def test_a_page_without_markers_is_refused() -> None:
 
 
 def test_the_picture_counts_a_way_as_without_a_training_only_if_none_of_its_repetitions_trained() -> None:
-    common: dict[str, Any] = {"row": "sft", "host": "1 x NVIDIA H200 (GPU-1)"}
+    common: dict[str, Any] = {"row": "sft", "host": HOST}
     rows = [
         common | {"way": way, "repetition": each, "tokens_per_second": speed}
         for way, each, speed in (("trainer", 1, 0), ("trainer", 2, 900.0), ("ddp", 1, 0), ("fsdp2", 1, 0))

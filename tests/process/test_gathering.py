@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import rank_alone
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
@@ -46,13 +45,9 @@ def test_as_much_is_gathered_as_deepspeed_gathers(ahead: int, reuse: int, cap: i
         "stage3_param_persistence_threshold": 2560,
     }
     script = Path(__file__).with_name("live_parameters.py")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ran = subprocess.run(
         [sys.executable, str(script), json.dumps(SMALL), json.dumps(zero), str(checkpoint_every)],
-        env=os.environ | own | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        env=rank_alone(),
         capture_output=True,
         text=True,
         timeout=200,
