@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from helpers import make_candidate, make_record
+from helpers.scripts import make_script, script_workload
 from helpers.searches import make_space, out_of_memory
 from helpers.values import make_measurement
 
@@ -97,6 +99,21 @@ def test_what_filled_the_memory_in_its_trial_is_proven_only_if_it_was_much_faste
     assert isinstance(proof(space, records), Stop)
     why = {entry.candidate_key: entry.why for entry in ledger(space, records, {})}[OTHER.key]
     assert why.endswith("not proven itself, as the allocator emptied its cache in its trial")
+
+
+@pytest.mark.parametrize(("share", "again"), [(0.79, True), (0.81, False)])
+def test_a_model_s_proof_that_was_disturbed_is_made_once_more(share: float, *, again: bool) -> None:
+    space = make_space("zero2", "zero3")
+    slower = make_record(OTHER, tokens_per_second=50.0)
+    disturbed = make_record(SMALL, tokens_per_second=100.0 * share, purpose="proof", trial="0002")
+    records = [make_record(SMALL, tokens_per_second=100.0), slower, disturbed]
+    decision = proof(space, records)
+    assert isinstance(decision, Prove if again else Stop)
+    if isinstance(decision, Prove):
+        assert decision.candidate == SMALL
+    assert isinstance(proof(space, [*records, replace(disturbed, trial="0003")]), Stop)
+    of_script = replace(space, workload=script_workload(make_script()))
+    assert isinstance(proof(of_script, records), Stop)
 
 
 def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_for_broken():
