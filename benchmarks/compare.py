@@ -3,10 +3,10 @@
     python benchmarks/compare.py FOLDER ROW … [--only WAY …] [--repetitions N] [--steps 50]
 
 A ROW is a workload on some GPUs (ROWS; those of `cpu` run anywhere; `sft` is TRL's own program, for which only ways
-count that leave it as it is), a WAY is one of `ways.py`: ladder itself; DDP, FSDP2 and the Trainer by hand; the batch
-size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner, fast and full. Each way finds a
-configuration and then trains with it, `--steps` optimizer steps for real, all in ten minutes. `sft` wants 60: in its
-first 20 or 30 steps, kernels get ready for lengths that come for the first time.
+count that leave it as it is), a WAY is one of `ways.py`: ladder itself, and with `--allow unchecked-gradients`; DDP,
+FSDP2 and the Trainer by hand; the batch size finders of the Trainer, accelerate and Lightning; DeepSpeed's Autotuner,
+fast and full. Each way finds a configuration and then trains with it, `--steps` optimizer steps for real, all in ten
+minutes. `sft` wants 60: in its first 20 or 30 steps, kernels get ready for lengths that come for the first time.
 
 FOLDER/ROW.json gets a record for each way and repetition, with its date and host (with the start of its first
 GPU's UUID), and one that it already holds is not run again:

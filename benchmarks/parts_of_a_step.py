@@ -1,12 +1,13 @@
 """Why one way to train a model on one GPU is faster than another: the same step in several ways, turn by turn.
 
     python benchmarks/parts_of_a_step.py [MODEL] [--task masked-lm] [--seq-len 512] [--batch 64]
-        [--turns 5] [--steps 20]
+        [--turns 5] [--steps 20] [--apart]
 
 All make a step of the whole batch on random tokens, with gradient clipping and AdamW. The ways (WAYS) differ in what
 computes in 16 bits and in what stands around the model: nothing, accelerate's conversion of the outputs to 32 bits, or
-a stage of DeepSpeed, which by default looks for infinite gradients in every weight's. It prints JSON: milliseconds of a
-step in each turn.
+a stage of DeepSpeed, which by default looks for infinite gradients in every weight's, with DeepSpeed's own settings or
+those of an engine of ladder's (OF_LADDER). With --apart, nothing is given to the GPU before it has ended the step
+before, as in ladder's trials. It prints JSON: milliseconds of a step in each turn.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from by_hand import ddp_step, deepspeed_step
 from one_rank import CLIP, begin, join, make_model, now
 from side_by_side import Work
 
+from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.techniques.keys import engine_in
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
+
 Step = Callable[[], None]
 _UNTIMED = 4
 """Steps of each way before the first turn. Chosen: the first makes Adam's states."""
@@ -40,28 +46,43 @@ WAYS: dict[str, dict[str, Any]] = {"autocast": {}, "autocast, outputs converted"
     for stage in stages
 }
 """By what is printed: DeepSpeed's configuration, empty without DeepSpeed."""
+OF_LADDER = ("zero1+unchecked-gradients", "zero1+unchecked-gradients[overlap_comm=False]", "zero2+unchecked-gradients")
+"""Engines whose configuration is as ladder writes it."""
+
+
+def of_ladder(name: str, work: Work) -> dict[str, Any]:
+    """DeepSpeed's configuration of the engine with this name, for one GPU."""
+    workload = Workload(
+        model=resolve_model(work.model), task=work.task, seq_len=work.seq_len, global_batch_size=work.batch
+    )
+    engine = engine_in(f"{name} ckpt=off mb={work.batch}")
+    return deepspeed_config(workload, engine, micro_batch=work.batch, accumulation=1, world_size=1, nvme_path=None)
 
 
 def prepared(name: str, work: Work, device: torch.device) -> Step:
     """What makes a step in this way, with a model of its own."""
-    spec = work.spec("deepspeed" if "16 bits" in name else "ddp", Path("unused"), micro_batches=[work.batch])
+    config = of_ladder(name, work) if name in OF_LADDER else WAYS[name]
+    is_narrow = "16 bits" in name or name in OF_LADDER
+    spec = work.spec("deepspeed" if is_narrow else "ddp", Path("unused"), micro_batches=[work.batch])
     model = make_model(spec, device)
     ids = torch.randint(4, model.config.vocab_size, (work.batch, work.seq_len), device=device)
     batch = {"input_ids": ids, "labels": ids}
     if "converted" in name:
         model.forward = convert_outputs_to_fp32(model.forward)
-    if WAYS[name]:
-        whole = deepspeed_step(model, WAYS[name], spec, device)
+    if config:
+        whole = deepspeed_step(model, config, spec, device)
     else:
         whole = ddp_step(model, device, autocast="autocast" in name)
     return partial(whole, [batch])
 
 
-def seconds(step: Step, steps: int, device: torch.device) -> float:
-    """Of a step."""
+def seconds(step: Step, steps: int, device: torch.device, *, apart: bool = False) -> float:
+    """Of a step; `apart` if each is to end before the next one begins."""
     began = now(device)
     for _ in range(steps):
         step()
+        if apart:
+            now(device)
     return (now(device) - began) / steps
 
 
@@ -71,21 +92,23 @@ def main() -> None:
     parser.add_argument("--task", default="masked-lm")
     for name, number in (("--seq-len", 512), ("--batch", 64), ("--turns", 5), ("--steps", 20)):
         parser.add_argument(name, type=int, default=number)
+    parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
     work = Work(model=options.model, seq_len=options.seq_len, batch=options.batch, task=options.task)
     device = begin(work.spec("ddp", Path("unused")))
     join(device)
-    steps = {name: prepared(name, work, device) for name in WAYS}
-    milliseconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    steps = {name: prepared(name, work, device) for name in (*WAYS, *OF_LADDER)}
+    milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         seconds(step, _UNTIMED, device)
     for _ in range(options.turns):
         for name, step in steps.items():
             seconds(step, 1, device)
-            milliseconds[name].append(round(1000 * seconds(step, options.steps, device), 2))
+            taken = seconds(step, options.steps, device, apart=options.apart)
+            milliseconds[name].append(round(1000 * taken, 2))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     told = {"date": time.strftime("%Y-%m-%d"), "gpu": gpu, "model": work.model}
-    sizes = {"seq_len": work.seq_len, "batch": work.batch, "steps_of_a_turn": options.steps}
+    sizes = {"seq_len": work.seq_len, "batch": work.batch, "steps_of_a_turn": options.steps, "apart": options.apart}
     print(json.dumps({**told, **sizes, "milliseconds": milliseconds}))
 
 

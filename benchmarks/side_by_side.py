@@ -31,6 +31,7 @@ from ladder.runs.stored_run import StoredRun, read_run
 from ladder.techniques.liger import FAMILIES
 from ladder.workload.lora import lora_from_text
 from ladder.workload.source import resolve_model
+from ladder.workload.workload import Task
 
 HERE = Path(__file__).parent
 BY_HAND = {
@@ -56,7 +57,7 @@ class Work:
     cap_gib: float | None = None
     lora: str | None = None
     load_in: str | None = None
-    task: str = "causal-lm"
+    task: Task = "causal-lm"
     is_script: bool = False
     """TRL's own SFT program trains; `unmodified.py` has its ways."""
 

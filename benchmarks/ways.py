@@ -32,25 +32,32 @@ _SEARCHED = 64
 Way = Callable[[Work, Path, int], dict[str, Any]]
 
 
-def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-    """`ladder tune`, and `ladder verify` of the faster of its two answers for the real steps."""
-    found = tune(work, folder, LONGEST, "--time-budget", f"{BUDGET:.0f}s")
-    if "deepspeed" not in found:
-        return {"seconds": found["seconds"], "why": found["error"]}
-    answer, file = faster(found)
-    step_seconds = work.batch * work.seq_len / answer["tokens_per_second"]
-    most = max(2, min(steps, int(_REAL / step_seconds)))
-    words = ["verify", str(folder / file), "--steps", str(most), "--quiet", "--format", "json"]
-    ended = run([sys.executable, "-m", "ladder", *words], longest=LONGEST - BUDGET)
-    real, why = None, ended.why
-    if "{" in ended.text:
-        seen = json.loads(ended.text[ended.text.index("{") : ended.text.rindex("}") + 1])
-        why = seen["sentence"]
-        if seen["fits"]:
-            real = {"steps": seen["optimizer_steps"], "tokens_per_second": round(seen["tokens_per_second"]["seen"], 1)}
-            real |= {"peak_device_gib": seen["peak_device_gib"]["seen"], "micro_batch": answer["micro_batch"]}
-            real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
-    return told_of(found, answer) | {"real": real, "why": why}
+def of_ladder(*more: str) -> Way:
+    """`ladder tune` with these words more, and `ladder verify` of the faster of its two answers for the real steps."""
+
+    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
+        found = tune(work, folder, LONGEST, "--time-budget", f"{BUDGET:.0f}s", *more)
+        if "deepspeed" not in found:
+            return {"seconds": found["seconds"], "why": found["error"]}
+        answer, file = faster(found)
+        step_seconds = work.batch * work.seq_len / answer["tokens_per_second"]
+        most = max(2, min(steps, int(_REAL / step_seconds)))
+        words = ["verify", str(folder / file), "--steps", str(most), "--quiet", "--format", "json"]
+        ended = run([sys.executable, "-m", "ladder", *words], longest=LONGEST - BUDGET)
+        real, why = None, ended.why
+        if "{" in ended.text:
+            seen = json.loads(ended.text[ended.text.index("{") : ended.text.rindex("}") + 1])
+            why = seen["sentence"]
+            if seen["fits"]:
+                real = {
+                    "steps": seen["optimizer_steps"],
+                    "tokens_per_second": round(seen["tokens_per_second"]["seen"], 1),
+                }
+                real |= {"peak_device_gib": seen["peak_device_gib"]["seen"], "micro_batch": answer["micro_batch"]}
+                real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
+        return told_of(found, answer) | {"real": real, "why": why}
+
+    return way
 
 
 def hand(*methods: str) -> Way:
@@ -137,7 +144,8 @@ def of_deepspeed(*, fast: bool) -> Way:
 
 _NO_PROOF = ["offload", "checkpointing", "stage", "headroom", "proof", "why"]
 WAYS: dict[str, tuple[Way, list[str]]] = {
-    "ladder": (ladder, []),
+    "ladder": (of_ladder(), []),
+    "ladder unchecked": (of_ladder("--allow", "unchecked-gradients"), []),
     "ddp": (hand("ddp"), ["offload", "proof"]),
     "fsdp2": (hand("fsdp2", "fsdp2-kept"), ["proof"]),
     "trainer": (hand("trainer"), ["offload", "proof"]),
