@@ -232,7 +232,7 @@ class Technique:
         """
         return []
 
-    def advice(self, workload: Workload, *, installed: bool) -> str:
+    def advice(self, problem: Problem, *, installed: bool) -> str:
         """A sentence for a user who did not ask for it: that it is tried, or is worth installing. Empty for none."""
         return ""
 

@@ -54,13 +54,14 @@ class Liger(Technique):
     def suits(self, problem: Problem, rung: Rung) -> bool:
         return problem.device == "cuda" and self._knows(problem.workload)
 
-    def advice(self, workload: Workload, *, installed: bool) -> str:
+    def advice(self, problem: Problem, *, installed: bool) -> str:
         if installed:
             return "Liger's kernels are installed, so each rung is also tried with them (--no-liger leaves them out)."
-        if workload.model.vocab_size < _LARGE_VOCABULARY:
+        vocabulary = problem.workload.model.vocab_size
+        if vocabulary < _LARGE_VOCABULARY:
             return ""
         return (
-            f"With a vocabulary of {workload.model.vocab_size:,} tokens, Liger's kernels, which do not keep logits, "
+            f"With a vocabulary of {vocabulary:,} tokens, Liger's kernels, which do not keep logits, "
             "may be much faster; `pip install liger-kernel` to try them."
         )
 

@@ -18,8 +18,8 @@ from ladder.tuning.options import TuneOptions, choices_in
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suiting
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, run_fingerprint, split_supported
-from ladder.tuning.technique_choices import require_effective_techniques, ways_of_checkpointing
-from ladder.tuning.tune_events import Subscriber
+from ladder.tuning.technique_choices import advice, require_effective_techniques, ways_of_checkpointing
+from ladder.tuning.tune_events import Note, Subscriber
 from ladder.tuning.venue import Venue
 from ladder.tuning.versions import package_versions
 from ladder.tuning.workload_and_machine import workload_and_machine
@@ -47,13 +47,18 @@ class Prepared:
 def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
     """Check everything that could make the tune fail later, so that hours of trials are not lost."""
     workload, machine = workload_and_machine(options, venue, tell)
-    if venue.paper_name is None:
+    is_real = venue.paper_name is None
+    if is_real:
         machine = with_known(machine, workload, tell)
     micro_batches = micro_batches_of(workload, machine.world_size, options.micro_batches)
-    techniques, rungs = venue.techniques(choices_in(options), workload, machine), _rungs(options)
+    choices, rungs = choices_in(options), _rungs(options)
+    techniques = venue.techniques(choices, workload, machine)
     if workload.script is not None:
         techniques = suiting(techniques, workload.script)
-    require_effective_techniques(techniques, problem_of(workload, machine), rungs)
+    problem = problem_of(workload, machine)
+    require_effective_techniques(techniques, problem, rungs)
+    for sentence in advice(choices, problem, rungs) if is_real else ():
+        tell(Note(sentence))
     versions = package_versions()
     require_writable(options.output, read_files(options, workload.model))
     if options.save_weights is not None:

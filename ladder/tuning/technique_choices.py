@@ -32,6 +32,12 @@ class TechniqueChoices:
             return technique.name in self.allow
         return False if self.documented else self.switches.get(technique.consent.switch)
 
+    def leaves_open(self, technique: Technique) -> bool:
+        """Whether the user said nothing about it."""
+        if not technique.consent.switch:
+            return not self.documented and technique.name not in self.allow
+        return self.wants(technique) is None
+
     @property
     def options(self) -> list[str]:
         """The options given that ask for something beyond the documented ladder."""
@@ -78,12 +84,14 @@ def require_usable(technique: Technique, workload: Workload, device: str, *, on_
         raise EnvironmentFaultError(missing)
 
 
-def advice(choices: TechniqueChoices, workload: Workload, device: str) -> list[str]:
-    """Sentences on techniques that a tune tries unasked, or could try."""
+def advice(choices: TechniqueChoices, problem: Problem, rungs: Sequence[Rung]) -> list[str]:
+    """Sentences on techniques that a tune of these rungs tries unasked, or could try."""
     sentences = (
-        technique.advice(workload, installed=not _missing(technique))
+        technique.advice(problem, installed=not _missing(technique))
         for technique in TECHNIQUES.values()
-        if choices.wants(technique) is None and not technique.refusal(workload, device)
+        if choices.leaves_open(technique)
+        and not technique.refusal(problem.workload, problem.device)
+        and any(technique.gets_into(rung, problem) for rung in rungs)
     )
     return [sentence for sentence in sentences if sentence]
 

@@ -23,8 +23,8 @@ from ladder.tuning.operators import Operators
 from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
 from ladder.tuning.script_look import look_here
 from ladder.tuning.sweep import Sweep, run_marker
-from ladder.tuning.technique_choices import TechniqueChoices, advice, require_adapters, techniques_tried
-from ladder.tuning.tune_events import Note, Subscriber, noting
+from ladder.tuning.technique_choices import TechniqueChoices, require_adapters, techniques_tried
+from ladder.tuning.tune_events import Subscriber, noting
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
@@ -143,12 +143,9 @@ class ThisHost:
         """Nothing to say: the figures are measured."""
 
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
-        """Those that were asked for, and those whose libraries are installed; the user is told of the latter."""
+        """Those that were asked for, and those whose libraries are installed."""
         require_adapters(workload)
-        tried = techniques_tried(choices, workload, machine.device, on_paper=False)
-        for sentence in advice(choices, workload, machine.device):
-            self._tell(Note(sentence))
-        return tried
+        return techniques_tried(choices, workload, machine.device, on_paper=False)
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:

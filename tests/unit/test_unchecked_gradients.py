@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import make_candidate, problem_for
+from helpers import bundled_workload, make_candidate, problem_for
 from helpers.searches import BILLION
 from helpers.values import PAPER
 
@@ -23,6 +23,7 @@ from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
+from ladder.tuning.technique_choices import TechniqueChoices, advice
 
 USUAL = make_candidate("zero1", micro_batch=64, accumulation=1)
 
@@ -58,6 +59,21 @@ def test_a_step_is_predicted_and_simulated_to_be_shorter_by_work_of_the_host_wit
     assert 0.2 < simulated / saved < 2  # the simulator's own constant is half as large
     peaks = {predict_memory(BILLION, each, world_size=1, device="cuda").peak for each in (USUAL, allowed(USUAL))}
     assert len(peaks) == 1
+
+
+def test_who_tunes_a_small_model_on_gpus_hears_of_them_where_they_would_be_tried() -> None:
+    small, rungs = problem_for(bundled_workload("opt-125m")), [RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero3"]]
+    nothing_said = TechniqueChoices()
+    assert "--allow unchecked-gradients" in "".join(advice(nothing_said, small, rungs))
+    for choices, problem, names in (
+        (TechniqueChoices(allow=["unchecked-gradients"]), small, rungs),
+        (TechniqueChoices(documented=True), small, rungs),
+        (nothing_said, small, rungs[1:]),
+        (nothing_said, replace(small, device="cpu"), rungs),
+        (nothing_said, problem_for(bundled_workload("opt-125m", dtype="fp16")), rungs),
+        (nothing_said, problem_for(BILLION), rungs),
+    ):
+        assert "unchecked" not in "".join(advice(choices, problem, names))
 
 
 @pytest.mark.parametrize(
