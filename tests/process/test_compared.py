@@ -37,7 +37,8 @@ def test_every_live_row_and_way_of_gpus_has_words_for_the_table() -> None:
     assert set(compared.LIVE_WAYS) == set(WAYS)
     for row in compared.LIVE:
         expected = WAYS_OF_A_SCRIPT if compare.ROWS[row].is_script else WAYS
-        assert set(compared.ways_of(row)) == set(expected)
+        left_out = set() if row in compared.UNCHECKED else {"ladder unchecked"}
+        assert set(compared.ways_of(row)) == set(expected) - left_out
 
 
 def test_repetitions_share_a_line_that_shows_how_far_they_are_apart() -> None:
