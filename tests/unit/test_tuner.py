@@ -191,6 +191,22 @@ def test_a_winner_whose_proof_fails_makes_way_for_the_next(tmp_path: Path) -> No
     assert result.answer.candidate_key.endswith("mb=2")
 
 
+def test_a_winner_whose_first_proof_was_disturbed_is_the_answer_at_the_speed_of_its_second(tmp_path: Path) -> None:
+    proofs: list[str] = []
+
+    def is_disturbed_once(spec: TrialSpec, candidate: CandidateSpec) -> float | None:
+        proofs.extend([candidate.key] * spec.proof)
+        seconds = larger_is_faster(spec, candidate)
+        return 2 * seconds if seconds and spec.proof and len(proofs) == 1 else seconds
+
+    usual = tune(tmp_path / "usual", Pretender(larger_is_faster)).answer
+    found = tune(tmp_path / "disturbed", Pretender(is_disturbed_once)).answer
+    assert usual is not None
+    assert found is not None
+    assert (found.candidate_key, found.tokens_per_second) == (usual.candidate_key, usual.tokens_per_second)
+    assert proofs == [usual.candidate_key] * 2
+
+
 def test_a_finished_tune_started_again_runs_no_trial(tmp_path: Path) -> None:
     first = tune(tmp_path / "run", Pretender(larger_is_faster))
     launcher = Pretender(larger_is_faster)
