@@ -87,17 +87,19 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
 
 def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """Its options for the micro-batch and for checkpointing, sizes doubling until one fails or is slower."""
-    start, failed, spent = starts(work), list[str](), 0.0
+    start, failed, spent, finished = starts(work), list[str](), 0.0, True
     found: dict[tuple[int, bool], float] = {}
     for checkpointing in (False, True):
         until, best = spent + (BUDGET - spent) / (1 if checkpointing else 2), 0.0
         for micro_batch in sizes(work):
             if spent >= until:
+                finished = False
                 break
             more = options(work, micro_batch, checkpointing)
             training = trained(work, start, more, _FEW, until - spent, folder)
             spent += training.seconds
             if training.tokens_per_second is None:
+                finished &= training.ended.code is not None
                 failed += [str(training.why)] if training.ended.code is not None else []
                 break
             found[micro_batch, checkpointing] = speed = training.tokens_per_second
@@ -105,6 +107,7 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
             if speed < SLOWER * best:
                 break
     told: dict[str, Any] = {"seconds": spent, "failures": len(failed), "failed": sorted(set(failed))}
+    told["finished"] = finished
     if not found:
         return told | {"why": "; ".join(told["failed"]) or "time was over"}
     micro_batch, checkpointing = max(found, key=lambda each: found[each])

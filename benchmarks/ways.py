@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ _NOT_ONE = "batch_size=0"
 _SEARCHED = 64
 """Sequences of a GPU in a step of a search by hand. Chosen: nobody tries a micro-batch with all of a large batch."""
 
+_SHORTEST = 45.0
+"""Seconds that a search must still have. Chosen: the ranks of a large model take 20 to 40 to start."""
+
 Way = Callable[[Work, Path, int], dict[str, Any]]
+Search = tuple[str, bool]
+"""By hand: the method, and whether with checkpointing."""
 
 
 def of_ladder(*more: str) -> Way:
@@ -64,13 +70,8 @@ def hand(*methods: str) -> Way:
     """The fastest of these methods by hand, with and without checkpointing, micro-batches doubling until they fail."""
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-        few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
-        rows: list[dict[str, Any]] = []
         began = time.monotonic()
-        searches = [(method, checkpointing) for method in methods for checkpointing in (False, True)]
-        for number, (method, checkpointing) in enumerate(searches):  # each gets an equal part of the time that is left
-            longest = (BUDGET - (time.monotonic() - began)) / (len(searches) - number)
-            rows += by_hand(few, method, checkpointing, longest, micro_batches=sizes(few), seconds=2.0)
+        rows, cut_off = searched(work, list(product(methods, (False, True))))
         fits = [row for row in rows if "tokens_per_second" in row]
         ended = [row["ended"] for row in rows if "ended" in row]
         failed = [why for why in ended if not why.startswith(TIME_OVER)]  # whoever is out of time has not failed
@@ -78,6 +79,7 @@ def hand(*methods: str) -> Way:
             "seconds": time.monotonic() - began,
             "failures": len(failed),
             "failed": sorted(set(failed)),
+            "finished": not cut_off,
         }
         if not fits:
             return told | {"why": "; ".join(sorted(set(ended)))}
@@ -88,6 +90,26 @@ def hand(*methods: str) -> Way:
         )
 
     return way
+
+
+def searched(work: Work, searches: Sequence[Search]) -> tuple[list[dict[str, Any]], list[Search]]:
+    """The rows of all searches, and those that could not end within BUDGET.
+
+    Each gets an equal part of the time that is left; those that are cut off go on with what the others leave.
+    """
+    few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
+    rows, until = list[dict[str, Any]](), time.monotonic() + BUDGET
+    left = {search: sizes(few) for search in searches}
+    while left and until - time.monotonic() >= _SHORTEST:
+        for number, search in enumerate(waiting := list(left)):
+            longest = (until - time.monotonic()) / (len(waiting) - number)
+            found = by_hand(few, *search, longest, micro_batches=left[search], seconds=2.0)
+            rows += found
+            fitting = [row["micro_batch"] for row in found if "tokens_per_second" in row]
+            left[search] = [size for size in left[search] if size > max(fitting, default=0)]
+            if not left[search] or not found[-1].get("ended", "").startswith(TIME_OVER):
+                del left[search]
+    return rows, list(left)
 
 
 def _real(work: Work, method: str, checkpointing: bool, micro_batch: int, steps: int, **more: Any) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def _answer(row: dict[str, Any]) -> str:
     shown += ["checkpointing" if every == 1 else f"1/{every} checkpointing"] if every else []
     trained = answer.get("trained_micro_batch", answer["micro_batch"])
     shown += [str(answer["micro_batch"])] + [f"trained with {trained}"] * (trained != answer["micro_batch"])
-    return ", ".join(shown)
+    return ", ".join(shown + ["cut off"] * (row.get("finished") is False))
 
 
 def live_gaps(rows: Sequence[dict[str, Any]]) -> str:

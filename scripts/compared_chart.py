@@ -43,6 +43,8 @@ def picture(rows: Sequence[dict[str, Any]], names: dict[str, str]) -> str:
         '  <circle class="finder" cx="190" cy="50" r="6"/><text class="small" x="202" y="54">finders, Autotuner</text>',
         f"  {_cross(340, 50)}",
         '  <text class="small" x="352" y="54">no training (how many ways)</text>',
+        '  <circle class="hand" cx="550" cy="50" r="6" fill-opacity="0.25"/>',
+        '  <text class="small" x="562" y="54">pale: its search was cut off</text>',
     ]
     for tick in (0.0, 0.5, 1.0):
         x, bottom = _x(tick), TOP + ROW * len(trainings)
@@ -63,7 +65,8 @@ def _row(rows: Sequence[dict[str, Any]], name: str, y: int) -> list[str]:
         if row["tokens_per_second"] and run_of(row) in ours:
             kind = "hand" if row["way"] in _BY_HAND else "finder"
             x = _x(row["tokens_per_second"] / ours[run_of(row)])
-            parts.append(f'  <circle class="{kind}" cx="{x}" cy="{y}" r="6" fill-opacity="0.75"/>')
+            opacity = 0.25 if row.get("finished") is False else 0.75
+            parts.append(f'  <circle class="{kind}" cx="{x}" cy="{y}" r="6" fill-opacity="{opacity}"/>')
     trained = {row["way"] for row in others if row["tokens_per_second"]}
     if nothing := len({row["way"] for row in others} - trained):
         parts += [f"  {_cross(LEFT, y)}", f'  <text class="small" x="{LEFT + 10}" y="{y + 4}">{nothing}</text>']

@@ -16,7 +16,7 @@ _LEFT_ON_A_CPU = 0.42
 _DOUBT = 0.03
 """Of the seconds of a step, as a logarithm. Derived: 0.03 ms a tensor, in steps of 0.15 s, as the above differs."""
 _SMALL = 500e6
-"""Trained parameters up to which a user hears of it. Chosen: the check took 12 to 22 % of steps of RoBERTa-base and
+"""Parameters of a model up to which a user hears of it. Chosen: the check took 12 to 22 % of steps of RoBERTa-base and
 opt-125m, and would take 2 % of one of Llama-3.2-1B."""
 
 
@@ -37,7 +37,7 @@ class UncheckedGradients(Technique):
         return rung.states_on_gpu and rung.stage < 3
 
     def advice(self, problem: Problem, *, installed: bool) -> str:
-        if problem.device == "cpu" or problem.workload.weights.trained > _SMALL:
+        if problem.device == "cpu" or problem.workload.weights.total > _SMALL:
             return ""
         return (
             "With a model as small as this one, DeepSpeed's check for infinite gradients may take a fifth of a step; "

@@ -6,16 +6,18 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import compare
 import pytest
+import ways
 from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
 from compare import ROWS, figures
-from side_by_side import Ended, Work, sizes
+from side_by_side import TIME_OVER, Ended, Work, sizes
 from unmodified import Training, logged_steps, tried_sizes
-from ways import WAYS, WAYS_OF_A_SCRIPT
+from ways import WAYS, WAYS_OF_A_SCRIPT, searched
 
 REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
 FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
@@ -142,6 +144,33 @@ def test_a_program_s_own_logging_gives_the_speed_after_its_first_step() -> None:
 def test_a_program_that_failed_has_no_speed_however_far_it_came() -> None:
     training = Training(5.0, Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
     assert (training.tokens_per_second, training.why, training.real(8)) == (None, "out of memory", None)
+
+
+def test_a_search_by_hand_that_was_cut_off_goes_on_with_the_time_that_the_others_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, asked = [0.0], list[tuple[bool, list[int]]]()
+
+    def by_hand(work: Work, method: str, checkpointing: bool, longest: float, **more: Any) -> list[dict[str, Any]]:
+        asked.append((checkpointing, more["micro_batches"]))
+        if not checkpointing:
+            now[0] += 10.0
+            return [{"ended": "out of memory"}]
+        fitting = more["micro_batches"][: int(longest // 50.0)]
+        is_over = len(fitting) < len(more["micro_batches"])
+        now[0] += longest if is_over else 50.0 * len(fitting)
+        rows: list[dict[str, Any]] = [{"micro_batch": size, "tokens_per_second": 1.0} for size in fitting]
+        return [*rows, {"ended": f"{TIME_OVER} after {longest} s"}] if is_over else rows
+
+    monkeypatch.setattr(ways, "by_hand", by_hand)
+    monkeypatch.setattr(ways, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    whole = Work(model="any", batch=16)
+    rows, cut_off = searched(whole, [("ddp", True), ("ddp", False)])
+    assert asked == [(True, [1, 2, 4, 8, 16]), (False, [1, 2, 4, 8, 16]), (True, [8, 16])]
+    assert [row["micro_batch"] for row in rows if "micro_batch" in row] == [1, 2, 4, 8, 16]
+    assert cut_off == []
+    both = [("ddp", True), ("fsdp2", True)]
+    assert searched(replace(whole, batch=256), both)[1] == both
 
 
 def test_the_sizes_that_a_finder_tried_are_those_of_one_gpu() -> None:

@@ -24,6 +24,7 @@ from ladder.simulation.physics import Physics
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
 from ladder.tuning.technique_choices import TechniqueChoices, advice
+from ladder.workload.lora import Lora
 
 USUAL = make_candidate("zero1", micro_batch=64, accumulation=1)
 
@@ -72,6 +73,7 @@ def test_who_tunes_a_small_model_on_gpus_hears_of_them_where_they_would_be_tried
         (nothing_said, replace(small, device="cpu"), rungs),
         (nothing_said, problem_for(bundled_workload("opt-125m", dtype="fp16")), rungs),
         (nothing_said, problem_for(BILLION), rungs),
+        (nothing_said, problem_for(replace(BILLION, lora=Lora(rank=16))), rungs),
     ):
         assert "unchecked" not in "".join(advice(choices, problem, names))
 
