@@ -165,6 +165,8 @@ class Technique:
     """It changes the numerics of training. Losses are then compared with the reference engine's that has it too."""
     needs_bf16 = False
     """It is for training in bf16 only."""
+    leaves_work_out = False
+    """A step with it is the same with less work, so none without it is faster."""
     binds_cores = False
     """Each rank runs on cores of its own, to which the launch script has to bind it: see `cores_of_ranks`."""
     shares_sequences = False

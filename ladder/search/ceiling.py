@@ -17,6 +17,7 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Measurement
 from ladder.search.space import Space, same_steps
+from ladder.techniques.registry import TECHNIQUES
 
 _SHARDS_PARAMETERS, _SHARDS_GRADIENTS = 3, 2
 """Derived: the stages of ZeRO."""
@@ -48,12 +49,16 @@ def plainer_rungs(rung: Rung, world_size: int) -> tuple[Rung, ...]:
 
 
 def plainer(candidate: Candidate, world_size: int) -> Sequence[Candidate]:
-    """The same micro-batch, checkpointing and techniques on each of `plainer_rungs`."""
+    """The same micro-batch, checkpointing and techniques on each of `plainer_rungs`, and with what leaves work out.
+
+    Not every rung among them can have such a technique; no space has the others.
+    """
     engine = candidate.engine
-    return [
-        replace(candidate, engine=replace(engine, rung=rung, knobs=()))
-        for rung in plainer_rungs(engine.rung, world_size)
-    ]
+    others = [replace(engine, rung=rung, knobs=()) for rung in plainer_rungs(engine.rung, world_size)]
+    leaving_out = [technique for technique in TECHNIQUES.values() if technique.leaves_work_out]
+    for each in (*others, *([] if engine.knobs else [engine])):
+        others += [each.having(technique) for technique in leaving_out if not each.has_slot_of(technique)]
+    return [replace(candidate, engine=each) for each in others]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class UncheckedGradients(Technique):
     )
     why_not = "DeepSpeed can leave its check out only at stages 1 and 2 in bf16, without an optimizer offload"
     needs_bf16 = True  # fp16 needs the check for its loss scale
+    leaves_work_out = True
     effects = Effects(tensor_step=_LEFT_ON_A_CPU)
 
     def suits(self, problem: Problem, rung: Rung) -> bool:

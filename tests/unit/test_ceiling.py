@@ -47,8 +47,9 @@ def test_offload_and_gathering_are_left_out_and_with_one_rank_all_sharding(rung:
 
 def test_only_the_rung_is_another():
     lean = Engine(RUNGS_BY_NAME["zero3+opt-cpu"], (("reduce_bucket_size", 1),), (TECHNIQUES["liger"],))
-    (half,) = plainer(Candidate(lean, 2, 8, 4), 4)[1:]
-    assert half.key == "zero3+liger ckpt=1/2 mb=8"
+    keys = [each.key for each in plainer(Candidate(lean, 2, 8, 4), 4)]
+    assert keys[:2] == ["zero2+liger ckpt=1/2 mb=8", "zero3+liger ckpt=1/2 mb=8"]
+    assert all("+unchecked-gradients" in key for key in keys[2:])
 
 
 def alike(space: Space, engine: Engine, *, slower: float) -> list[Record]:
@@ -70,6 +71,18 @@ def test_an_engine_with_offload_is_not_believed_to_be_faster_than_without_it_onc
     measured = next(record for record in records if record.candidate_key == without.candidate.key)
     assert measured.tokens_per_second is not None
     assert with_offload.gain_over(measured.tokens_per_second) < 0.02
+
+
+@pytest.mark.parametrize("rung", ["zero1", "zero1+opt-cpu"])
+def test_what_leaves_work_out_bounds_the_same_with_it_and_with_offload(rung: str):
+    unchecked = Engine(RUNGS_BY_NAME["zero1"]).having(TECHNIQUES["unchecked-gradients"])
+    space = space_of(unchecked, Engine(RUNGS_BY_NAME["zero1"]), Engine(RUNGS_BY_NAME["zero1+opt-cpu"]))
+    key = f"{rung} ckpt=on mb=4"
+    assert outlook(space, (), key).ceilings == ()
+    (ceiling,) = outlook(space, alike(space, unchecked, slower=1.3), key).ceilings
+    assert ceiling.candidate.key == "zero1+unchecked-gradients ckpt=on mb=4"
+    own = outlook(space, alike(space, space.engines[1], slower=1.3), ceiling.candidate.key)
+    assert own.ceilings == ()
 
 
 def test_only_an_engine_that_was_measured_is_a_ceiling():
