@@ -89,9 +89,7 @@ def advice(choices: TechniqueChoices, problem: Problem, rungs: Sequence[Rung]) -
     sentences = (
         technique.advice(problem, installed=not _missing(technique))
         for technique in TECHNIQUES.values()
-        if choices.leaves_open(technique)
-        and not technique.refusal(problem.workload, problem.device)
-        and any(technique.gets_into(rung, problem) for rung in rungs)
+        if choices.leaves_open(technique) and any(technique.gets_into(rung, problem) for rung in rungs)
     )
     return [sentence for sentence in sentences if sentence]
 
