@@ -1,13 +1,14 @@
 """Why one way to train a model on one GPU is faster than another: the same step in several ways, turn by turn.
 
     python benchmarks/parts_of_a_step.py [MODEL] [--task masked-lm] [--seq-len 512] [--batch 64]
-        [--turns 5] [--steps 20] [--apart]
+        [--turns 5] [--steps 20] [--only WAY …] [--engines ENGINE …]
 
 All make a step of the whole batch on random tokens, with gradient clipping and AdamW. The ways (WAYS) differ in what
 computes in 16 bits and in what stands around the model: nothing, accelerate's conversion of the outputs to 32 bits, or
 a stage of DeepSpeed, which by default looks for infinite gradients in every weight's, with DeepSpeed's own settings or
-those of an engine of ladder's (OF_LADDER). With --apart, nothing is given to the GPU before it has ended the step
-before, as in ladder's trials. It prints JSON: milliseconds of a step in each turn.
+those of an engine of ladder's (--engines; OF_LADDER). In each turn, steps are given to the GPU ahead of time, as in
+training, and then `apart`: none before the GPU has ended the one before, as in ladder's trials. It prints JSON:
+milliseconds of a step in each turn.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ WAYS: dict[str, dict[str, Any]] = {"autocast": {}, "autocast, outputs converted"
     for stage in stages
 }
 """By what is printed: DeepSpeed's configuration, empty without DeepSpeed."""
-OF_LADDER = ("zero1+unchecked-gradients", "zero1+unchecked-gradients[overlap_comm=False]", "zero2+unchecked-gradients")
+OF_LADDER = tuple(
+    f"{rung}[overlap_comm={overlap}]"
+    for rung in ("zero1", "zero2", "zero1+unchecked-gradients", "zero2+unchecked-gradients")
+    for overlap in (True, False)
+)
 """Engines whose configuration is as ladder writes it."""
 
 
@@ -61,8 +66,8 @@ def of_ladder(name: str, work: Work) -> dict[str, Any]:
 
 def prepared(name: str, work: Work, device: torch.device) -> Step:
     """What makes a step in this way, with a model of its own."""
-    config = of_ladder(name, work) if name in OF_LADDER else WAYS[name]
-    is_narrow = "16 bits" in name or name in OF_LADDER
+    config = WAYS[name] if name in WAYS else of_ladder(name, work)
+    is_narrow = "16 bits" in name or name not in WAYS
     spec = work.spec("deepspeed" if is_narrow else "ddp", Path("unused"), micro_batches=[work.batch])
     model = make_model(spec, device)
     ids = torch.randint(4, model.config.vocab_size, (work.batch, work.seq_len), device=device)
@@ -92,23 +97,24 @@ def main() -> None:
     parser.add_argument("--task", default="masked-lm")
     for name, number in (("--seq-len", 512), ("--batch", 64), ("--turns", 5), ("--steps", 20)):
         parser.add_argument(name, type=int, default=number)
-    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--only", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--engines", nargs="*", default=list(OF_LADDER), metavar="ENGINE")
     options = parser.parse_args()
     work = Work(model=options.model, seq_len=options.seq_len, batch=options.batch, task=options.task)
     device = begin(work.spec("ddp", Path("unused")))
     join(device)
-    steps = {name: prepared(name, work, device) for name in (*WAYS, *OF_LADDER)}
-    milliseconds: dict[str, list[float]] = {name: [] for name in steps}
+    steps = {name: prepared(name, work, device) for name in (*options.only, *options.engines)}
+    milliseconds: dict[str, dict[str, list[float]]] = {name: {"ahead": [], "apart": []} for name in steps}
     for step in steps.values():
         seconds(step, _UNTIMED, device)
     for _ in range(options.turns):
         for name, step in steps.items():
             seconds(step, 1, device)
-            taken = seconds(step, options.steps, device, apart=options.apart)
-            milliseconds[name].append(round(1000 * taken, 2))
+            for kind, taken in milliseconds[name].items():
+                taken.append(round(1000 * seconds(step, options.steps, device, apart=kind == "apart"), 2))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     told = {"date": time.strftime("%Y-%m-%d"), "gpu": gpu, "model": work.model}
-    sizes = {"seq_len": work.seq_len, "batch": work.batch, "steps_of_a_turn": options.steps, "apart": options.apart}
+    sizes = {"seq_len": work.seq_len, "batch": work.batch, "steps_of_a_turn": options.steps}
     print(json.dumps({**told, **sizes, "milliseconds": milliseconds}))
 
 

@@ -141,11 +141,11 @@ class Backend(ABC):
         """Environment variables that training needs, besides those of its techniques."""
         return {}
 
-    def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
+    def knobs(self, workload: Workload, engine: Engine, world_size: int) -> Mapping[str, bool | int]:
         """The knobs of `engine` and their values."""
         return {}
 
-    def knob_choices(self, workload: Workload, engine: Engine) -> Choices:
+    def knob_choices(self, workload: Workload, engine: Engine, world_size: int) -> Choices:
         """The knobs of `engine` that are worth turning."""
         return {}
 

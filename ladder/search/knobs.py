@@ -20,16 +20,18 @@ _NOISES = 2.0
 """A gain counts if it exceeds the noise this many times. Chosen: one standard deviation is often chance."""
 
 
-def knobs_of(workload: Workload, engine: Engine) -> dict[str, bool | int]:
+def knobs_of(workload: Workload, engine: Engine, world_size: int) -> dict[str, bool | int]:
     """The values of all knobs of `engine` that have choices."""
     backend = backend_of(engine.rung)
-    values = backend.knobs(workload, engine)
-    return {name: values[name] for name in backend.knob_choices(workload, engine)}
+    values = backend.knobs(workload, engine, world_size)
+    return {name: values[name] for name in backend.knob_choices(workload, engine, world_size)}
 
 
-def with_knobs(workload: Workload, candidate: Candidate, values: Mapping[str, bool | int]) -> Candidate:
+def with_knobs(
+    workload: Workload, candidate: Candidate, values: Mapping[str, bool | int], world_size: int
+) -> Candidate:
     """`candidate` with its knobs set to `values`; those equal to our defaults are not in its key."""
-    usual = knobs_of(workload, Engine(candidate.engine.rung))
+    usual = knobs_of(workload, Engine(candidate.engine.rung), world_size)
     turned = tuple(sorted((name, value) for name, value in values.items() if usual[name] != value))
     return replace(candidate, engine=replace(candidate.engine, knobs=turned))
 

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ladder.candidates import Candidate, Effects, Engine, Rung, Technique
+from ladder.events.protocol import TrialSpec
 from ladder.simulation.operations import Network
 from ladder.simulation.technique_effects import effects_of
 from ladder.workload.workload import Workload
@@ -35,9 +36,9 @@ class Assignment(ABC):
     @classmethod
     @abstractmethod
     def engine_in(
-        cls, config: Mapping[str, Any], rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+        cls, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
     ) -> Engine:
-        """The engine of one of `rungs` that a trial's `config` describes, with knobs that differ from our defaults."""
+        """The engine of one of `rungs` that a trial's `spec` describes, with knobs that differ from our defaults."""
 
     @abstractmethod
     def stage_on(self, ledger: Ledger) -> Stage:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine, Rung, Technique
+from ladder.events.protocol import TrialSpec
 from ladder.simulation.allocation import Ledger
 from ladder.simulation.assignment import Assignment
 from ladder.simulation.gathering import Gathering, known_gathering
@@ -32,22 +32,22 @@ class Zero(Assignment):
 
     @classmethod
     def engine_in(
-        cls, config: Mapping[str, Any], rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+        cls, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
     ) -> Engine:
-        zero = config["zero_optimization"]
+        zero, ranks = spec.deepspeed["zero_optimization"], spec.world_size
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
         knobs = {name: value for name, value in zero.items() if name not in _NO_KNOBS and not isinstance(value, dict)}
         alike = [r for r in rungs if [r.stage, r.offload_optimizer, r.offload_param] == [zero["stage"], *devices]]
         for rung in alike:
-            if engine_knobs(workload, Engine(rung)) == knobs:
+            if engine_knobs(workload, Engine(rung), ranks) == knobs:
                 return Engine(rung, (), techniques)
-        usual = engine_knobs(workload, Engine(alike[0]))
+        usual = engine_knobs(workload, Engine(alike[0]), ranks)
         turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
         return Engine(alike[0], turned, techniques)
 
     @cached_property
     def knobs(self) -> Mapping[str, bool | int]:
-        return engine_knobs(self.workload, self.candidate.engine)
+        return engine_knobs(self.workload, self.candidate.engine, self.ranks)
 
     @property
     def masters_in_pages(self) -> bool:
@@ -82,11 +82,11 @@ class Wrapped(Assignment):
 
     @classmethod
     def engine_in(
-        cls, config: Mapping[str, Any], rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+        cls, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
     ) -> Engine:
         """From the arguments of accelerate's plugin, which DDP has none of."""
         settings = (0, "none")
-        if (fsdp := config.get("fsdp")) is not None:
+        if (fsdp := spec.deepspeed.get("fsdp")) is not None:
             settings = (3 if fsdp["reshard_after_forward"] else 2, "cpu" if fsdp["cpu_offload"] else "none")
         found = next(rung for rung in rungs if (rung.stage, rung.offload_param) == settings)
         return Engine(found, (), techniques)

@@ -137,7 +137,7 @@ class Physics:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
         backend = next(each for each in BACKENDS.values() if each.rank_module == spec.backend_module)
         techniques = tuple(technique_labelled(label) for label in spec.techniques)
-        return KINDS[backend.kind].engine_in(spec.deepspeed, backend.rungs, self._workload, techniques)
+        return KINDS[backend.kind].engine_in(spec, backend.rungs, self._workload, techniques)
 
     def limit_factor(self, truth: Truth, limit: int) -> float:
         """How much slower a candidate is if its memory is close to `limit`."""

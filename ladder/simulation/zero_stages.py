@@ -103,9 +103,12 @@ class Partitioned(Stage):
         self._passed = 0
         """Elements whose gradients are reduced, from the end of the model."""
         self._left = 0
-        """Elements whose gradients, accumulated at stage 1, are not in a bucket yet."""
+        """Elements whose gradients are complete or accumulated at stage 1, and not in a bucket yet."""
+        self._late: list[int] = []
+        """Elements of the gradients that are reduced when backward is over."""
         self._largest = assignment.network.largest_gradient
         self._keeps_all = assignment.stage == 1
+        self._is_late = self._keeps_all and not assignment.knobs["overlap_comm"]
 
     def start(self) -> None:
         share, ledger = self._assignment.share, self._ledger
@@ -135,11 +138,23 @@ class Partitioned(Stage):
             self._has_buckets = True
 
     def gradient(self, elements: int) -> None:
-        """reduce_independent_p_g_buckets_and_remove_grads: into the bucket, or by itself if it is larger."""
+        """process_gradients: at once, except at stage 1 without overlap."""
         self._setup_buckets()
+        if not self._is_late:
+            self._add(elements)
+            return
+        self._late.append(elements)
+        if self._assignment.accumulates:
+            self._ledger.touch(2.0 * elements)
+        else:
+            self._left += elements
+            self._ledger.set("accumulated", 2.0 * self._left)
+
+    def _add(self, elements: int) -> None:
+        """reduce_independent_p_g_buckets_and_remove_grads: into the bucket, or by itself if it is larger."""
         if self._filled + elements > self._assignment.bucket:
             self._reduce()
-        if self._keeps_all and self._assignment.accumulates:
+        if self._is_late or (self._keeps_all and self._assignment.accumulates):
             # It is added to the accumulated one, which is freed when the gradient becomes a view of the bucket.
             self._ledger.touch(2.0 * elements)
             self._left = max(0, self._left - elements)
@@ -179,6 +194,8 @@ class Partitioned(Stage):
         self._ledger.touch(4.0 * own, "buffers")
 
     def end_of_backward(self) -> None:
+        for elements in self._late:
+            self._add(elements)
         self._reduce()
         self._ledger.give("buckets")
 

@@ -10,13 +10,13 @@ from ladder.workload.workload import Workload
 
 _LEFT = 0.46
 """Host work of a step that is left for each tensor. Measured: without the check, steps of RoBERTa-base and opt-125m on
-H200 are shorter by 0.09 to 0.16 ms for each tensor, mostly 0.14 (benchmarks/results/compare), of 0.26."""
+H200 are shorter by 0.08 to 0.16 ms for each tensor, mostly 0.14 (benchmarks/results/compare), of 0.26."""
 _LEFT_ON_A_CPU = 0.42
 """The same, measured on a CPU with 202 tensors (tests/contracts/test_gradient_check.py counts what is launched)."""
 _DOUBT = 0.03
 """Of the seconds of a step, as a logarithm. Derived: 0.03 ms a tensor, in steps of 0.15 s, as the above differs."""
 _SMALL = 500e6
-"""Parameters of a model up to which a user hears of it. Chosen: the check took 12 to 22 % of steps of RoBERTa-base and
+"""Parameters of a model up to which a user hears of it. Chosen: the check took 9 to 22 % of steps of RoBERTa-base and
 opt-125m, and would take 2 % of one of Llama-3.2-1B."""
 
 

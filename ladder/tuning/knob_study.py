@@ -37,7 +37,7 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
     best = winner(space, records)
     if best is None:
         return Stop("nothing fits, so there is no engine whose knobs to try")
-    choices = backend_of(best.engine.rung).knob_choices(space.workload, best.engine)
+    choices = backend_of(best.engine.rung).knob_choices(space.workload, best.engine, space.world_size)
     with_knobs_so_far = (space.by_key[key] for key in turned(space, records))
     tried = [candidate for candidate in with_knobs_so_far if plain(candidate) == plain(best)]
     if len(tried) >= num_trials or not choices:
@@ -57,11 +57,11 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int) -> Meas
     }
     seen, belief = measured(records), believe(space, records)
     for candidate in (best, *tried):
-        study.enqueue_trial(knobs_of(space.workload, candidate.engine))
+        study.enqueue_trial(knobs_of(space.workload, candidate.engine, space.world_size))
         _tell(study, study.ask(distributions), seen[candidate.key])
     for _ in range(_MOST_QUESTIONS):
         trial = study.ask(distributions)
-        candidate = with_knobs(space.workload, best, trial.params)
+        candidate = with_knobs(space.workload, best, trial.params, space.world_size)
         # A setting that is unlikely to fit is not tried: the possible gain is small.
         if candidate.key not in seen and belief.outlook(candidate).fits >= LIKELY:
             reason = f"knobs of the fastest candidate, {len(tried) + 1} of {num_trials}"

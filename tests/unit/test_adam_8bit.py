@@ -91,7 +91,7 @@ def test_a_share_that_is_too_long_for_their_kernels_is_updated_in_pieces_or_not_
         assert found == able
     # Stage 3's pieces are never as long, whatever the knobs.
     for name in ("sub_group_size", "stage3_max_live_parameters"):
-        assert default_knobs(seven_billion, RUNGS_BY_NAME["zero3"])[name] < ELEMENTS_8BIT
+        assert default_knobs(seven_billion, RUNGS_BY_NAME["zero3"], 4)[name] < ELEMENTS_8BIT
 
 
 def test_where_they_can_be_nowhere_to_allow_them_is_refused(tmp_path: Path) -> None:

@@ -163,33 +163,52 @@ def test_only_an_nvme_rung_needs_a_path_and_asynchronous_io(rung: Rung) -> None:
 def test_the_lean_rung_lowers_deepspeeds_spending_and_never_raises_it() -> None:
     lean, plain = (Engine(RUNGS_BY_NAME[f"zero3+param-cpu+opt-cpu{suffix}"]) for suffix in ("+lean", ""))
     for workload in (llama(), bundled_workload("tiny-llama")):
-        before, after = engine_knobs(workload, plain), engine_knobs(workload, lean)
+        before, after = engine_knobs(workload, plain, 4), engine_knobs(workload, lean, 4)
         assert set(before) == set(after)
         assert all(after[name] <= before[name] for name in before)
         assert all(after[name] <= bound for name, bound in LEAN_KNOBS)
-    assert engine_knobs(llama(), lean)["reduce_bucket_size"] < engine_knobs(llama(), plain)["reduce_bucket_size"]
+    assert engine_knobs(llama(), lean, 4)["reduce_bucket_size"] < engine_knobs(llama(), plain, 4)["reduce_bucket_size"]
 
 
 def test_an_engines_own_knobs_go_before_our_defaults_and_show_in_its_key() -> None:
     engine = Engine(RUNGS_BY_NAME["zero2"], (("reduce_bucket_size", 5), ("overlap_comm", False)))
-    assert engine_knobs(llama(), engine)["reduce_bucket_size"] == 5
-    assert engine_knobs(llama(), engine)["overlap_comm"] is False
+    assert engine_knobs(llama(), engine, 4)["reduce_bucket_size"] == 5
+    assert engine_knobs(llama(), engine, 4)["overlap_comm"] is False
     assert engine.key == "zero2[overlap_comm=False,reduce_bucket_size=5]"
     assert Engine(RUNGS_BY_NAME["zero2"]).key == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("rung", "world_size", "overlaps"),
+    [
+        ("zero1", 1, False),
+        ("zero2", 1, False),
+        ("zero1", 2, True),
+        ("zero2", 8, True),
+        ("zero1+opt-cpu", 1, True),
+        ("zero3", 1, True),
+    ],
+)
+def test_one_rank_without_offload_does_not_overlap_a_reduction_that_it_does_not_have(
+    rung: str, world_size: int, overlaps: bool
+) -> None:
+    engine = Engine(RUNGS_BY_NAME[rung])
+    config = deepspeed_config(llama(), engine, micro_batch=1, accumulation=1, world_size=world_size, nvme_path=None)
+    assert config["zero_optimization"]["overlap_comm"] is overlaps
 
 
 @pytest.mark.parametrize("num_parameters", range(100_000_000, 100_000_016))
 def test_buckets_are_even_as_deepspeed_asserts(num_parameters: int) -> None:
     workload = llama()
     workload = replace(workload, model=replace(workload.model, num_parameters=num_parameters))
-    assert engine_knobs(workload, Engine(RUNGS_BY_NAME["zero2"]))["allgather_bucket_size"] % 2 == 0
+    assert engine_knobs(workload, Engine(RUNGS_BY_NAME["zero2"]), 4)["allgather_bucket_size"] % 2 == 0
 
 
 def test_buckets_follow_the_size_of_the_model_within_bounds() -> None:
     engine = Engine(RUNGS_BY_NAME["zero2"])
-    assert engine_knobs(llama(), engine)["reduce_bucket_size"] == 200_000_000
-    assert engine_knobs(bundled_workload("opt-125m"), engine)["reduce_bucket_size"] < 20_000_000
-    assert engine_knobs(bundled_workload("tiny-llama"), engine)["reduce_bucket_size"] >= 1_000_000
+    assert engine_knobs(llama(), engine, 4)["reduce_bucket_size"] == 200_000_000
+    assert engine_knobs(bundled_workload("opt-125m"), engine, 4)["reduce_bucket_size"] < 20_000_000
+    assert engine_knobs(bundled_workload("tiny-llama"), engine, 4)["reduce_bucket_size"] >= 1_000_000
 
 
 def test_candidates_are_every_micro_batch_with_and_without_checkpointing() -> None:

@@ -45,8 +45,8 @@ def measured(candidate: Candidate, speed: float, trial: str = "0001", spread: fl
 
 @EVERY_RUNG
 def test_every_knob_has_our_own_value_among_its_choices_and_another(rung):
-    own = knobs_of(WORKLOAD, Engine(rung))
-    choices = backend_of(rung).knob_choices(WORKLOAD, Engine(rung))
+    own = knobs_of(WORKLOAD, Engine(rung), 4)
+    choices = backend_of(rung).knob_choices(WORKLOAD, Engine(rung), 4)
     assert set(own) == set(choices)
     assert all(own[name] in options and len(set(options)) > 1 for name, options in choices.items())
     assert bool(choices) == (rung.stage > 0)
@@ -55,9 +55,9 @@ def test_every_knob_has_our_own_value_among_its_choices_and_another(rung):
 @EVERY_RUNG
 def test_every_choice_reaches_deepspeed(rung):
     plainly = Candidate(Engine(rung), True, 1, 16)
-    for name, options in backend_of(rung).knob_choices(WORKLOAD, plainly.engine).items():
+    for name, options in backend_of(rung).knob_choices(WORKLOAD, plainly.engine, 4).items():
         for value in options:
-            candidate = with_knobs(WORKLOAD, plainly, {**knobs_of(WORKLOAD, plainly.engine), name: value})
+            candidate = with_knobs(WORKLOAD, plainly, {**knobs_of(WORKLOAD, plainly.engine, 4), name: value}, 4)
             zero = deepspeed_config(
                 WORKLOAD, candidate.engine, micro_batch=1, accumulation=16, world_size=4, nvme_path=Path("/nvme")
             )["zero_optimization"]
@@ -68,7 +68,7 @@ def test_every_choice_reaches_deepspeed(rung):
 
 
 def test_a_key_tells_the_candidate_whatever_its_knobs():
-    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False, "sub_group_size": 50_000_000, "pin_memory": False})
+    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False, "sub_group_size": 50_000_000, "pin_memory": False}, 4)
     for candidate in (WINNER, SLOWER, turned):
         assert candidate_of(candidate.key, 16) == candidate
     assert plain(turned) == WINNER
@@ -78,7 +78,7 @@ def test_a_key_tells_the_candidate_whatever_its_knobs():
 
 
 def test_our_own_values_are_left_out_of_the_key():
-    assert with_knobs(WORKLOAD, WINNER, knobs_of(WORKLOAD, WINNER.engine)) == WINNER
+    assert with_knobs(WORKLOAD, WINNER, knobs_of(WORKLOAD, WINNER.engine, 4), 4) == WINNER
 
 
 def play(space: Space, num_trials: int, speed_of_unpinned: float) -> list[Record]:
@@ -92,7 +92,7 @@ def play(space: Space, num_trials: int, speed_of_unpinned: float) -> list[Record
         (candidate,) = decision.candidates
         assert plain(candidate) == WINNER
         assert candidate.key not in {record.candidate_key for record in records}
-        values, trial = knobs_of(space.workload, candidate.engine), f"{number + 2:04d}"
+        values, trial = knobs_of(space.workload, candidate.engine, 4), f"{number + 2:04d}"
         if not values["overlap_comm"]:
             records.append(make_record(candidate, "gpu_oom", trial=trial))
         else:
@@ -124,7 +124,7 @@ def test_the_same_history_asks_for_the_same_setting(space):
 
 def test_what_was_fast_and_what_did_not_fit_is_learnt(space):
     late = play(space, 24, 150.0)[-8:]
-    values = [knobs_of(WORKLOAD, space.by_key[record.candidate_key].engine) for record in late]
+    values = [knobs_of(WORKLOAD, space.by_key[record.candidate_key].engine, 4) for record in late]
     assert sum(not each["pin_memory"] for each in values) >= 6
     assert sum(each["overlap_comm"] for each in values) >= 6
 
@@ -138,7 +138,7 @@ def test_without_anything_that_fits_and_without_knobs_there_is_nothing_to_ask(sp
     ("speed", "spread", "kept"), [(101.0, 0.0, False), (104.0, 0.0, True), (104.0, 0.05, False), (99.0, 0.0, False)]
 )
 def test_a_setting_is_kept_only_when_its_gain_is_more_than_noise(space, speed, spread, kept):
-    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False})
+    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False}, 4)
     records = [measured(WINNER, 100.0), measured(turned, speed, "0002", spread)]
     assert [record.candidate_key for record in less_noise(space, records)] == [
         WINNER.key,
@@ -147,7 +147,7 @@ def test_a_setting_is_kept_only_when_its_gain_is_more_than_noise(space, speed, s
 
 
 def test_the_ledger_names_the_rung_and_the_knobs(space):
-    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False})
+    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False}, 4)
     entries = ledger(space, [measured(WINNER, 100.0), measured(turned, 90.0, "0002")], {})
     (entry,) = [entry for entry in entries if entry.candidate_key == turned.key]
     assert entry.rung == RUNGS_BY_NAME["zero3+opt-cpu"].name

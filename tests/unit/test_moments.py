@@ -46,7 +46,7 @@ def test_a_copy_to_reduce_at_stage_0_is_never_larger_than_deepspeed_s_bucket(lla
 @pytest.mark.parametrize("rung", ["zero1", "zero2"])
 def test_several_gpus_at_stages_1_and_2_copy_a_full_bucket_to_reduce_it(llama_like: Build, rung: str) -> None:
     workload, many = llama_like(32), 64
-    bucket = 2.0 * engine_knobs(workload, Engine(RUNGS_BY_NAME[rung]))["reduce_bucket_size"]
+    bucket = 2.0 * engine_knobs(workload, Engine(RUNGS_BY_NAME[rung]), many)["reduce_bucket_size"]
     assert bucket > 2.0 * workload.model.num_parameters / many, "the copy was to be larger than a rank's own gradients"
     buffers = [moment.buffers for moment in moments(workload, candidate(rung), many)["backward"]]
     assert max(buffers) - min(buffers) == bucket
@@ -63,6 +63,16 @@ def test_with_overlap_two_buckets_are_filled_in_turn(llama_like: Build) -> None:
     assert with_overlap(True) - with_overlap(False) == 2.0 * 1_000_000_000
 
 
+def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps(llama_like: Build) -> None:
+    workload, many = llama_like(32), 64
+
+    def fullest(overlap: bool) -> float:
+        tried = Candidate(Engine(RUNGS_BY_NAME["zero1"], (("overlap_comm", overlap),)), 1, 1, 1)
+        return max(moment.gradients for moment in moments(workload, tried, many)["backward"])
+
+    assert fullest(False) == 2.0 * workload.model.num_parameters > fullest(True)
+
+
 def test_stage_0_steps_with_gradients_in_both_widths(llama_like: Build) -> None:
     workload = llama_like(4)
     (step,) = moments(workload, candidate("zero0"), 4)["step"]
@@ -76,7 +86,7 @@ def test_the_logits_are_fullest_at_the_loss(llama_like: Build) -> None:
 
 def test_stage_3_gathers_parameters_up_to_its_limit_and_no_more(llama_like: Build) -> None:
     workload = llama_like(32)
-    limit = engine_knobs(workload, Engine(RUNGS_BY_NAME["zero3"]))["stage3_max_live_parameters"]
+    limit = engine_knobs(workload, Engine(RUNGS_BY_NAME["zero3"]), 4)["stage3_max_live_parameters"]
     (loss,) = moments(workload, candidate("zero3"), 4)["loss"]
     assert loss.live == 2.0 * limit
 

@@ -99,10 +99,19 @@ def test_times_are_near_what_was_measured(measured_points):
 
 def test_stage_1_keeps_its_buckets_while_it_accumulates():
     """Recorded with Llama-3.2-1B on one H200, micro-batch 16: 0.575 GiB more than stage 2, two buckets."""
+    overlaps = (("overlap_comm", True),)
     first, second = (
-        truth(make_candidate(name, checkpointing=False, micro_batch=16), SMALL, 1) for name in ("zero1", "zero2")
+        truth(Candidate(Engine(RUNGS_BY_NAME[name], overlaps), 0, 16, 2), SMALL, 1) for name in ("zero1", "zero2")
     )
     assert (first.allocated - second.allocated) / GIB == pytest.approx(119.589 - 119.014, abs=0.01)
+
+
+def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps():
+    peaks = {}
+    for overlap in (True, False):
+        engine = Engine(RUNGS_BY_NAME["zero1"], (("overlap_comm", overlap),))
+        peaks[overlap] = truth(Candidate(engine, 1, 1, 1), LLAMA, 64).allocated
+    assert peaks[False] - peaks[True] > 1.5 * LLAMA.model.num_parameters
 
 
 def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even_that():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from helpers import bundled_workload
+from helpers import bundled_workload, tiny_trial
 
 from ladder.backends.plain.config import plain_config
 from ladder.backends.plain.rungs import PLAIN_RUNGS
@@ -118,7 +119,8 @@ def test_ddp_reduces_beside_backward_and_only_in_the_last_micro_step() -> None:
 @pytest.mark.parametrize("rung", PLAIN_RUNGS, ids=lambda rung: rung.name)
 def test_a_rung_is_known_again_by_its_configuration(rung) -> None:
     config = plain_config(LLAMA, Engine(rung), micro_batch=1, accumulation=1)
-    assert Wrapped.engine_in(config, PLAIN_RUNGS, LLAMA, ()) == Engine(rung)
+    spec = tiny_trial(Path("/run/trials/0001"), 1).model_copy(update={"deepspeed": config})
+    assert Wrapped.engine_in(spec, PLAIN_RUNGS, LLAMA, ()) == Engine(rung)
     assert math.isfinite(truth(candidate(rung.name), ranks=8).boundary_seconds)
 
 

@@ -66,11 +66,11 @@ class DeepSpeed(Backend):
             nvme_path=nvme_path,
         )
 
-    def knobs(self, workload: Workload, engine: Engine) -> Mapping[str, bool | int]:
-        return {PIN_MEMORY: True, **engine_knobs(workload, engine), **dict(engine.knobs)}
+    def knobs(self, workload: Workload, engine: Engine, world_size: int) -> Mapping[str, bool | int]:
+        return {PIN_MEMORY: True, **engine_knobs(workload, engine, world_size), **dict(engine.knobs)}
 
-    def knob_choices(self, workload: Workload, engine: Engine) -> Choices:
-        return knob_choices(workload, engine.rung)
+    def knob_choices(self, workload: Workload, engine: Engine, world_size: int) -> Choices:
+        return knob_choices(workload, engine.rung, world_size)
 
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         return moments_of(workload, candidate, world_size, device)

@@ -12,7 +12,7 @@ PIN_MEMORY = "pin_memory"
 """The only knob in the offload sections; all others are in `zero_optimization` itself."""
 
 
-def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
+def default_knobs(workload: Workload, rung: Rung, world_size: int) -> dict[str, bool | int]:
     """Our defaults for DeepSpeed's `zero_optimization` settings for `rung`, in elements.
 
     Buckets grow with what is trained, so that a small model has small buffers. Parameters of up to 10·hidden stay on
@@ -25,7 +25,9 @@ def default_knobs(workload: Workload, rung: Rung) -> dict[str, bool | int]:
         return {}
     bucket = _bucket(workload.weights.trained)
     knobs: dict[str, bool | int] = {
-        "overlap_comm": True,
+        # One rank has nothing to overlap, and DeepSpeed waits for the GPU after each bucket (measured: 5 % of a step of
+        # RoBERTa-base, benchmarks/results/compare). At stage 3 and with offload, this was not measured.
+        "overlap_comm": world_size > 1 or rung.stage == 3 or rung.offload_optimizer != "none",
         "contiguous_gradients": True,
         "reduce_bucket_size": bucket,
     }
@@ -51,9 +53,9 @@ def _bucket(num_parameters: int) -> int:
     return bucket - bucket % 2  # DeepSpeed asserts that buckets are aligned to four bytes
 
 
-def engine_knobs(workload: Workload, engine: Engine) -> dict[str, bool | int]:
+def engine_knobs(workload: Workload, engine: Engine, world_size: int) -> dict[str, bool | int]:
     """`default_knobs`, limited by the rung's bounds and overridden by the engine's knobs, without `PIN_MEMORY`."""
-    knobs = default_knobs(workload, engine.rung)
+    knobs = default_knobs(workload, engine.rung, world_size)
     for name, bound in engine.rung.knobs:
         knobs[name] = min(knobs[name], bound)
     return knobs | {name: value for name, value in engine.knobs if name != PIN_MEMORY}
@@ -73,7 +75,7 @@ def deepspeed_config(
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": workload.gradient_clipping,
-        "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine)},
+        "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine, world_size)},
     }
     config |= (
         {"bf16": {"enabled": True}}

@@ -20,9 +20,9 @@ _LARGEST = 1_000_000_000
 _SWITCHES = ("overlap_comm", "round_robin_gradients")
 
 
-def knob_choices(workload: Workload, rung: Rung) -> Choices:
+def knob_choices(workload: Workload, rung: Rung, world_size: int) -> Choices:
     """The knobs of engines of `rung` with their choices, in elements and switches; empty at stage 0."""
-    usual = engine_knobs(workload, Engine(rung))
+    usual = engine_knobs(workload, Engine(rung), world_size)
     choices: dict[str, tuple[bool | int, ...]] = {}
     for name, factors in _FACTORS.items():
         if usual.get(name):  # a knob that the rung switches off stays off

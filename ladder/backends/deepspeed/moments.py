@@ -100,11 +100,11 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     several ranks. The step makes a flat copy of the rank's gradients, 2 T/N, and another one in fp32, 4 T/N: 22 bytes
     per trained parameter on one GPU (measured). Offload keeps a buffer for the largest gradient on the GPU. At stage 1,
     offload accumulates all gradients on the GPU, copies a rank's own to the host in the last micro-step, and keeps
-    buckets until then.
+    buckets until then. Without `overlap_comm`, stage 1 keeps all gradients until backward is over, and then reduces.
     """
     weights, rung = workload.weights, candidate.engine.rung
     terms = terms_of(workload, candidate, world_size)
-    knobs = engine_knobs(workload, candidate.engine)
+    knobs = engine_knobs(workload, candidate.engine, world_size)
     t, share, largest = weights.trained, weights.trained / world_size, 2.0 * weights.largest_trained
     offload = rung.offload_optimizer != "none"
     rest = Moment(
@@ -126,19 +126,29 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     norm = 8.0 * min(weights.largest_trained, share) if offload else 0.0
     head = _head_gradient(workload, bucket, norm)
     held = rest.buffers + (buckets if at_boundary else 0.0)
+    reducing = replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own))
+    backward = _backward(
+        replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
+        acts,
+        first=max(largest, head - largest) if at_boundary else head,  # there it is accumulated
+        waiting=largest if _waits(workload) and rest_gradients < 2.0 * t else 0.0,
+        at_reduction=reducing,
+        reduced=min(1.0, bucket / (2.0 * t)),
+    )
+    if rung.stage == 1 and not knobs["overlap_comm"]:
+        backward[-1:] = _late_reduction(reducing, 2.0 * t, max(copy, own), acts)
     return [
         rest,
         *_forward_and_loss(replace(rest, gradients=rest_gradients, buffers=held), acts),
-        *_backward(
-            replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
-            acts,
-            first=max(largest, head - largest) if at_boundary else head,  # there it is accumulated
-            waiting=largest if _waits(workload) and rest_gradients < 2.0 * t else 0.0,
-            at_reduction=replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets + max(copy, own)),
-            reduced=min(1.0, bucket / (2.0 * t)),
-        ),
+        *backward,
         replace(rest, name="step", gradients=0.0 if offload else (4.0 + terms.fp32_gradient) * share),
     ]
+
+
+def _late_reduction(reducing: Moment, gradients: float, more: float, acts: Activations) -> list[Moment]:
+    """The end of backward with all `gradients`, and the reduction after it, which takes `more` buffers."""
+    full = replace(reducing, name="backward", gradients=gradients)
+    return [replace(full, activations=acts.block, buffers=full.buffers - more), full]
 
 
 def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
@@ -151,7 +161,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     """
     model, weights, rung = workload.model, workload.weights, candidate.engine.rung
     terms = terms_of(workload, candidate, world_size)
-    knobs = engine_knobs(workload, candidate.engine)
+    knobs = engine_knobs(workload, candidate.engine, world_size)
     p, share, part = weights.total, weights.trained / world_size, weights.largest_trained / world_size
     on_gpu = rung.offload_optimizer == "none"
     bucket = 2.0 * knobs["reduce_bucket_size"]
@@ -259,7 +269,7 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
     share, held = workload.weights.trained / world_size, workload.weights.bytes_held / world_size
     pageable, pinned = 0.0, activations
     moments = _optimizer_bytes(workload, terms_of(workload, candidate, world_size)) - 4.0
-    group = min(share, engine_knobs(workload, candidate.engine).get("sub_group_size", share))
+    group = min(share, engine_knobs(workload, candidate.engine, world_size).get("sub_group_size", share))
     if rung.offload_optimizer == "cpu" and rung.stage < 3:
         pageable += moments * share
         pinned += 2 * _power_of_two(4 * share) + _power_of_two(2 * share)

@@ -53,7 +53,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     weights = workload.weights
     p, share = weights.total, weights.trained / world_size
     known = terms_of(workload, candidate, world_size)
-    knobs = engine_knobs(workload, candidate.engine)
+    knobs = engine_knobs(workload, candidate.engine, world_size)
     over_links = 2.0 * (world_size - 1) / world_size / machine.link_bytes
     transfer = over_links * weights.trained
     reduce = once = gather = 0.0
