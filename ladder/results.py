@@ -94,7 +94,8 @@ class Tuned:
 
         Power:
         - utilisation: the GPUs' mean duty cycle, 0 to 1
-        - watts: mean power of all GPUs together
+        - watts: mean power of all GPUs together; missing, as utilisation, where the optimizer takes far more of a
+            trial's short steps than of a training's
         - joules_per_token: watts divided by tokens_per_second
 
         Predictions, for candidates that were not tried:

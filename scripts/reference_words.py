@@ -156,7 +156,11 @@ KEYS = {
         "Tokens/s if a step were only the matrix products that training needs, at the rate measured in the proof; "
         "null where that was not measured. `ladder explain --bound` shows what takes the rest.",
     ),
-    "joules_per_token": ("number or null", "The energy of all GPUs per token; null if no power was measured."),
+    "joules_per_token": (
+        "number or null",
+        "The energy of all GPUs per token; null if no power was measured, or only in a trial that has far more of the "
+        "optimizer than a training.",
+    ),
     "memory_per_gpu": (
         "object",
         "Memory of the fullest rank in the proof; for your own script in its trial, if longest samples took more.",

@@ -20,6 +20,10 @@ from ladder.workload.workload import Workload
 
 _WAITING = 0.1
 """Of a step, from which on the wait for a data loader is worth a warning. Chosen: less is hardly worth the trouble."""
+_LIKE_A_TRAINING = 0.1
+"""Power and use of the GPUs are told if a trial's steps have at most so much more of the optimizer, by time, than the
+training's. Chosen: a GPU rests while an optimizer on the host works (measured with Llama-3.2-1B on an H200: a mean of
+256 W in a trial of one, 669 W with the optimizer on the GPU; benchmarks/results/compare, GPU acfa585e)."""
 
 
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
@@ -28,7 +32,10 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     purpose: Purpose = "proof" if run.spec.proof else "probe" if run.spec.probe else "measure"
     records, by_all = [], _measured_by_all(run)
     for key, events in by_all.items():
-        measurement = _measurement(events, run.device_use.get(key), by_key[key].accumulation)
+        use, accumulation = run.device_use.get(key), by_key[key].accumulation
+        if use is not None and not _is_like_training(events[0], accumulation, run.spec):
+            use = replace(use, utilisation=None, watts=None)
+        measurement = _measurement(events, use, accumulation)
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))
             continue
@@ -95,6 +102,16 @@ def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
     ]
     shared = [key for key in by_rank[0] if all(key in rank for rank in by_rank)] if by_rank else []
     return {key: [rank[key] for rank in by_rank] for key in shared}
+
+
+def _is_like_training(event: MeasuredEvent, accumulation: int, spec: TrialSpec) -> bool:
+    """Whether the optimizer has about the share of time that it has in a training with this accumulation."""
+    made: int = spec.deepspeed["gradient_accumulation_steps"]
+    if not event.accumulate_seconds or accumulation <= made:
+        return True
+    without = statistics.median(event.accumulate_seconds)
+    extra = max(0.0, statistics.median(event.boundary_seconds) - without)
+    return extra / (extra + made * without) - extra / (extra + accumulation * without) <= _LIKE_A_TRAINING
 
 
 def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumulation: int) -> Measurement:

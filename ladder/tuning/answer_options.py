@@ -27,8 +27,10 @@ class VerifyOptions:
     """The options of a verification."""
 
     script: OtherCommand = ()
-    steps: Annotated[int | None, Option("Time this many optimizer steps.", PROOF, whole(1))] = None
-    minutes: Annotated[float | None, Option("Train for this long: a soak test.", PROOF, above_zero())] = None
+    steps: Annotated[int | None, Option("Time this many whole optimizer steps.", PROOF, whole(1))] = None
+    minutes: Annotated[
+        float | None, Option("Train for this long, in whole optimizer steps: a soak test.", PROOF, above_zero())
+    ] = None
     tolerance: Annotated[
         float,
         Option(

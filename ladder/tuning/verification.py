@@ -60,7 +60,8 @@ def run_verification(
 ) -> Verification:
     """Train with the configuration in `path` in fresh processes, run an evaluation pass and gather the weights.
 
-    `asked` gives the number of optimizer steps or the minutes; by default, as many steps as a proof has.
+    `asked` gives the number of optimizer steps or the minutes, and these steps are whole. By default, there are as many
+    as a proof has, of at most two micro-steps each.
     UsageError for invalid options, and for a file that was edited, that is simulated, or that needs another number of
     ranks than there are here.
     """
@@ -86,9 +87,10 @@ def run_verification(
         with _alone_in(run_dir, path), host.opened(machine, workload, rungs, run_dir) as venue:
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} no longer works on this machine: {reason}.")
-            spec = _spec(
-                document, candidate, workload, venue.machine, run_dir, venue.swap_prefix, _steps(asked, workload)
-            )
+            is_whole = workload.script is not None or asked.steps is not None or asked.minutes is not None
+            accumulation = candidate.accumulation if is_whole else min(2, candidate.accumulation)
+            config = _config(document, candidate, accumulation, venue.machine, venue.swap_prefix)
+            spec = _spec(config, candidate, workload, venue.machine, run_dir, _steps(asked, workload))
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
     done = _verification(path, promise, candidate, machine, asked.tolerance, record, seconds)
     done = replace(done, has_script=workload.script is not None)
@@ -239,16 +241,10 @@ def _steps(asked: VerifyOptions, workload: Workload) -> StepPolicy:
     return StepPolicy().model_copy(update=proof_steps(workload))
 
 
-def _spec(
-    document: Mapping[str, Any],
-    candidate: Candidate,
-    workload: Workload,
-    machine: Machine,
-    run_dir: Path,
-    swap_prefix: str,
-    steps: StepPolicy,
-) -> TrialSpec:
-    """A trial with the file's own configuration, even if this version of ladder would write another one."""
+def _config(
+    document: Mapping[str, Any], candidate: Candidate, accumulation: int, machine: Machine, swap_prefix: str
+) -> dict[str, Any]:
+    """The file's own configuration, even if this version of ladder would write another one."""
     # The ranks make the optimizer of a trial themselves.
     config = {key: value for key, value in document.items() if key not in (SECTION, "optimizer")}
     zero = {**config.get("zero_optimization", {})}
@@ -257,11 +253,15 @@ def _spec(
             swap = machine.nvme_path / f"{swap_prefix}-{_TRIAL}"
             zero[name] = {**zero[name], "nvme_path": str(swap)}
     config |= {"zero_optimization": zero} if zero else {}
-    # With and without the optimizer, timed separately as in the tune; a script's own loop makes whole steps.
-    accumulation = candidate.accumulation if workload.script is not None else min(2, candidate.accumulation)
     config["gradient_accumulation_steps"] = accumulation
     if "train_batch_size" in config:
         config["train_batch_size"] = candidate.micro_batch * accumulation * machine.world_size
+    return config
+
+
+def _spec(
+    config: dict[str, Any], candidate: Candidate, workload: Workload, machine: Machine, run_dir: Path, steps: StepPolicy
+) -> TrialSpec:
     folder = run_dir / "trials" / _TRIAL
     return trial_spec(
         _TRIAL,

@@ -123,11 +123,21 @@ def test_what_ranks_held_of_the_host_at_the_end_is_kept_beside_what_loading_took
     assert (measurement.peak_host, measurement.held_host) == (40 * GIB, 6 * GIB)
 
 
-def test_what_nvml_saw_counts_where_it_is_more_than_the_ranks_knew_of() -> None:
+@pytest.mark.parametrize(
+    ("boundary", "accumulation", "told"),
+    [(1.3, 2, True), (5.0, 2, False), (5.0, 4, True)],  # FIRST accumulates 4 times
+    ids=["short optimizer", "long optimizer", "whole steps"],
+)
+def test_what_nvml_saw_counts_unless_the_trial_has_far_more_of_the_optimizer_than_a_training(
+    boundary: float, accumulation: int, told: bool
+) -> None:
     use = DeviceUse(utilisation=0.9, watts=700.0, sm_clock_mhz=1500.0, peak_bytes=6 * GIB)
-    measurement = records_of(whole_report(), whole_report(), device_use={FIRST.key: use})[0].measurement
+    report: list[Event] = [measured(boundary_seconds=[boundary] * 3), phase("teardown", 6.0), DoneEvent(t=7.0)]
+    trial = spec(deepspeed={"gradient_accumulation_steps": accumulation})
+    measurement = only(records_of(report, report, trial=trial, device_use={FIRST.key: use})).measurement
     assert measurement is not None
-    assert (measurement.peak_device, measurement.watts, measurement.utilisation) == (6 * GIB, 700.0, 0.9)
+    assert measurement.peak_device == 6 * GIB  # more than the ranks knew of
+    assert (measurement.watts, measurement.utilisation) == ((700.0, 0.9) if told else (None, None))
 
 
 @pytest.mark.parametrize(
