@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from agreed import BUDGET, LONGEST, MOST, PROVEN, SLOWER
+from hand_search import Row, searched
 from script_inputs import Peak, made_model, make_data
-from side_by_side import BY_HAND, HERE, Ended, Work, faster, first_gpus, run, sizes, told_of, tune
+from side_by_side import BY_HAND, HERE, TIME_OVER, Ended, Work, faster, first_gpus, run, sizes, told_of, tune
 
 from ladder.machine.gpus import visible_gpus
 from ladder.workload.lora import lora_from_text
@@ -87,34 +88,30 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
 
 def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """Its options for the micro-batch and for checkpointing, sizes doubling until one fails or is slower."""
-    start, failed, spent, finished = starts(work), list[str](), 0.0, True
-    found: dict[tuple[int, bool], float] = {}
-    for checkpointing in (False, True):
-        until, best = spent + (BUDGET - spent) / (1 if checkpointing else 2), 0.0
-        for micro_batch in sizes(work):
-            if spent >= until:
-                finished = False
-                break
+
+    def attempt(checkpointing: bool, micro_batches: list[int], longest: float) -> tuple[list[Row], float]:
+        rows, spent, best = list[Row](), 0.0, 0.0
+        for micro_batch in micro_batches:
             more = options(work, micro_batch, checkpointing)
-            training = trained(work, start, more, _FEW, until - spent, folder)
+            training = trained(work, starts(work), more, _FEW, longest - spent, folder)
             spent += training.seconds
             if training.tokens_per_second is None:
-                finished &= training.ended.code is not None
-                failed += [str(training.why)] if training.ended.code is not None else []
-                break
-            found[micro_batch, checkpointing] = speed = training.tokens_per_second
+                return [*rows, {"ended": str(training.why)}], spent
+            speed = training.tokens_per_second
+            rows.append({"micro_batch": micro_batch, "checkpointing": checkpointing, "tokens_per_second": speed})
             best = max(best, speed)
             if speed < SLOWER * best:
                 break
-    told: dict[str, Any] = {"seconds": spent, "failures": len(failed), "failed": sorted(set(failed))}
-    told["finished"] = finished
-    if not found:
-        return told | {"why": "; ".join(told["failed"]) or "time was over"}
-    micro_batch, checkpointing = max(found, key=lambda each: found[each])
-    speed = found[micro_batch, checkpointing]
-    answer = {"micro_batch": micro_batch, "checkpointing": checkpointing, "tokens_per_second": speed}
-    training = trained(work, start, options(work, micro_batch, checkpointing), steps, LONGEST - BUDGET, folder)
-    return told | {"answer": answer, "real": training.real(micro_batch), "why": training.why}
+            if spent >= longest and micro_batch < micro_batches[-1]:
+                return [*rows, {"ended": f"{TIME_OVER} after {spent:.0f} s"}], spent
+        return rows, spent
+
+    found = searched([False, True], sizes(work), attempt)
+    if (best := found.best) is None:
+        return found.told()
+    more = options(work, best["micro_batch"], best["checkpointing"])
+    training = trained(work, starts(work), more, steps, LONGEST - BUDGET, folder)
+    return found.told() | {"answer": best, "real": training.real(best["micro_batch"]), "why": training.why}
 
 
 def finder(work: Work, folder: Path, steps: int) -> dict[str, Any]:

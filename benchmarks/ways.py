@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import Any
 import unmodified
 from agreed import BUDGET, LONGEST
 from autotuner import autotune
-from side_by_side import TIME_OVER, Work, by_hand, faster, run, run_ranks, sizes, told_of, tune
+from hand_search import Row, searched
+from side_by_side import Work, by_hand, faster, run, run_ranks, sizes, told_of, tune
 
 _AUTOTUNER = 450.0
 """Of LONGEST for DeepSpeed's Autotuner. Chosen: it starts each of its 9 to 34 experiments anew, so it gets all but what
@@ -30,12 +31,7 @@ _NOT_ONE = "batch_size=0"
 _SEARCHED = 64
 """Sequences of a GPU in a step of a search by hand. Chosen: nobody tries a micro-batch with all of a large batch."""
 
-_SHORTEST = 45.0
-"""Seconds that a search must still have. Chosen: the ranks of a large model take 20 to 40 to start."""
-
 Way = Callable[[Work, Path, int], dict[str, Any]]
-Search = tuple[str, bool]
-"""By hand: the method, and whether with checkpointing."""
 
 
 def of_ladder(*more: str) -> Way:
@@ -58,9 +54,10 @@ def of_ladder(*more: str) -> Way:
                 real = {
                     "steps": seen["optimizer_steps"],
                     "tokens_per_second": round(seen["tokens_per_second"]["seen"], 1),
+                    "peak_device_gib": seen["peak_device_gib"]["seen"],
+                    "micro_batch": answer["micro_batch"],
+                    "joules_per_token": seen["joules_per_token"],
                 }
-                real |= {"peak_device_gib": seen["peak_device_gib"]["seen"], "micro_batch": answer["micro_batch"]}
-                real["joules_per_token"] = json.loads((folder / file).read_text())["ladder"].get("joules_per_token")
         return told_of(found, answer) | {"real": real, "why": why}
 
     return way
@@ -70,46 +67,21 @@ def hand(*methods: str) -> Way:
     """The fastest of these methods by hand, with and without checkpointing, micro-batches doubling until they fail."""
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-        began = time.monotonic()
-        rows, cut_off = searched(work, list(product(methods, (False, True))))
-        fits = [row for row in rows if "tokens_per_second" in row]
-        ended = [row["ended"] for row in rows if "ended" in row]
-        failed = [why for why in ended if not why.startswith(TIME_OVER)]  # whoever is out of time has not failed
-        told: dict[str, Any] = {
-            "seconds": time.monotonic() - began,
-            "failures": len(failed),
-            "failed": sorted(set(failed)),
-            "finished": not cut_off,
-        }
-        if not fits:
-            return told | {"why": "; ".join(sorted(set(ended)))}
-        best = max(fits, key=lambda row: float(row["tokens_per_second"]))
+        few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
+
+        def attempt(search: tuple[str, bool], micro_batches: list[int], longest: float) -> tuple[list[Row], float]:
+            began = time.monotonic()
+            rows = by_hand(few, *search, longest, micro_batches=micro_batches, seconds=2.0)
+            return rows, time.monotonic() - began
+
+        found = searched(list(product(methods, (False, True))), sizes(few), attempt)
+        if (best := found.best) is None:
+            return found.told()
         answer = {key: best[key] for key in ("method", "checkpointing", "micro_batch", "tokens_per_second")}
-        return (
-            told | {"answer": answer} | _real(work, best["method"], best["checkpointing"], best["micro_batch"], steps)
-        )
+        real = _real(work, best["method"], best["checkpointing"], best["micro_batch"], steps)
+        return found.told() | {"answer": answer} | real
 
     return way
-
-
-def searched(work: Work, searches: Sequence[Search]) -> tuple[list[dict[str, Any]], list[Search]]:
-    """The rows of all searches, and those that could not end within BUDGET.
-
-    Each gets an equal part of the time that is left; those that are cut off go on with what the others leave.
-    """
-    few = replace(work, batch=min(work.batch, _SEARCHED * work.gpus))
-    rows, until = list[dict[str, Any]](), time.monotonic() + BUDGET
-    left = {search: sizes(few) for search in searches}
-    while left and until - time.monotonic() >= _SHORTEST:
-        for number, search in enumerate(waiting := list(left)):
-            longest = (until - time.monotonic()) / (len(waiting) - number)
-            found = by_hand(few, *search, longest, micro_batches=left[search], seconds=2.0)
-            rows += found
-            fitting = [row["micro_batch"] for row in found if "tokens_per_second" in row]
-            left[search] = [size for size in left[search] if size > max(fitting, default=0)]
-            if not left[search] or not found[-1].get("ended", "").startswith(TIME_OVER):
-                del left[search]
-    return rows, list(left)
 
 
 def _real(work: Work, method: str, checkpointing: bool, micro_batch: int, steps: int, **more: Any) -> dict[str, Any]:

@@ -6,18 +6,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import compare
 import pytest
-import ways
 from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
 from compare import ROWS, figures
+from hand_search import Row, searched
 from side_by_side import TIME_OVER, Ended, Work, sizes
 from unmodified import Training, logged_steps, tried_sizes
-from ways import WAYS, WAYS_OF_A_SCRIPT, searched
+from ways import WAYS, WAYS_OF_A_SCRIPT
 
 REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
 FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
@@ -146,31 +145,27 @@ def test_a_program_that_failed_has_no_speed_however_far_it_came() -> None:
     assert (training.tokens_per_second, training.why, training.real(8)) == (None, "out of memory", None)
 
 
-def test_a_search_by_hand_that_was_cut_off_goes_on_with_the_time_that_the_others_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, asked = [0.0], list[tuple[bool, list[int]]]()
+def test_a_search_by_hand_that_was_cut_off_goes_on_with_the_time_that_the_others_left() -> None:
+    asked = list[tuple[str, list[int]]]()
 
-    def by_hand(work: Work, method: str, checkpointing: bool, longest: float, **more: Any) -> list[dict[str, Any]]:
-        asked.append((checkpointing, more["micro_batches"]))
-        if not checkpointing:
-            now[0] += 10.0
-            return [{"ended": "out of memory"}]
-        fitting = more["micro_batches"][: int(longest // 50.0)]
-        is_over = len(fitting) < len(more["micro_batches"])
-        now[0] += longest if is_over else 50.0 * len(fitting)
-        rows: list[dict[str, Any]] = [{"micro_batch": size, "tokens_per_second": 1.0} for size in fitting]
-        return [*rows, {"ended": f"{TIME_OVER} after {longest} s"}] if is_over else rows
+    def attempt(search: str, micro_batches: list[int], longest: float) -> tuple[list[Row], float]:
+        asked.append((search, micro_batches))
+        if search == "fails":
+            return [{"ended": "out of memory"}], 10.0
+        fitting = micro_batches[: int(longest // 50.0)]
+        is_over = len(fitting) < len(micro_batches)
+        rows: list[Row] = [{"micro_batch": size, "tokens_per_second": float(size)} for size in fitting]
+        return [*rows, {"ended": f"{TIME_OVER} after {longest} s"}] if is_over else rows, 50.0 * len(fitting)
 
-    monkeypatch.setattr(ways, "by_hand", by_hand)
-    monkeypatch.setattr(ways, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    whole = Work(model="any", batch=16)
-    rows, cut_off = searched(whole, [("ddp", True), ("ddp", False)])
-    assert asked == [(True, [1, 2, 4, 8, 16]), (False, [1, 2, 4, 8, 16]), (True, [8, 16])]
-    assert [row["micro_batch"] for row in rows if "micro_batch" in row] == [1, 2, 4, 8, 16]
-    assert cut_off == []
-    both = [("ddp", True), ("fsdp2", True)]
-    assert searched(replace(whole, batch=256), both)[1] == both
+    sizes = [1, 2, 4, 8, 16]
+    found = searched(["long", "fails"], sizes, attempt)
+    assert asked == [("long", sizes), ("fails", sizes), ("long", [8, 16])]
+    assert found.best == {"micro_batch": 16, "tokens_per_second": 16.0}
+    assert found.told() == {"seconds": 260.0, "failures": 1, "failed": ["out of memory"], "finished": True}
+    cut_off = searched(["long", "longer"], [*sizes, 32, 64, 128, 256], attempt)
+    assert (cut_off.finished, cut_off.told()["failures"]) == (False, 0)
+    nothing = searched(["fails"], sizes, attempt)
+    assert (nothing.best, nothing.finished, nothing.told()["why"]) == (None, True, "out of memory")
 
 
 def test_the_sizes_that_a_finder_tried_are_those_of_one_gpu() -> None:
