@@ -10,7 +10,7 @@ from ladder.workload.workload import Workload
 
 _LEFT = 0.46
 """Host work of a step that is left for each tensor. Measured: without the check, steps of RoBERTa-base and opt-125m on
-H200 are shorter by 0.06 to 0.16 ms a tensor (benchmarks/results/compare), on two of three hosts by 0.14 of 0.26."""
+H200 are shorter by 0.06 to 0.17 ms a tensor (benchmarks/results/compare), on two of three hosts by 0.14 of 0.26."""
 _LEFT_ON_A_CPU = 0.42
 """The same, measured on a CPU with 202 tensors (tests/contracts/test_gradient_check.py counts what is launched)."""
 _DOUBT = 0.03
