@@ -93,9 +93,9 @@ class Tuned:
         - host_gib: resident host memory, of all ranks together
 
         Power:
-        - utilisation: the GPUs' mean duty cycle, 0 to 1
-        - watts: mean power of all GPUs together; missing, as utilisation, where the optimizer takes far more of a
-            trial's short steps than of a training's
+        - utilisation: the GPUs' mean duty cycle in the trial, 0 to 1
+        - watts: mean power of all GPUs together; missing where the optimizer takes far more of a trial's short
+            steps than of a training's
         - joules_per_token: watts divided by tokens_per_second
 
         Predictions, for candidates that were not tried:

@@ -21,7 +21,7 @@ from ladder.workload.workload import Workload
 _WAITING = 0.1
 """Of a step, from which on the wait for a data loader is worth a warning. Chosen: less is hardly worth the trouble."""
 _LIKE_A_TRAINING = 0.1
-"""Power and use of the GPUs are told if a trial's steps have at most so much more of the optimizer, by time, than the
+"""The power of the GPUs is told if a trial's steps have at most so much more of the optimizer, by time, than the
 training's. Chosen: a GPU rests while an optimizer on the host works (measured with Llama-3.2-1B on an H200: a mean of
 256 W in a trial of one, 669 W with the optimizer on the GPU; benchmarks/results/compare, GPU acfa585e)."""
 
@@ -34,7 +34,7 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     for key, events in by_all.items():
         use, accumulation = run.device_use.get(key), by_key[key].accumulation
         if use is not None and not _is_like_training(events[0], accumulation, run.spec):
-            use = replace(use, utilisation=None, watts=None)
+            use = replace(use, watts=None)
         measurement = _measurement(events, use, accumulation)
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))

@@ -194,7 +194,8 @@ class Partitioned(Stage):
         self._ledger.touch(4.0 * own, "buffers")
 
     def end_of_backward(self) -> None:
-        for elements in self._late:
+        late, self._late = self._late, []
+        for elements in late:
             self._add(elements)
         self._reduce()
         self._ledger.give("buckets")

@@ -137,7 +137,7 @@ def test_what_nvml_saw_counts_unless_the_trial_has_far_more_of_the_optimizer_tha
     measurement = only(records_of(report, report, trial=trial, device_use={FIRST.key: use})).measurement
     assert measurement is not None
     assert measurement.peak_device == 6 * GIB  # more than the ranks knew of
-    assert (measurement.watts, measurement.utilisation) == ((700.0, 0.9) if told else (None, None))
+    assert (measurement.watts, measurement.utilisation) == (700.0 if told else None, 0.9)
 
 
 @pytest.mark.parametrize(
