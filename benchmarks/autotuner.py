@@ -73,7 +73,7 @@ def configuration(work: Work, fast: bool) -> dict[str, Any]:
     }
 
 
-def autotune(work: Work, folder: Path, fast: bool, longest: float) -> dict[str, Any]:
+def autotune(work: Work, folder: Path, fast: bool, longest: float, *, checkpointing: bool = False) -> dict[str, Any]:
     """Run it in `folder` for at most `longest` seconds; what it found, and what that took."""
     tools = folder / "bin"
     tools.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,8 @@ def autotune(work: Work, folder: Path, fast: bool, longest: float) -> dict[str, 
     (tools / "pdsh").chmod(0o755)
     (folder / "ds_config.json").write_text(json.dumps(configuration(work, fast)))
     gpus = gpu_numbers(work.gpus)
-    (folder / "spec.json").write_text(json.dumps(work.spec("deepspeed", folder, steps=_STEPS, gpus=gpus)))
+    spec = work.spec("deepspeed", folder, steps=_STEPS, gpus=gpus) | {"checkpointing": checkpointing}
+    (folder / "spec.json").write_text(json.dumps(spec))
     cap = int(work.cap_gib * 2**30) if work.cap_gib else 0
     slots = ",".join(map(str, range(work.gpus)))
     words = [sys.executable, "-c", _LAUNCHER, str(cap), "--include", f"localhost:{slots}", "--autotuning", "run"]

@@ -121,17 +121,28 @@ def finder(method: str) -> Way:
 
 
 def of_deepspeed(*, fast: bool) -> Way:
-    """DeepSpeed's Autotuner, and a real training with what it chose."""
+    """DeepSpeed's Autotuner, and a real training with what it chose.
+
+    Where no experiment ran, it is started once more with checkpointing, which it does not try itself.
+    """
 
     def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-        found = autotune(work, folder, fast, _AUTOTUNER)
-        chosen = found["chosen"]
-        told = {key: found[key] for key in ("seconds", "failures", "experiments", "failed", "finished")}
-        if chosen is None:
+        told: dict[str, Any] = {"seconds": 0.0, "failures": 0, "experiments": 0, "failed": {}}
+        for checkpointing in (False, True):
+            left = _AUTOTUNER - told["seconds"]
+            found = autotune(work, folder / str(checkpointing), fast, left, checkpointing=checkpointing)
+            told |= {key: told[key] + found[key] for key in ("seconds", "failures", "experiments")}
+            told |= {"failed": told["failed"] | found["failed"], "finished": found["finished"]}
+            if found["samples_per_second"]:
+                break
+        if (chosen := found["chosen"]) is None:
             return told | {"why": "; ".join(found["last_words"])}
         micro_batch, whole = chosen["train_micro_batch_size_per_gpu"], replace(work, batch=chosen["train_batch_size"])
         answer = {"stage": chosen["zero_optimization"]["stage"], "micro_batch": micro_batch, "batch": whole.batch}
-        return told | {"answer": answer} | _real(whole, "deepspeed", False, micro_batch, steps, deepspeed=chosen)
+        answer |= {"checkpointing": checkpointing}
+        return (
+            told | {"answer": answer} | _real(whole, "deepspeed", checkpointing, micro_batch, steps, deepspeed=chosen)
+        )
 
     return way
 

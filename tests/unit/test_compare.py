@@ -10,6 +10,7 @@ from typing import Any
 
 import compare
 import pytest
+import ways
 from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
 from compare import ROWS, figures
@@ -64,6 +65,26 @@ def folder(tmp_path: Path) -> Path:
     """What the Autotuner of DeepSpeed 0.19.8 left of a fast search on two CPU ranks, without its logs."""
     shutil.copytree(Path(__file__).parents[1] / "data" / "autotuner", tmp_path / "autotuner")
     return tmp_path / "autotuner"
+
+
+def test_where_no_experiment_of_the_autotuner_runs_it_starts_once_more_with_checkpointing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[float, bool]]()
+
+    def autotune(work: Work, folder: Path, fast: bool, longest: float, *, checkpointing: bool) -> dict[str, Any]:
+        asked.append((longest, checkpointing))
+        chosen = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 4, "zero_optimization": {"stage": 3}}
+        found = {"seconds": 100.0, "failures": 4, "experiments": 4, "failed": {"z0": "out of memory"}, "finished": True}
+        return found | {"chosen": chosen, "samples_per_second": {"z3": 1.0} if checkpointing else {}}
+
+    monkeypatch.setattr(ways, "autotune", autotune)
+    monkeypatch.setattr(ways, "_real", lambda *arguments, **more: {"real": arguments[1:4]})
+    found = ways.of_deepspeed(fast=True)(Work(model="any"), tmp_path, 20)
+    assert asked == [(450.0, False), (350.0, True)]
+    assert (found["seconds"], found["failures"], found["experiments"]) == (200.0, 8, 8)
+    assert found["answer"] == {"stage": 3, "micro_batch": 2, "batch": 4, "checkpointing": True}
+    assert found["real"] == ("deepspeed", True, 2)
 
 
 def test_the_autotuner_s_own_choice_is_read_without_its_section(folder: Path) -> None:
