@@ -85,7 +85,7 @@ def _as_json(done: Verification) -> str:
             "promised": gib(done.promised_allocated_bytes),
             "seen": gib(seen.peak_allocated) if seen else None,
         },
-        "joules_per_token": done.joules_per_token,
+        "joules_per_token": done.record.joules_per_token,
         "optimizer_steps": seen.num_steps if seen else 0,
         "tolerance": done.tolerance,
         "seconds": round(done.seconds, 1),

@@ -103,3 +103,9 @@ class Record:
     warnings: tuple[str, ...] = field(default=())
     nvme_path: str | None = None
     """The folder to which its engine offloaded; None without NVMe."""
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of all GPUs; None where it was not measured."""
+        watts = self.measurement.watts if self.measurement is not None else None
+        return watts / self.tokens_per_second if watts and self.tokens_per_second else None

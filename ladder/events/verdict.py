@@ -32,10 +32,10 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     purpose: Purpose = "proof" if run.spec.proof else "probe" if run.spec.probe else "measure"
     records, by_all = [], _measured_by_all(run)
     for key, events in by_all.items():
-        use, accumulation = run.device_use.get(key), by_key[key].accumulation
-        if use is not None and not _is_like_training(events[0], accumulation, run.spec):
-            use = replace(use, watts=None)
-        measurement = _measurement(events, use, accumulation)
+        accumulation = by_key[key].accumulation
+        measurement = _measurement(events, run.device_use.get(key), accumulation)
+        if not _is_like_training(measurement, run.spec.deepspeed["gradient_accumulation_steps"], accumulation):
+            measurement = replace(measurement, watts=None)
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))
             continue
@@ -45,7 +45,7 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
                 Record(candidate_key=key, trial=run.spec.trial, purpose=purpose, outcome=fits, measurement=measurement)
             )
             continue
-        step_seconds = measurement.step_seconds(by_key[key].accumulation)
+        step_seconds = measurement.step_seconds(accumulation)
         records.append(
             Record(
                 candidate_key=key,
@@ -104,14 +104,13 @@ def _measured_by_all(run: TrialRun) -> dict[str, list[MeasuredEvent]]:
     return {key: [rank[key] for rank in by_rank] for key in shared}
 
 
-def _is_like_training(event: MeasuredEvent, accumulation: int, spec: TrialSpec) -> bool:
-    """Whether the optimizer has about the share of time that it has in a training with this accumulation."""
-    made: int = spec.deepspeed["gradient_accumulation_steps"]
-    if not event.accumulate_seconds or accumulation <= made:
+def _is_like_training(measurement: Measurement, made: int, accumulation: int) -> bool:
+    """Whether the optimizer has about the share of time in steps of `made` micro-steps that it has in a training's."""
+    if measurement.accumulate_seconds is None:
         return True
-    without = statistics.median(event.accumulate_seconds)
-    extra = max(0.0, statistics.median(event.boundary_seconds) - without)
-    return extra / (extra + made * without) - extra / (extra + accumulation * without) <= _LIKE_A_TRAINING
+    extra = max(0.0, measurement.boundary_seconds - measurement.accumulate_seconds)
+    more = extra / measurement.step_seconds(made) - extra / measurement.step_seconds(accumulation)
+    return more <= _LIKE_A_TRAINING
 
 
 def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumulation: int) -> Measurement:

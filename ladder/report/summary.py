@@ -120,8 +120,8 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     if (limit := bound(space, run.records, record)) is not None:
         figures.append(("share of the physical limit", f"{limit.share:.0%} of {limit.tokens_per_second:,.0f} tokens/s"))
         figures.append(("where a step goes", where_a_step_goes(limit)))
-    if seen.watts:
-        figures.append(("energy", f"{1000 * seen.watts / speed:.2g} J for 1,000 tokens"))
+    if (joules := record.joules_per_token) is not None:
+        figures.append(("energy", f"{1000 * joules:.2g} J for 1,000 tokens"))
     return figures
 
 

@@ -62,7 +62,7 @@ def _row(entry: Entry, seconds: Mapping[str, float]) -> dict[str, Any]:
         "host_gib": gib(measurement.peak_host) if measurement else None,
         "utilisation": measurement.utilisation if measurement else None,
         "watts": measurement.watts if measurement else None,
-        "joules_per_token": measurement.watts / speed if measurement and measurement.watts and speed else None,
+        "joules_per_token": record.joules_per_token if record else None,
         "predicted_tokens_per_second": round(entry.predicted.tokens_per_second, 1) if entry.predicted else None,
         "predicted_low": round(entry.predicted.low, 1) if entry.predicted else None,
         "predicted_high": round(entry.predicted.high, 1) if entry.predicted else None,

@@ -134,13 +134,12 @@ def _measured(space: Space, records: Sequence[Record], source: str) -> ScalePoin
     found = faster_without_deepspeed(records, space.tolerance) or answer(records)
     if found is None or found.measurement is None or not found.tokens_per_second:
         return replace(point, source="none")
-    watts = found.measurement.watts
     return replace(
         point,
         candidate=found.candidate_key,
         tokens_per_second=found.tokens_per_second,
         device_gib=gib(found.measurement.peak_device),
-        joules_per_token=watts / found.tokens_per_second if watts else None,
+        joules_per_token=found.joules_per_token,
     )
 
 

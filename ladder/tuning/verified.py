@@ -81,12 +81,6 @@ class Verification:
         fraction, least = _MORE[self.device]
         return seen - promised if seen - promised > max(fraction * promised, least) else 0
 
-    @property
-    def joules_per_token(self) -> float | None:
-        """Energy of all GPUs; None where it was not measured."""
-        seen, speed = self.record.measurement, self.record.tokens_per_second
-        return seen.watts / speed if seen is not None and seen.watts is not None and speed else None
-
     def sentence(self) -> str:
         """Measured and promised speed and memory; or how the proof failed."""
         seen, speed = self.record.measurement, self.record.tokens_per_second
