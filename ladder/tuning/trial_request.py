@@ -31,6 +31,16 @@ def proof_steps(workload: Workload) -> dict[str, Any]:
     return _SCRIPT_PROOF if workload.script.facts.generation is None else _GENERATING_PROOF
 
 
+def fewest_micro_steps(candidates: Sequence[Candidate]) -> int:
+    """How often the optimizer steps of a trial of `candidates`, all of one engine, accumulate.
+
+    At most twice: micro-steps with and without the optimizer are timed separately, so more add nothing; and at most
+    three times where the first micro-step differs.
+    """
+    most = 3 if candidates[0].engine.first_differs else 2
+    return min(most, max(candidate.accumulation for candidate in candidates))
+
+
 def engine_config(
     workload: Workload,
     candidates: Sequence[Candidate],
@@ -41,14 +51,11 @@ def engine_config(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration for a trial of `candidates`, all of one engine, which swaps to `swap_folder`.
 
-    It accumulates at most twice: micro-steps with and without the optimizer are timed separately, so more add nothing;
-    and at most three times where the first micro-step differs.
     The proof of a user's script accumulates as the training will: its loop makes whole optimizer steps.
     """
     engine = candidates[0].engine
-    accumulation = min(3 if engine.first_differs else 2, max(candidate.accumulation for candidate in candidates))
-    if proving and workload.script is not None:
-        accumulation = candidates[0].accumulation
+    is_whole = proving and workload.script is not None
+    accumulation = candidates[0].accumulation if is_whole else fewest_micro_steps(candidates)
     return backend_of(engine.rung).configuration(
         workload,
         engine,

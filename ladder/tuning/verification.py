@@ -34,6 +34,7 @@ from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     candidate_spec,
+    fewest_micro_steps,
     proof_steps,
     trial_deadlines,
     trial_spec,
@@ -61,7 +62,7 @@ def run_verification(
     """Train with the configuration in `path` in fresh processes, run an evaluation pass and gather the weights.
 
     `asked` gives the number of optimizer steps or the minutes, and these steps are whole. By default, there are as many
-    as a proof has, of at most two micro-steps each.
+    as a proof has, with as few micro-steps.
     UsageError for invalid options, and for a file that was edited, that is simulated, or that needs another number of
     ranks than there are here.
     """
@@ -88,7 +89,7 @@ def run_verification(
             if (reason := venue.machine.unsupported.get(rungs[0].name)) is not None:
                 raise NothingFitsError(f"{rungs[0].name} no longer works on this machine: {reason}.")
             is_whole = workload.script is not None or asked.steps is not None or asked.minutes is not None
-            accumulation = candidate.accumulation if is_whole else min(2, candidate.accumulation)
+            accumulation = candidate.accumulation if is_whole else fewest_micro_steps([candidate])
             config = _config(document, candidate, accumulation, venue.machine, venue.swap_prefix)
             spec = _spec(config, candidate, workload, venue.machine, run_dir, _steps(asked, workload))
             record, seconds = _prove(spec, candidate, workload, venue.launcher, tell)
