@@ -88,12 +88,13 @@ def ladder(work: Work, folder: Path, steps: int) -> dict[str, Any]:
 
 def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     """Its options for the micro-batch and for checkpointing, sizes doubling until one fails or is slower."""
+    start = starts(work)
 
     def attempt(checkpointing: bool, micro_batches: list[int], longest: float) -> tuple[list[Row], float]:
         rows, spent, best = list[Row](), 0.0, 0.0
         for micro_batch in micro_batches:
             more = options(work, micro_batch, checkpointing)
-            training = trained(work, starts(work), more, _FEW, longest - spent, folder)
+            training = trained(work, start, more, _FEW, longest - spent, folder)
             spent += training.seconds
             if training.tokens_per_second is None:
                 return [*rows, {"ended": str(training.why)}], spent
@@ -110,7 +111,7 @@ def by_hand(work: Work, folder: Path, steps: int) -> dict[str, Any]:
     if (best := found.best) is None:
         return found.told()
     more = options(work, best["micro_batch"], best["checkpointing"])
-    training = trained(work, starts(work), more, steps, LONGEST - BUDGET, folder)
+    training = trained(work, start, more, steps, LONGEST - BUDGET, folder)
     return found.told() | {"answer": best, "real": training.real(best["micro_batch"]), "why": training.why}
 
 
