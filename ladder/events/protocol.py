@@ -190,6 +190,8 @@ class MeasuredEvent(Frozen):
     """Of an optimizer step: waiting for a script's own data loader."""
     padding: float | None = None
     """Share of the tokens that were padding, of a script's own batches."""
+    micro_steps: int | None = None
+    """Of each timed step; None where these are the whole steps of a script."""
     new_length_seconds: float | None = None
     """What a micro-step takes longer on a batch of a length that no batch had before; None where all have one length,
     and where steps are too long for it to matter."""

@@ -59,8 +59,16 @@ class StepPolicy(Frozen):
     benchmarks/results/runs)."""
     loser_seconds: float = 0.5
     """But not before this time: short steps wait for the host, the first ones most."""
+    sustained_seconds: float = 0.0
+    """A timed step accumulates at least this long before the micro-step with the optimizer, if the training's do."""
     hopeless_margin: float = 0.75
     """Like `loser_margin`, for an untimed step, which is slow because of first allocations: no more of them follow."""
+
+    def micro_steps(self, candidate: CandidateSpec, fewest: int, seconds: float | None) -> int:
+        """How often a timed step of `candidate` accumulates, if a micro-step takes so many `seconds`; or `fewest`."""
+        if not seconds:
+            return fewest
+        return max(fewest, min(candidate.accumulation, 1 + math.ceil(self.sustained_seconds / seconds)))
 
     def is_enough(
         self, candidate: CandidateSpec, steps: Sequence[float], before: float, timed: float, elapsed: float

@@ -34,7 +34,7 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
     for key, events in by_all.items():
         accumulation = by_key[key].accumulation
         measurement = _measurement(events, run.device_use.get(key), accumulation)
-        if not _is_like_training(measurement, run.spec.deepspeed["gradient_accumulation_steps"], accumulation):
+        if not _is_like_training(measurement, events[0].micro_steps or accumulation, accumulation):
             measurement = replace(measurement, watts=None)
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))

@@ -222,8 +222,7 @@ def _price(order: Sequence[Outlook], target: float) -> float:
     first, rest = order[0], order[1:]
     seconds = expected_seconds([first])
     for each in rest:
-        price = candidate_seconds(each.speed, each.candidate.accumulation)
-        seconds += each.still_possible(target, first, _QUANTILE) * price
+        seconds += each.still_possible(target, first, _QUANTILE) * candidate_seconds(each)
     return seconds
 
 
@@ -270,8 +269,7 @@ def _first_within(belief: Belief, chosen: Sequence[Outlook], speed: float | None
     paid = start_of(chosen[0].candidate, workload)
     for each in chosen[1:]:
         mean, deviation = each.ahead_of(chosen[0])
-        is_cheap = candidate_seconds(each.speed, each.candidate.accumulation) < paid
-        quantile = _CHEAP_QUANTILE if is_cheap else _QUANTILE
+        quantile = _CHEAP_QUANTILE if candidate_seconds(each) < paid else _QUANTILE
         slowest = target / math.exp(mean + quantile * math.hypot(deviation, STEP_NOISE))
         longest[each.candidate.key] = workload.tokens_per_step / slowest
     return longest

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 from ladder.backends.registry import REFERENCE
 from ladder.candidates import Candidate, Rung
-from ladder.search.belief import Outlook
-from ladder.search.speed import SpeedPrediction
+from ladder.search.belief import Outlook, device_of
 from ladder.workload.workload import Workload
 
 PROCESSES = 2.5
 """Fork, process group, and the end of all ranks until their memory is free (measured: 1.5 to 3.5 s on four GPUs)."""
-_STEPS = 4
-"""Optimizer steps of a candidate: one untimed, and timed ones until the median is known to 1 %. Chosen: the usual case
-of `StepPolicy`."""
+_TIMED = 3
+"""Timed optimizer steps of a candidate, after an untimed one. Chosen: the usual case of `StepPolicy`, until the median
+is known to 1 %."""
 _STEP_SECONDS = 4.0
 """After this time, only the fewest steps are timed. Derived: `StepPolicy.seconds`."""
-_FEWEST_STEPS = 3
-"""One untimed step and two timed ones; one less for long steps if the untimed one agrees. Derived from `StepPolicy`."""
+_FEWEST_TIMED = 2
+"""The fewest of them; one less for long steps if the untimed one agrees. Derived from `StepPolicy`."""
 PROOF_STEPS, PROOF_SECONDS = 3, 30.0
 """A proof is timed for at least this many optimizer steps, and for this long unless its speed is certain sooner.
 Chosen: one disturbed step does not change the median of three; a user will wait half a minute for a final figure."""
@@ -28,6 +27,10 @@ _WARM_UP = 2
 """Untimed optimizer steps of a first candidate. Derived: `StepPolicy.warmup`."""
 _LONG_SECONDS = 3.0
 """But a proof has only one that takes this long. Derived: `StepPolicy.long_seconds`."""
+_SUSTAINED_SECONDS = 1.0
+"""A timed step of an engine whose optimizer is not on the GPU accumulates at least this long before it. Chosen: a GPU
+that has just rested begins with higher clocks than its power limit lets it keep. Measured: micro-steps of Llama-3.2-1B
+on an H200 take 7 % longer in whole steps of 8 s than in pairs of 0.3 s (benchmarks/results/compare)."""
 COMPARISONS = 2
 """Trials that compare losses before a proof: one of the answer, one of the engine that it is compared with. Derived:
 `tuning.parity`."""
@@ -75,34 +78,53 @@ def start_of(candidate: Candidate, workload: Workload) -> float:
     return own + start_seconds(candidate.engine.rung, weights.total, weights.trained)
 
 
-def candidate_seconds(prediction: SpeedPrediction, accumulation: int) -> float:
-    """Seconds for the untimed and timed steps of a candidate; in a trial, a step has at most two micro-steps."""
-    step = prediction.step_seconds(min(2, accumulation))
-    return max(_FEWEST_STEPS * step, min(_STEPS * step, _STEP_SECONDS + step))
+def sustained_seconds(rung: Rung, device: str) -> float:
+    """How long a timed step accumulates at least before the optimizer, if the training's do: long only on GPUs."""
+    return _SUSTAINED_SECONDS if device == "cuda" and rung.offload_optimizer != "none" else 0.0
+
+
+def short_step(outlook: Outlook) -> float:
+    """Seconds of an untimed step, which has at most two micro-steps in a trial."""
+    return outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
+
+
+def timed_step(outlook: Outlook) -> float:
+    """Seconds of a timed step, which may accumulate longer."""
+    candidate, speed = outlook.candidate, outlook.speed
+    device = device_of(outlook.belief.space)
+    sustained = 0.0 if outlook.shallow else sustained_seconds(candidate.engine.rung, device)
+    micro = speed.accumulate_seconds
+    return short_step(outlook) + max(0.0, min(sustained - micro, (candidate.accumulation - 2) * micro))
+
+
+def candidate_seconds(outlook: Outlook) -> float:
+    """Seconds for the untimed step and the timed steps of a candidate."""
+    step = timed_step(outlook)
+    return short_step(outlook) + max(_FEWEST_TIMED * step, min(_TIMED * step, _STEP_SECONDS))
 
 
 def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     """Seconds of one trial that measures these candidates, all of one engine."""
     first = outlooks[0]
     start = start_of(first.candidate, first.workload)
-    start += first.speed.step_seconds(min(2, first.candidate.accumulation))  # it has one more untimed step
-    return start + sum(candidate_seconds(outlook.speed, outlook.candidate.accumulation) for outlook in outlooks)
+    start += short_step(first)  # it has one more untimed step
+    return start + sum(map(candidate_seconds, outlooks))
 
 
 def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL) -> float:
     """Seconds of a trial of an engine with `num_candidates`, if each takes as long as this one."""
     start = start_of(outlook.candidate, outlook.workload)
-    return start + num_candidates * candidate_seconds(outlook.speed, outlook.candidate.accumulation)
+    return start + num_candidates * candidate_seconds(outlook)
 
 
 def proof_seconds(outlook: Outlook) -> tuple[float, float]:
     """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
     if outlook.workload.script is not None:
         return _script_proof_seconds(outlook, generates=outlook.workload.script.facts.generation is not None)
-    step = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
+    untimed, step = short_step(outlook), timed_step(outlook)
     fewest = PROOF_STEPS * step
-    untimed = 1 if step >= _LONG_SECONDS else _WARM_UP
-    around = start_of(outlook.candidate, outlook.workload) + (untimed + 1) * step
+    before = untimed if untimed >= _LONG_SECONDS else _WARM_UP * untimed
+    around = start_of(outlook.candidate, outlook.workload) + before + untimed
     return around + fewest, around + max(fewest, min(_MOST_STEPS * step, PROOF_SECONDS + step))
 
 
@@ -122,6 +144,6 @@ def comparison_seconds(outlook: Outlook) -> float:
     if candidate.engine.name == REFERENCE.name and candidate.checkpoint_every == 0:
         return 0.0
     share = min(1.0, _COMPARED_LAYERS / model.num_layers)
-    step = outlook.speed.step_seconds(min(2, candidate.accumulation)) * share
+    step = short_step(outlook) * share
     start = start_seconds(candidate.engine.rung, int(weights.total * share), int(weights.trained * share))
     return start + _COMPARED_STEPS * step

@@ -13,7 +13,7 @@ from ladder.candidates import Candidate
 from ladder.events.outcome import Measurement, Outcome, Purpose, Record
 from ladder.search.auto import auto
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
-from ladder.search.cost import candidate_seconds, comparison_seconds, proof_seconds, start_of
+from ladder.search.cost import candidate_seconds, comparison_seconds, proof_seconds, short_step, start_of
 from ladder.search.decisions import Measure, Stop, Strategy
 from ladder.search.memory import MemoryCalibration
 from ladder.search.policy import Prove, proof
@@ -125,8 +125,8 @@ class Rehearsal:
     def _steps(self, outlook: Outlook, *, is_first: bool) -> float:
         best, speed = fastest(self.records), outlook.speed.tokens_per_second
         loses = best is not None and speed < (1 - _LOSER_MARGIN) * (best.tokens_per_second or 0.0)
-        seconds = candidate_seconds(outlook.speed, outlook.candidate.accumulation)
-        more = outlook.speed.step_seconds(min(2, outlook.candidate.accumulation)) if is_first else 0.0
+        seconds = candidate_seconds(outlook)
+        more = short_step(outlook) if is_first else 0.0
         return more + seconds * (_STEPS_OF_A_LOSER if loses and not outlook.shallow else 1.0)
 
     def _failure(self, outlook: Outlook, decision: Measure) -> Outcome | None:

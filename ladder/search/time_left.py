@@ -86,7 +86,7 @@ class TimeLeft:
     def last_begin(self, belief: Belief, records: Sequence[Record], decision: Measure) -> float:
         """Seconds from now after which the trial of `decision` may begin no further candidate."""
         later = [belief.outlook(candidate, shallow=decision.probe) for candidate in decision.candidates[1:]]
-        longest = max((candidate_seconds(each.speed, each.candidate.accumulation) for each in later), default=0.0)
+        longest = max(map(candidate_seconds, later), default=0.0)
         pace = _MARGIN * self.pace(belief, records)
         return self.seconds - self.reserve(belief, records, decision.candidates) - pace * longest
 

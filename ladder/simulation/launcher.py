@@ -147,28 +147,29 @@ class _Trial:
 
     def _timed(self, truth: Truth, factor: float, spec: CandidateSpec, first: bool) -> tuple[list[float], list[float]]:
         """Seconds of the timed micro-steps; the clock also advances for untimed steps."""
-        policy, accumulates = self._spec.steps, self._spec.deepspeed["gradient_accumulation_steps"] > 1
+        policy, fewest = self._spec.steps, self._spec.deepspeed["gradient_accumulation_steps"]
         seconds = (truth.accumulate_seconds * factor, truth.boundary_seconds * factor)
+        micro_steps = policy.micro_steps(spec, fewest, seconds[0] if fewest > 1 else None)
 
-        def step(slower: float = 1.0) -> tuple[float, float]:
+        def step(accumulation: int, slower: float = 1.0) -> tuple[float, float]:
             pair = (self._noisy(seconds[0] * slower), self._noisy(seconds[1] * slower))
-            self._pass(pair[1] + (pair[0] if accumulates else 0.0))
+            self._pass((accumulation - 1) * pair[0] + pair[1])
             return pair
 
         before, began = 0.0, self._t
         for number in range(policy.warmup + first):
-            began, before = self._t, spec.step_seconds(*step(1.3 if number == 0 else 1.0))
+            began, before = self._t, spec.step_seconds(*step(fewest, 1.3 if number == 0 else 1.0))
             is_long = self._spec.proof and self._t - began >= policy.long_seconds
             if is_long or spec.loses(before, policy.hopeless_margin):
                 break
         self._tell_all(lambda t: PhaseEvent(t=t, phase="measure", candidate=spec.key))
         since, timed, enough = self._t, list[tuple[float, float]](), False
         while not enough:
-            timed.append(step())
+            timed.append(step(micro_steps))
             steps = [spec.step_seconds(*pair) for pair in timed]
             enough = policy.is_enough(spec, steps, before, self._t - since, self._t - began)
             enough |= self._spec.is_late(self._t)
-        return [pair[0] for pair in timed] if accumulates else [], [pair[1] for pair in timed]
+        return [pair[0] for pair in timed] if fewest > 1 else [], [pair[1] for pair in timed]
 
     def _noisy(self, seconds: float) -> float:
         """A step's time with noise; a few steps are disturbed."""

@@ -89,6 +89,7 @@ def measured(
         held_host=reading.held_host,
         alloc_retries=reading.alloc_retries,
         losses=losses,
+        micro_steps=len(timings.steps[0].losses) or None,
         new_length_seconds=new.seconds if new is not None else None,
         new_length_share=new.share if new is not None else None,
     )

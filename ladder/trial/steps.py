@@ -87,11 +87,11 @@ class Timings:
 
 
 class Stepper:
-    """Runs whole optimizer steps of `accumulation` micro-steps each."""
+    """Runs whole optimizer steps, untimed ones with as many micro-steps as the trial's configuration accumulates."""
 
     def __init__(self, subject: Subject, spec: TrialSpec, reporter: Reporter) -> None:
         self._subject, self._spec, self._reporter = subject, spec, reporter
-        self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
+        self._fewest: int = spec.deepspeed["gradient_accumulation_steps"]
         self._first_differs = any(technique.first_differs for technique in techniques_of(spec))
         self._flag = torch.zeros(1, device=spec.device)
         self._before = _NO_STEP  # the last untimed step
@@ -169,7 +169,7 @@ class Stepper:
     def needs_one_more(self, candidate: CandidateSpec) -> bool:
         """Whether an engine's first candidate needs another untimed step after the last one."""
         # The first micro-step of all may have compiled kernels.
-        is_long = self._before.boundary * self._accumulation >= self._spec.steps.long_seconds
+        is_long = self._before.boundary * self._fewest >= self._spec.steps.long_seconds
         return not (self._spec.proof and is_long) and not self.is_hopeless(candidate)
 
     def time(self, candidate: CandidateSpec, policy: StepPolicy) -> Timings:
@@ -178,9 +178,10 @@ class Stepper:
         RuntimeError if too many steps are skipped because of overflow.
         """
         timings, seconds = Timings(), list[float]()
+        micro_steps = policy.micro_steps(candidate, self._fewest, self._before.accumulate)
         began = time.perf_counter()
         for _ in range(2 * policy.maximum):
-            step = self._optimizer_step(candidate, "usual")
+            step = self._optimizer_step(candidate, "usual", micro_steps)
             timings.losses += step.losses
             if step.skipped:
                 timings.skipped += 1  # after an overflow the optimizer is skipped, so the time does not count
@@ -196,12 +197,13 @@ class Stepper:
             "steps, so these were skipped"
         )
 
-    def _optimizer_step(self, candidate: CandidateSpec, kind: Kind) -> Step:
+    def _optimizer_step(self, candidate: CandidateSpec, kind: Kind, micro_steps: int | None = None) -> Step:
+        micro_steps = micro_steps or self._fewest
         skipped_before = self._subject.skipped_steps
         self._subject.begin_step()
         seconds, losses = [], []
-        for micro_step in range(1, self._accumulation + 1):
-            elapsed, loss = self._micro_step(candidate, kind, is_boundary=micro_step == self._accumulation)
+        for micro_step in range(1, micro_steps + 1):
+            elapsed, loss = self._micro_step(candidate, kind, is_boundary=micro_step == micro_steps)
             seconds.append(elapsed)
             losses.append(loss)
         *before, boundary = self._slowest(seconds)

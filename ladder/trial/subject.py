@@ -97,6 +97,7 @@ class RandomModel:
         return batch
 
     def train_on(self, batch: dict[str, torch.Tensor], *, is_boundary: bool) -> torch.Tensor:
+        self._training.begin(is_boundary=is_boundary)
         with self._reporter.during("forward"):
             loss: torch.Tensor = self._training(**batch).loss
             for technique in self._techniques:
@@ -104,7 +105,7 @@ class RandomModel:
         with self._reporter.during("backward"):
             self._training.backward(loss)
         with self._reporter.during("step"):
-            self._training.step()  # which counts micro-steps itself
+            self._training.step()
             synchronize(self._spec.device)
         return loss.detach()
 

@@ -14,7 +14,14 @@ from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience
-from ladder.search.cost import GENERATING_STEPS, PROOF_SECONDS, PROOF_STEPS, SCRIPT_SECONDS, SCRIPT_STEPS
+from ladder.search.cost import (
+    GENERATING_STEPS,
+    PROOF_SECONDS,
+    PROOF_STEPS,
+    SCRIPT_SECONDS,
+    SCRIPT_STEPS,
+    sustained_seconds,
+)
 from ladder.workload.matrices import products_of
 from ladder.workload.workload import Workload
 
@@ -32,10 +39,10 @@ def proof_steps(workload: Workload) -> dict[str, Any]:
 
 
 def fewest_micro_steps(candidates: Sequence[Candidate]) -> int:
-    """How often the optimizer steps of a trial of `candidates`, all of one engine, accumulate.
+    """How often the optimizer steps of a trial of `candidates`, all of one engine, accumulate at least.
 
-    At most twice: micro-steps with and without the optimizer are timed separately, so more add nothing; and at most
-    three times where the first micro-step differs.
+    At most twice: micro-steps with and without the optimizer are timed separately, so more add nothing, but where a GPU
+    rests (`sustained_seconds`); and at most three times where the first micro-step differs.
     """
     most = 3 if candidates[0].engine.first_differs else 2
     return min(most, max(candidate.accumulation for candidate in candidates))
@@ -120,7 +127,7 @@ def trial_spec(
         shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
-        steps=steps,
+        steps=steps if probe else steps.model_copy(update=_sustained(engine, machine)),
         proof=proof,
         probe=probe,
         products=_products(workload) if proof and script is None else (),
@@ -130,6 +137,10 @@ def trial_spec(
         # CPU ranks start in 0.1 s, and what one keeps would count as memory of the next trial (measured: up to 14 %).
         may_stay=machine.device == "cuda" and not proof and script is None,
     )
+
+
+def _sustained(engine: Engine, machine: Machine) -> dict[str, float]:
+    return {"sustained_seconds": sustained_seconds(engine.rung, machine.device)}
 
 
 def _products(workload: Workload) -> tuple[ProductSpec, ...]:

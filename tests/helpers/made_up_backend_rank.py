@@ -23,7 +23,10 @@ class MagicTraining:
         self._optimizer = make_optimizer(spec, model)
         self._accumulation = spec.deepspeed["gradient_accumulation_steps"]
         self._clipping = spec.deepspeed["gradient_clipping"]
-        self._done = 0
+        self._is_boundary = True
+
+    def begin(self, *, is_boundary: bool) -> None:
+        self._is_boundary = is_boundary
 
     def __call__(self, **batch: Any) -> Any:
         with torch.autocast(self._device, torch.bfloat16):
@@ -33,8 +36,7 @@ class MagicTraining:
         (loss / self._accumulation).backward()
 
     def step(self) -> None:
-        self._done += 1
-        if self._done % self._accumulation:
+        if not self._is_boundary:
             return
         if self._clipping:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clipping)

@@ -157,7 +157,11 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_wo
     outlook: Any = SimpleNamespace(
         candidate=make_candidate("zero2", micro_batch=1),
         workload=bundled_workload("llama-2-7b"),
-        speed=SimpleNamespace(tokens_per_second=speed, step_seconds=lambda accumulation: step_seconds),
+        belief=SimpleNamespace(space=make_space("zero2")),
+        shallow=False,
+        speed=SimpleNamespace(
+            tokens_per_second=speed, accumulate_seconds=step_seconds, step_seconds=lambda accumulation: step_seconds
+        ),
         deviation=deviation,
         fits=fits,
         optimistic=speed * math.exp(1.28 * deviation),

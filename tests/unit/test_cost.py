@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from helpers import bundled_workload
 from helpers.searches import make_space
 
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.search.belief import believe
-from ladder.search.cost import candidate_seconds, expected_seconds, start_seconds
+from ladder.search.belief import Outlook, believe
+from ladder.search.cost import candidate_seconds, expected_seconds, short_step, start_seconds, timed_step
 
 BILLION = 1_000_000_000
 PROCESSES = (1.5, 3.5)
@@ -52,14 +55,42 @@ def test_with_adapters_an_offloaded_optimizer_starts_as_soon_as_its_few_states_a
 
 def test_a_candidate_is_paid_for_its_untimed_step_and_two_more_however_long_they_are() -> None:
     outlook = believe(make_space("zero3"), ()).outlook(make_space("zero3").candidates[-1])
-    step = outlook.speed.step_seconds(2)
+    step = short_step(outlook)
     assert step > 4.0, "its steps were to be longer than the seconds that steps are timed for"
-    assert candidate_seconds(outlook.speed, 2) == pytest.approx(3 * step)
+    assert candidate_seconds(outlook) == pytest.approx(3 * step)
+
+
+def outlooks_on(device: str, rung: str, global_batch_size: int) -> list[Outlook]:
+    workload = bundled_workload(global_batch_size=global_batch_size)
+    space = make_space(rung, workload=workload, world_size=1, device=device, micro_batches=(1,), probe_layers=1)
+    return [believe(space, ()).outlook(each) for each in space.candidates]
+
+
+@pytest.mark.parametrize(
+    ("device", "rung", "batch", "is_longer"),
+    [
+        ("cuda", "zero1+opt-cpu", 256, True),
+        ("cuda", "zero1", 256, False),
+        ("cuda", "zero1+opt-cpu", 2, False),
+        ("cpu", "zero1+opt-cpu", 256, False),
+    ],
+    ids=["offloaded", "all on the GPU", "two micro-steps in all", "a CPU"],
+)
+def test_where_a_gpu_rests_during_the_optimizer_a_timed_step_accumulates_for_a_second(
+    device: str, rung: str, batch: int, is_longer: bool
+) -> None:
+    for outlook in outlooks_on(device, rung, batch):
+        micro = outlook.speed.accumulate_seconds
+        assert micro < 0.5, "its micro-steps were to be short"
+        expected = 1.0 - micro if is_longer else 0.0
+        assert timed_step(outlook) - short_step(outlook) == pytest.approx(expected)
+        probe = replace(outlook, shallow=True)
+        assert timed_step(probe) == pytest.approx(short_step(probe))
 
 
 def test_a_trial_costs_its_start_and_each_of_its_candidates() -> None:
     space = make_space("zero2")
     outlooks = [believe(space, ()).outlook(candidate) for candidate in space.candidates[:2]]
     one, two = expected_seconds(outlooks[:1]), expected_seconds(outlooks)
-    assert two - one == pytest.approx(candidate_seconds(outlooks[1].speed, outlooks[1].candidate.accumulation))
+    assert two - one == pytest.approx(candidate_seconds(outlooks[1]))
     assert one > start_seconds(RUNGS_BY_NAME["zero2"], space.workload.model.num_parameters)

@@ -10,7 +10,7 @@ from helpers import WORLD_SIZE, as_a_rank_sees, bundled_workload, make_candidate
 from helpers.values import machine_with
 
 from ladder.events.outcome import OutcomeKind
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, ScriptSpec
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, ScriptSpec, TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.staying import is_doubtful, set_aside
@@ -140,8 +140,29 @@ def test_trials_share_processes_only_where_these_are_made_for_the_same(changes: 
 def test_only_trials_of_random_weights_on_gpus_may_share_processes(
     device: str, changes: dict[str, Any], may: bool
 ) -> None:
-    candidate = make_candidate("zero2")
-    spec = trial_spec(
+    assert asked_for("zero2", device, **changes).may_stay is may
+
+
+@pytest.mark.parametrize(
+    ("rung", "device", "changes", "seconds"),
+    [
+        ("zero1+opt-cpu", "cuda", {}, 1.0),
+        ("zero1+opt-cpu", "cuda", {"proof": True}, 1.0),
+        ("zero1+opt-cpu", "cuda", {"probe": True}, 0.0),
+        ("zero1+opt-cpu", "cpu", {}, 0.0),
+        ("zero2", "cuda", {}, 0.0),
+        ("fsdp2+cpu", "cuda", {}, 1.0),
+    ],
+)
+def test_only_where_a_gpu_rests_during_the_optimizer_do_timed_steps_accumulate_longer(
+    rung: str, device: str, changes: dict[str, Any], seconds: float
+) -> None:
+    assert asked_for(rung, device, **changes).steps.sustained_seconds == seconds
+
+
+def asked_for(rung: str, device: str, **changes: Any) -> TrialSpec:
+    candidate = make_candidate(rung)
+    return trial_spec(
         "0001",
         Path("/run/trials/0001"),
         bundled_workload(),
@@ -152,4 +173,3 @@ def test_only_trials_of_random_weights_on_gpus_may_share_processes(
         steps=StepPolicy(),
         **changes,
     )
-    assert spec.may_stay is may

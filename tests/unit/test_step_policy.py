@@ -34,6 +34,25 @@ def test_timing_ends_when_steps_agree_and_time_is_short_or_their_median_is_known
     assert POLICY.is_enough(CANDIDATE, steps, before, elapsed, elapsed) == known
 
 
+@pytest.mark.parametrize(
+    ("sustained", "accumulation", "seconds", "micro_steps"),
+    [
+        (0.0, 64, 0.13, 2),
+        (1.0, 64, 0.13, 9),
+        (1.0, 4, 0.13, 4),
+        (1.0, 64, 3.0, 2),
+        (1.0, 64, None, 2),
+        (1.0, 1, None, 2),
+    ],
+    ids=["not asked for", "until a second is over", "no more than in training", "one is enough", "none before", "one"],
+)
+def test_a_timed_step_accumulates_for_as_long_as_is_asked_but_no_more_than_a_training_s(
+    sustained: float, accumulation: int, seconds: float | None, micro_steps: int
+) -> None:
+    candidate = CANDIDATE.model_copy(update={"accumulation": accumulation})
+    assert StepPolicy(sustained_seconds=sustained).micro_steps(candidate, 2, seconds) == micro_steps
+
+
 def test_a_larger_minimum_is_kept_however_long_it_takes() -> None:
     policy = POLICY.model_copy(update={"minimum": 5})
     assert not policy.is_enough(CANDIDATE, [3.0] * 4, 3.0, 1000.0, 1000.0)

@@ -132,9 +132,9 @@ def test_what_nvml_saw_counts_unless_the_trial_has_far_more_of_the_optimizer_tha
     boundary: float, accumulation: int, told: bool
 ) -> None:
     use = DeviceUse(utilisation=0.9, watts=700.0, sm_clock_mhz=1500.0, peak_bytes=6 * GIB)
-    report: list[Event] = [measured(boundary_seconds=[boundary] * 3), phase("teardown", 6.0), DoneEvent(t=7.0)]
-    trial = spec(deepspeed={"gradient_accumulation_steps": accumulation})
-    measurement = only(records_of(report, report, trial=trial, device_use={FIRST.key: use})).measurement
+    event = measured(boundary_seconds=[boundary] * 3, micro_steps=accumulation)
+    report: list[Event] = [event, phase("teardown", 6.0), DoneEvent(t=7.0)]
+    measurement = only(records_of(report, report, device_use={FIRST.key: use})).measurement
     assert measurement is not None
     assert measurement.peak_device == 6 * GIB  # more than the ranks knew of
     assert (measurement.watts, measurement.utilisation) == (700.0 if told else None, 0.9)

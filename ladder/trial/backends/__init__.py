@@ -22,13 +22,16 @@ class Training(Protocol):
     def skipped_steps(self) -> int:
         """Optimizer steps that were skipped because gradients overflowed."""
 
+    def begin(self, *, is_boundary: bool) -> None:
+        """Begin a micro-step, with which the optimizer steps if `is_boundary`."""
+
     def __call__(self, **batch: Any) -> Any:
         """The model's output."""
 
     def backward(self, loss: torch.Tensor) -> None: ...
 
     def step(self) -> None:
-        """End a micro-step; the optimizer steps once enough of them were accumulated."""
+        """End a micro-step; the optimizer steps if it is a boundary."""
 
     def eval(self) -> None: ...
 

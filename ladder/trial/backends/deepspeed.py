@@ -39,6 +39,9 @@ class DeepSpeedTraining:
     def skipped_steps(self) -> int:
         return int(self._engine.skipped_steps)
 
+    def begin(self, *, is_boundary: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_boundary)
+
     def __call__(self, **batch: Any) -> Any:
         return self._engine(**batch)
 

@@ -30,10 +30,11 @@ class PlainTraining:
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, spec: TrialSpec) -> None:
         self._accelerator, self._spec = accelerator, spec
         self._model, self._optimizer = model, optimizer
-        self._accumulation: int = spec.deepspeed["gradient_accumulation_steps"]
-        self._done = 0
-        """Micro-steps of the optimizer step so far."""
+        self._is_boundary = True
         self._unsynchronised: AbstractContextManager[Any] = nullcontext()
+
+    def begin(self, *, is_boundary: bool) -> None:
+        self._is_boundary = is_boundary
 
     def __call__(self, **batch: Any) -> Any:
         if not self._model.training:
@@ -43,18 +44,12 @@ class PlainTraining:
         self._unsynchronised.__enter__()
         return self._model(**batch)
 
-    @property
-    def _is_boundary(self) -> bool:
-        return self._done == self._accumulation - 1
-
     def backward(self, loss: torch.Tensor) -> None:
         self._accelerator.backward(loss)  # which divides by the accumulation
         self._unsynchronised.__exit__(None, None, None)
 
     def step(self) -> None:
-        is_boundary = self._is_boundary
-        self._done = 0 if is_boundary else self._done + 1
-        if not is_boundary:
+        if not self._is_boundary:
             return
         if clipping := self._spec.deepspeed["gradient_clipping"]:
             self._accelerator.clip_grad_norm_(self._model.parameters(), clipping)
