@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="ne
 
 
 VOCABULARY = 128_000
+BATCH = 16
+needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
 
@@ -39,7 +41,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpu tune")
     (folder / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     (folder / "used before").write_text(str(used_bytes()))
-    arguments = ["tune", str(folder), "--gpus", "1", "--gpu-memory", "8GiB", "--global-batch-size", "16"]
+    arguments = ["tune", str(folder), "--gpus", "1", "--gpu-memory", "8GiB", "--global-batch-size", str(BATCH)]
     arguments += ["--seq-len", "1024", "--rung", "zero2", "--rung", "zero2+opt-cpu", "--rung", "zero3"]
     arguments += ["--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]
     assert main(arguments) == 0
@@ -61,12 +63,16 @@ def test_nothing_that_fits_held_more_than_the_limit(tuned: Path) -> None:
     assert (fits["peak_device_gib"] > fits["peak_reserved_gib"]).all(), "context and NCCL lie outside torch"
 
 
-def test_energy_and_utilisation_are_recorded(tuned: Path) -> None:
-    table = pd.read_csv(tuned / "run" / "trials.csv")
-    answer = table[table["status"] == "answer"].iloc[0]
-    assert answer["watts"] > 50
-    assert 0 < answer["utilisation"] <= 1
-    assert answer["joules_per_token"] > 0
+def test_energy_and_utilisation_are_recorded_but_not_where_the_optimizer_s_share_misleads(tuned: Path) -> None:
+    fits = pd.read_csv(tuned / "run" / "trials.csv").query("outcome == 'fits'")
+    assert fits["utilisation"].between(0, 1, inclusive="right").all()
+    told = fits[fits["watts"].notna()]
+    assert (told["watts"] > 50).all()
+    assert (told["joules_per_token"] > 0).all()
+    # With one or two micro-steps in a step, a trial's steps are those of a training.
+    whole = fits[fits["micro_batch"] >= BATCH // 2]
+    assert len(whole) > 0
+    assert whole["watts"].notna().all()
 
 
 def test_the_answer_states_its_utilisation_of_the_known_gpu(tuned: Path) -> None:
@@ -165,7 +171,14 @@ def test_fp8_on_one_gpu_is_proven_with_and_without_compiled_blocks(tmp_path: Pat
     assert not table["why"].str.contains("losses differ from those", na=False).any()
 
 
-@pytest.mark.parametrize("adapters", [[], ["--lora", "r=8"], ["--lora", "r=8", "--load-in", "4bit"]])
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        pytest.param([], id="all weights"),
+        pytest.param(["--lora", "r=8"], id="LoRA"),
+        pytest.param(["--lora", "r=8", "--load-in", "4bit"], id="QLoRA", marks=needs_bitsandbytes),
+    ],
+)
 def test_fsdp2_on_one_gpu_is_tried_and_proven(tmp_path: Path, adapters: list[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", *adapters]
