@@ -32,7 +32,7 @@ _STEPS_OF_ADAPTERS = _STEPS.model_copy(update={"minimum": 8, "maximum": 8})
 """Chosen: the losses of adapters on two matrices fell by less than `_FALLS` in four steps."""
 _TOLERANCE = 0.02
 """How much losses may differ, as a fraction of the first. Chosen: losses of correct engines agree to four digits
-(measured, see `REFERENCE`), and a wrong step makes a larger difference."""
+(measured, see `REFERENCE`), and a wrong step makes a larger difference. A technique may allow more."""
 
 _FALLS = 0.01
 """How much the reference engine's losses must fall at least, as a fraction of the first: otherwise an engine that takes
@@ -97,7 +97,8 @@ def compare(own: Sequence[float], plain: Sequence[float], engine: Engine, agains
     if not plain[0] - min(plain) > _FALLS * abs(plain[0]):
         return Parity(agrees=None, sentence=f"its losses were not compared: those of {against.key} did not fall")
     # At most half of the fall, so that an engine that takes no step always differs by more.
-    most = min(_TOLERANCE * abs(plain[0]), (plain[0] - min(plain)) / 2)
+    tolerance = max([_TOLERANCE, *(technique.loss_tolerance for technique in engine.techniques)])
+    most = min(tolerance * abs(plain[0]), (plain[0] - min(plain)) / 2)
     for step, (one, other) in enumerate(zip(own, plain, strict=False), start=1):
         if not abs(one - other) <= most:  # also true of NaN
             return Parity(

@@ -28,7 +28,7 @@ from ladder.search.decisions import Measure
 from ladder.search.policy import exhaustive, walk
 from ladder.search.space import Space, measured
 from ladder.techniques.bf16_states import BF16_STATES
-from ladder.techniques.keys import engine_in
+from ladder.techniques.keys import engine_in, engine_named
 from ladder.tuning.answering import require_answer
 from ladder.tuning.comparisons import Agreements, Comparisons
 from ladder.tuning.parity import compare
@@ -430,6 +430,14 @@ def test_an_engine_that_takes_no_step_is_found_out_however_little_the_losses_fal
     engine = make_candidate("zero2").engine
     assert compare([9.0, 8.9], [9.0, 8.9], engine).agrees
     assert compare([9.0, 9.0], [9.0, 8.9], engine).agrees is False
+
+
+@pytest.mark.parametrize(("key", "most"), [("ddp", 0.02), ("ddp+fp8", 0.05), ("ddp+compile+fp8", 0.05)])
+def test_losses_may_differ_by_as_much_as_an_engine_s_techniques_round(key: str, most: float) -> None:
+    engine = engine_named(key)
+    assert compare([10.0, 5.0 + 9.9 * most], [10.0, 5.0], engine).agrees
+    assert compare([10.0, 5.0 + 10.1 * most], [10.0, 5.0], engine).agrees is False
+    assert compare([10.0, 10.0], [10.0, 5.0], engine).agrees is False
 
 
 @pytest.mark.parametrize(("factor", "words"), [(0.8, "25% faster"), (1.25, "20% slower"), (1.05, "")])
