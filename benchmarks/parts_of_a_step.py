@@ -1,14 +1,15 @@
-"""Why one way to train a model on one GPU is faster than another: the same step in several ways, turn by turn.
+"""Why one way to train a model is faster than another: the same step in several ways, turn by turn.
 
     python benchmarks/parts_of_a_step.py [MODEL] [--task masked-lm] [--seq-len 512] [--batch 64]
         [--turns 5] [--steps 20] [--only WAY …] [--engines ENGINE …]
 
-All make a step of the whole batch on random tokens, with gradient clipping and AdamW. The ways (WAYS) differ in what
-computes in 16 bits and in what stands around the model: nothing, accelerate's conversion of the outputs to 32 bits, or
-a stage of DeepSpeed, which by default looks for infinite gradients in every weight's, with DeepSpeed's own settings or
-those of an engine of ladder's (--engines; OF_LADDER). In each turn, steps are given to the GPU ahead of time, as in
-training, and then `apart`: none before the GPU has ended the one before, as in ladder's trials. It prints JSON:
-milliseconds of a step in each turn.
+On several GPUs, `torchrun --nproc-per-node GPUS` takes the place of `python`. All make a step of the whole batch,
+divided among the GPUs, on random tokens, with gradient clipping and AdamW. The ways (WAYS) differ in what computes in
+16 bits and in what stands around the model: nothing, accelerate's conversion of the outputs to 32 bits, or a stage of
+DeepSpeed, which by default looks for infinite gradients in every weight's, with DeepSpeed's own settings or those of an
+engine of ladder's (--engines; OF_LADDER). In each turn, steps are given to the GPU ahead of time, as in training, and
+then `apart`: none before the GPU has ended the one before, as in ladder's trials. Rank 0 prints JSON: milliseconds of a
+step in each turn.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.utils.operations import convert_outputs_to_fp32
 from by_hand import ddp_step, deepspeed_step
-from one_rank import CLIP, begin, join, make_model, now
+from one_rank import CLIP, begin, join, make_model, now, world_size
 from side_by_side import Work
 
 from ladder.backends.deepspeed.config import deepspeed_config
@@ -56,21 +58,23 @@ OF_LADDER = tuple(
 
 
 def of_ladder(name: str, work: Work) -> dict[str, Any]:
-    """DeepSpeed's configuration of the engine with this name, for one GPU."""
+    """DeepSpeed's configuration of the engine with this name."""
     workload = Workload(
         model=resolve_model(work.model), task=work.task, seq_len=work.seq_len, global_batch_size=work.batch
     )
-    engine = engine_in(f"{name} ckpt=off mb={work.batch}")
-    return deepspeed_config(workload, engine, micro_batch=work.batch, accumulation=1, world_size=1, nvme_path=None)
+    ranks, own = world_size(), work.batch // world_size()
+    engine = engine_in(f"{name} ckpt=off mb={own}")
+    return deepspeed_config(workload, engine, micro_batch=own, accumulation=1, world_size=ranks, nvme_path=None)
 
 
 def prepared(name: str, work: Work, device: torch.device) -> Step:
     """What makes a step in this way, with a model of its own."""
     config = WAYS[name] if name in WAYS else of_ladder(name, work)
     is_narrow = "16 bits" in name or name not in WAYS
-    spec = work.spec("deepspeed" if is_narrow else "ddp", Path("unused"), micro_batches=[work.batch])
+    own = work.batch // world_size()
+    spec = work.spec("deepspeed" if is_narrow else "ddp", Path("unused"), micro_batches=[own])
     model = make_model(spec, device)
-    ids = torch.randint(4, model.config.vocab_size, (work.batch, work.seq_len), device=device)
+    ids = torch.randint(4, model.config.vocab_size, (own, work.seq_len), device=device)
     batch = {"input_ids": ids, "labels": ids}
     if "converted" in name:
         model.forward = convert_outputs_to_fp32(model.forward)
@@ -112,8 +116,10 @@ def main() -> None:
             seconds(step, 1, device)
             for kind, taken in milliseconds[name].items():
                 taken.append(round(1000 * seconds(step, options.steps, device, apart=kind == "apart"), 2))
+    if dist.get_rank() > 0:
+        return
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    told = {"date": time.strftime("%Y-%m-%d"), "gpu": gpu, "model": work.model}
+    told = {"date": time.strftime("%Y-%m-%d"), "gpu": gpu, "gpus": world_size(), "model": work.model}
     sizes = {"seq_len": work.seq_len, "batch": work.batch, "steps_of_a_turn": options.steps}
     print(json.dumps({**told, **sizes, "milliseconds": milliseconds}))
 
