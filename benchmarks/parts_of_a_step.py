@@ -57,21 +57,21 @@ OF_LADDER = tuple(
 """Engines whose configuration is as ladder writes it."""
 
 
-def of_ladder(name: str, work: Work) -> dict[str, Any]:
-    """DeepSpeed's configuration of the engine with this name."""
+def of_ladder(name: str, work: Work, micro_batch: int) -> dict[str, Any]:
+    """DeepSpeed's configuration of the engine with this name, for `micro_batch` sequences on each GPU."""
     workload = Workload(
         model=resolve_model(work.model), task=work.task, seq_len=work.seq_len, global_batch_size=work.batch
     )
-    ranks, own = world_size(), work.batch // world_size()
-    engine = engine_in(f"{name} ckpt=off mb={own}")
-    return deepspeed_config(workload, engine, micro_batch=own, accumulation=1, world_size=ranks, nvme_path=None)
+    engine = engine_in(f"{name} ckpt=off mb={micro_batch}")
+    sizes = {"micro_batch": micro_batch, "accumulation": 1, "world_size": world_size()}
+    return deepspeed_config(workload, engine, nvme_path=None, **sizes)
 
 
 def prepared(name: str, work: Work, device: torch.device) -> Step:
     """What makes a step in this way, with a model of its own."""
-    config = WAYS[name] if name in WAYS else of_ladder(name, work)
-    is_narrow = "16 bits" in name or name not in WAYS
     own = work.batch // world_size()
+    config = WAYS[name] if name in WAYS else of_ladder(name, work, own)
+    is_narrow = "16 bits" in name or name not in WAYS
     spec = work.spec("deepspeed" if is_narrow else "ddp", Path("unused"), micro_batches=[own])
     model = make_model(spec, device)
     ids = torch.randint(4, model.config.vocab_size, (own, work.seq_len), device=device)

@@ -105,6 +105,7 @@ def trial_spec(
     script: ScriptSpec | None = None,
 ) -> TrialSpec:
     """A trial of `engine` with the configuration `deepspeed` on all ranks of `machine`; keywords as in TrialSpec."""
+    sustained = 0.0 if probe else sustained_seconds(engine.rung, machine.device)
     return TrialSpec(
         trial=name,
         folder=str(folder),
@@ -127,7 +128,7 @@ def trial_spec(
         shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
-        steps=steps if probe else steps.model_copy(update=_sustained(engine, machine)),
+        steps=steps.model_copy(update={"sustained_seconds": sustained}),
         proof=proof,
         probe=probe,
         products=_products(workload) if proof and script is None else (),
@@ -137,10 +138,6 @@ def trial_spec(
         # CPU ranks start in 0.1 s, and what one keeps would count as memory of the next trial (measured: up to 14 %).
         may_stay=machine.device == "cuda" and not proof and script is None,
     )
-
-
-def _sustained(engine: Engine, machine: Machine) -> dict[str, float]:
-    return {"sustained_seconds": sustained_seconds(engine.rung, machine.device)}
 
 
 def _products(workload: Workload) -> tuple[ProductSpec, ...]:
