@@ -198,13 +198,17 @@ def peaks(device: torch.device) -> dict[str, float]:
 
 
 def limit_memory(cap_gib: float | None, device: torch.device) -> None:
-    """Leave torch's allocator what the rest of the process leaves of the cap; a CPU has its limit from `begin`."""
+    """Leave torch's allocator what the rest of the process leaves of the cap; a CPU has its limit from `begin`.
+
+    The rest grows in the first step. What torch had taken of it before may be its cache, so it is given back, and the
+    steps to come show whether they need it: the allocator refuses them if so.
+    """
     if cap_gib is None or device.type == "cpu":
         return
     room = cap_gib * 2**30 - _outside_torch()
     torch.cuda.set_per_process_memory_fraction(min(1.0, room / torch.cuda.mem_get_info()[1]))
     if torch.cuda.max_memory_reserved() > room:
-        raise torch.OutOfMemoryError("CUDA out of memory. More is reserved than the cap leaves.")
+        forget_peaks(device)
 
 
 def _outside_torch() -> int:
