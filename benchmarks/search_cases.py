@@ -154,7 +154,7 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
     """A whole tune of `case`, through the tuner: of DeepSpeed's engines, then of all, if the space has both."""
     history, launcher = MemoryHistory(), case.launcher()
 
-    def tuner(of: Space, _spent: float, _knob_trials: int) -> Tuner:
+    def tuner(of: Space, _spent: float, _knob_trials: int | None) -> Tuner:
         return Tuner(
             workload=case.workload,
             machine=case.machine,

@@ -10,11 +10,11 @@ from ladder.search.policy import answer
 from ladder.search.space import Space, of_main_backend
 from ladder.tuning.tuner import Tuner, TuneResult
 
-MakeTuner = Callable[[Space, float, int], Tuner]
+MakeTuner = Callable[[Space, float, int | None], Tuner]
 """A tuner of a space, with the seconds that were spent before it and its trials of knobs."""
 
 
-def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_trials: int) -> TuneResult:
+def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_trials: int | None) -> TuneResult:
     """The result over all of `space`; its answer is DeepSpeed's where DeepSpeed has one.
 
     The first search is the same as without the other rungs, but for trials of those while it waits for an operator. The

@@ -267,7 +267,7 @@ class _TuneOptions(WorkloadOptions):
             "After the search, try N settings of the winner's DeepSpeed knobs.",
             SEARCH,
             whole(0, 200),
-            unset=f"{_KNOB_TRIALS} with --time-budget, else 0",
+            unset=f"{_KNOB_TRIALS} with --time-budget, else 1 where it may help",
         ),
     ] = None
     rungs: Annotated[
@@ -308,11 +308,11 @@ class TuneOptions(TrialJobOptions, _TuneOptions):
     """The options of a tune. Those of jobs come last, and so does their panel."""
 
 
-def num_knob_trials(options: TuneOptions) -> int:
-    """How many settings of the winner's knobs to try."""
+def num_knob_trials(options: TuneOptions) -> int | None:
+    """How many settings of the winner's knobs to try; None for those alone whose default is in doubt."""
     if options.knobs is not None:
         return options.knobs
-    return _KNOB_TRIALS if options.time_budget is not None else 0
+    return _KNOB_TRIALS if options.time_budget is not None else None
 
 
 def choices_in(options: TuneOptions) -> TechniqueChoices:

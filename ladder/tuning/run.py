@@ -152,7 +152,7 @@ def _search_at(
     # Simulated trials have no losses.
     comparisons = None if on_paper else Comparisons(agreements=Agreements(machine=place.machine))
 
-    def tuner(part: Space, spent: float, knob_trials: int) -> Tuner:
+    def tuner(part: Space, spent: float, knob_trials: int | None) -> Tuner:
         return Tuner(
             workload=workload,
             machine=place.machine,

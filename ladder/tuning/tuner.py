@@ -79,8 +79,8 @@ class Tuner:
     """A wider space, of which trials run while an operator is built that the next trial of `space` needs."""
     clock: Callable[[], float] = time.monotonic
     """The clock for the time budget, in seconds; the launcher's own if time is simulated."""
-    knob_trials: int = 0
-    """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows."""
+    knob_trials: int | None = 0
+    """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows; None for those in doubt."""
     comparisons: Comparisons | None = None
     """Compares a candidate's losses with the reference engine's before its proof."""
     _trials: Trials = field(init=False)
@@ -165,7 +165,7 @@ class Tuner:
         return decision
 
     def _turn_knobs(self) -> None:
-        while self.knob_trials and not self.cancelled():
+        while self.knob_trials != 0 and not self.cancelled():
             records = less_disproved(self._trials.records)
             decision = next_knobs(self.space, records, self.knob_trials)
             left = self._time_left(records)

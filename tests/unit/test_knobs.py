@@ -159,3 +159,57 @@ def test_a_request_is_a_trial_like_any_other(space):
     assert isinstance(decision, Measure)
     assert decision.candidates[0].engine == decision.engine
     assert "1 of 3" in decision.reason
+
+
+IN_DOUBT = make_candidate("zero1", micro_batch=4, accumulation=2)
+
+
+def several_gpus(*, device: str = "cuda") -> Space:
+    return Space(
+        workload=bundled_workload("opt-125m", seq_len=512, global_batch_size=32),
+        world_size=4,
+        device=device,
+        memory_limit=80 * GIB,
+        host_memory=1024 * GIB,
+        engines=(IN_DOUBT.engine,),
+        micro_batches=(4,),
+    )
+
+
+def test_without_a_number_the_winner_is_tried_once_without_overlap_and_nothing_else_is():
+    space = several_gpus()
+    records = [measured(IN_DOUBT, 100.0)]
+    asked = next_knobs(space, records, None)
+    assert isinstance(asked, Measure)
+    assert [candidate.engine.knobs for candidate in asked.candidates] == [(("overlap_comm", False),)]
+    assert asked.precise
+    records.append(measured(asked.candidates[0], 120.0, "0002"))
+    assert isinstance(next_knobs(space, records, None), Stop)
+    assert isinstance(next_knobs(space, records, 1), Stop)
+    assert isinstance(next_knobs(space, records, 2), Measure)
+
+
+def test_overlap_is_not_in_doubt_where_it_changes_little_or_was_not_measured():
+    for candidate, world_size, device in [
+        (IN_DOUBT, 1, "cuda"),
+        (IN_DOUBT, 4, "cpu"),
+        (make_candidate("zero1", micro_batch=1, accumulation=8), 4, "cuda"),
+        (make_candidate("zero0"), 4, "cuda"),
+        (make_candidate("zero1+opt-cpu"), 4, "cuda"),
+        (make_candidate("zero3"), 4, "cuda"),
+        (make_candidate("ddp"), 4, "cuda"),
+    ]:
+        assert not backend_of(candidate.engine.rung).knobs_in_doubt(candidate, world_size, device), candidate.key
+    often = make_candidate("zero2", micro_batch=1, accumulation=8)
+    assert backend_of(often.engine.rung).knobs_in_doubt(often, 4, "cuda"), "stage 2 reduces in each micro-step"
+
+
+def test_on_a_cpu_no_setting_is_tried_without_a_number():
+    assert isinstance(next_knobs(several_gpus(device="cpu"), [measured(IN_DOUBT, 100.0)], None), Stop)
+
+
+def test_a_setting_that_is_predicted_to_be_far_slower_is_not_tried_without_a_number(space):
+    assert backend_of(SLOWER.engine.rung).knobs_in_doubt(SLOWER, 4, "cuda")
+    records = [measured(SLOWER, 50.0)]
+    assert isinstance(next_knobs(space, records, None), Stop)
+    assert isinstance(next_knobs(space, records, 1), Measure)

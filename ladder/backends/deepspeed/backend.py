@@ -9,7 +9,7 @@ from typing import Any
 
 from ladder.backends.base import Backend, Choices, Device, EmittedTraining, Moment, StepTerms
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
-from ladder.backends.deepspeed.knobs import knob_choices
+from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.moments import moments_of, offloaded
 from ladder.backends.deepspeed.rungs import NAME, RUNGS
 from ladder.backends.deepspeed.step_terms import step_terms
@@ -71,6 +71,9 @@ class DeepSpeed(Backend):
 
     def knob_choices(self, workload: Workload, engine: Engine, world_size: int) -> Choices:
         return knob_choices(workload, engine.rung, world_size)
+
+    def knobs_in_doubt(self, candidate: Candidate, world_size: int, device: str) -> Mapping[str, bool | int]:
+        return knobs_in_doubt(candidate, world_size, device)
 
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         return moments_of(workload, candidate, world_size, device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ladder.backends.base import Choices
 from ladder.backends.deepspeed.config import PIN_MEMORY, engine_knobs
-from ladder.candidates import Engine, Rung
+from ladder.candidates import Candidate, Engine, Rung
 from ladder.workload.workload import Workload
 
 _FACTORS = {
@@ -18,6 +20,10 @@ _FACTORS = {
 _LARGEST = 1_000_000_000
 """Elements. Chosen: DeepSpeed's largest default (`stage3_max_live_parameters`)."""
 _SWITCHES = ("overlap_comm", "round_robin_gradients")
+_SELDOM = 4
+"""Micro-steps of a step of stage 1, which reduces gradients once in it: with more of them, what overlap gains or costs
+is hardly more than noise. Chosen: it cost 9 ms of 213 for OPT-1.3B and 19 of 104 for opt-125m, where it cost most
+(measured on two H200, benchmarks/results/compare)."""
 
 
 def knob_choices(workload: Workload, rung: Rung, world_size: int) -> Choices:
@@ -32,3 +38,15 @@ def knob_choices(workload: Workload, rung: Rung, world_size: int) -> Choices:
     if rung.devices:
         choices[PIN_MEMORY] = (False, True)
     return choices
+
+
+def knobs_in_doubt(candidate: Candidate, world_size: int, device: str) -> Mapping[str, bool | int]:
+    """`overlap_comm`, where stages 1 and 2 reduce gradients between GPUs.
+
+    It hides a slow link, but DeepSpeed then waits for the GPU after each bucket: between two H200 with NVLink, steps
+    were 4 to 19 % shorter without it (measured, benchmarks/results/compare).
+    """
+    rung = candidate.engine.rung
+    reduces = world_size > 1 and rung.stage in (1, 2) and rung.offload_optimizer == "none"
+    is_seldom = rung.stage == 1 and candidate.accumulation > _SELDOM
+    return {"overlap_comm": False} if device == "cuda" and reduces and not is_seldom else {}
