@@ -1,6 +1,7 @@
-"""Optuna chooses settings of the winning engine's DeepSpeed knobs, with the constraint that a trial fits.
+"""Which settings of the winning engine's DeepSpeed knobs to try: one that is in doubt, and then what Optuna chooses.
 
-Nothing is stored here: before each question, a new study is told everything that the history holds.
+Optuna's constraint is that a trial fits. Nothing is stored here: before each question, a new study is told everything
+that the history holds.
 """
 
 from __future__ import annotations
