@@ -155,7 +155,7 @@ def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_
 
 
 @needs_torchao
-def test_fp8_on_one_gpu_fits_with_and_without_compiled_blocks_and_only_it_may_train_differently(tmp_path: Path) -> None:
+def test_fp8_on_one_gpu_trains_like_16_bits_and_is_faster_with_compiled_blocks(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
     workload += ["--backend", "torch", "--rung", "ddp", "--micro-batch", "8", "--strategy", "exhaustive"]
@@ -168,8 +168,7 @@ def test_fp8_on_one_gpu_fits_with_and_without_compiled_blocks_and_only_it_may_tr
     speeds = table.query("checkpointing == 'off'").set_index("rung")["tokens_per_second"]
     print(speeds)
     assert speeds["ddp+compile+fp8"] > speeds["ddp+fp8"], "scaling and casting are worth compiling"
-    refused = table[table["why"].str.contains("losses differ from those", na=False)]
-    assert set(refused["rung"]) <= {"ddp+fp8", "ddp+compile+fp8"}
+    assert not table["why"].str.contains("losses differ from those", na=False).any()
 
 
 @pytest.mark.parametrize(

@@ -440,6 +440,13 @@ def test_losses_may_differ_by_as_much_as_an_engine_s_techniques_round(key: str, 
     assert compare([10.0, 10.0], [10.0, 5.0], engine).agrees is False
 
 
+@pytest.mark.parametrize(("key", "agrees"), [("ddp", False), ("ddp+fp8", True)])
+def test_of_an_engine_that_rounds_losses_are_compared_until_they_have_halved(key: str, agrees: bool) -> None:
+    swinging = [10.0, 8.0, 4.9, 2.0]
+    assert compare([10.0, 8.0, 4.9, 3.5], swinging, engine_named(key)).agrees is agrees
+    assert compare([10.0, 8.0, 6.5, 3.5], swinging, engine_named(key)).agrees is False
+
+
 @pytest.mark.parametrize(("factor", "words"), [(0.8, "25% faster"), (1.25, "20% slower"), (1.05, "")])
 def test_a_proof_at_another_speed_than_the_trial_says_how_far_speeds_vary(
     tmp_path: Path, factor: float, words: str
