@@ -14,11 +14,13 @@ import argparse
 import json
 import platform
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-import transformers
 from accelerate.utils.ao import convert_model_to_fp8_ao
-from one_rank import CLIP
+from one_rank import CLIP, begin, make_model
+from side_by_side import Work
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.config import Float8GemmConfig
 
@@ -53,12 +55,11 @@ WAYS = {
 }
 
 
-def losses(way: Way, config: transformers.PretrainedConfig, seq_len: int, steps: int, device: str) -> list[float]:
+def losses(way: Way, spec: dict[str, Any], steps: int, device: torch.device) -> list[float]:
     """By micro-step; an optimizer step follows each second one."""
     torch.compiler.reset()
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().to(device)
-    ids = torch.randint(4, config.vocab_size, (_SEQUENCES, seq_len)).to(device)
+    model = make_model(spec, device)
+    ids = torch.randint(4, model.config.vocab_size, (_SEQUENCES, spec["seq_len"]), device=device)
     if way.fp8:
         sums = Float8GemmConfig(use_fast_accum=way.fast_sums)
         convert_model_to_fp8_ao(model, config=Float8LinearConfig(pad_inner_dim=True, gemm_config_output=sums))
@@ -67,7 +68,7 @@ def losses(way: Way, config: transformers.PretrainedConfig, seq_len: int, steps:
     optimizer, seen = torch.optim.AdamW(model.parameters(), lr=_RATE, fused=True), []
     for step in range(steps):
         for sequence in ids:
-            with torch.autocast(device, dtype=torch.bfloat16):
+            with torch.autocast(device.type, dtype=torch.bfloat16):
                 loss = model(input_ids=sequence[None], labels=sequence[None]).loss
             (loss / _SEQUENCES).backward()
             seen.append(round(loss.item(), 4))
@@ -85,20 +86,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     options = parser.parse_args()
-    shape = dict(with_vocabulary(with_layers(resolve_model(options.model), _LAYERS), _VOCABULARY).config)
-    config = transformers.AutoConfig.for_model(shape.pop("model_type"), **shape)
-    is_gpu = torch.cuda.is_available()
-    found = {
-        name: losses(WAYS[name], config, options.seq_len, options.steps, "cuda" if is_gpu else "cpu")
-        for name in dict.fromkeys(["16 bits", *options.only])
-    }
+    shallow = with_vocabulary(with_layers(resolve_model(options.model), _LAYERS), _VOCABULARY)
+    work = Work(model=options.model, seq_len=options.seq_len)
+    spec = work.spec("ddp", Path("unused"), config=dict(shallow.config), liger=False)
+    device = begin(spec)
+    names = dict.fromkeys(["16 bits", *options.only])
+    found = {name: losses(WAYS[name], spec, options.steps, device) for name in names}
     plain = found["16 bits"]
     apart = {
         name: [round(100 * (one - other) / plain[0], 2) for one, other in zip(own, plain, strict=True)]
         for name, own in found.items()
     }
-    device = torch.cuda.get_device_name() if is_gpu else platform.machine()
-    print(json.dumps({"device": device, "model": options.model, "losses": found, "apart_percent": apart}, indent=1))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    print(json.dumps({"device": name, "model": options.model, "losses": found, "apart_percent": apart}, indent=1))
 
 
 if __name__ == "__main__":

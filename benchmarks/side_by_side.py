@@ -193,17 +193,8 @@ def tune(work: Work, folder: Path, longest: float | None, *options: str, program
     run_folder, output = folder / "run", folder / "best_config.json"
     run_folder.mkdir(parents=True, exist_ok=True)
     words = ["tune", *([] if program else [work.model, "--seq-len", work.seq_len]), "--global-batch-size", work.batch]
-    knobs = int(work.gpus > 1)  # the one that a tune tries by itself, with a time budget too
-    words += [
-        "--knobs",
-        knobs,
-        "--run-dir",
-        run_folder,
-        "--output",
-        output,
-        "--gpus",
-        work.gpus if visible_gpus() else 0,
-    ]
+    words += ["--run-dir", run_folder, "--output", output, "--gpus", work.gpus if visible_gpus() else 0]
+    words += ["--knobs", int(work.gpus > 1)]  # on several GPUs a tune may try one by itself; with a time budget, twelve
     cap = f"{round(work.cap_gib * 1024)}MiB" if work.cap_gib else None
     lora = None if program else work.lora
     for name, value in (("--gpu-memory", cap), ("--lora", lora), ("--load-in", work.load_in)):

@@ -149,7 +149,7 @@ class Backend(ABC):
         """The knobs of `engine` that are worth turning."""
         return {}
 
-    def knobs_in_doubt(self, candidate: Candidate, world_size: int, device: str) -> Mapping[str, bool | int]:
+    def knobs_in_doubt(self, candidate: Candidate, world_size: int, device: Device) -> Mapping[str, bool | int]:
         """Knobs of `candidate` for which our default is the slower choice on some machines, with the other choice."""
         return {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -18,7 +18,7 @@ from ladder.backends.base import Choices
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.search.belief import LIKELY, Belief, believe
+from ladder.search.belief import LIKELY, Belief, believe, device_of
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knobs_of, plain, turned, winner, with_knobs
 from ladder.search.space import Space, measured
@@ -65,11 +65,13 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int | None) 
 
 def _in_doubt(space: Space, records: Sequence[Record], best: Candidate) -> Candidate | None:
     """`best` with the other choice where our default is in doubt; None once measured, or where that has no chance."""
-    others = backend_of(best.engine.rung).knobs_in_doubt(best, space.world_size, space.device)
+    others = backend_of(best.engine.rung).knobs_in_doubt(best, space.world_size, device_of(space))
+    if not others:
+        return None
     usual = knobs_of(space.workload, best.engine, space.world_size)
     candidate = with_knobs(space.workload, best, {**usual, **others}, space.world_size)
     belief = believe(space, records)
-    if not _is_worth_it(candidate, records, belief):
+    if not _is_worth_it(candidate, measured(records), belief):
         return None
     own, other = (belief.outlook(each).speed.tokens_per_second for each in (best, candidate))
     return candidate if other > _HOPELESS * own else None
@@ -93,15 +95,15 @@ def _sampled(space: Space, records: Sequence[Record], choices: Choices, tried: S
     for _ in range(_MOST_QUESTIONS):
         trial = study.ask(distributions)
         candidate = with_knobs(space.workload, tried[0], trial.params, space.world_size)
-        if _is_worth_it(candidate, records, belief):
+        if _is_worth_it(candidate, seen, belief):
             return candidate
         _tell(study, trial, seen.get(candidate.key))
     return None
 
 
-def _is_worth_it(candidate: Candidate, records: Sequence[Record], belief: Belief) -> bool:
+def _is_worth_it(candidate: Candidate, seen: Mapping[str, Record], belief: Belief) -> bool:
     """Not if it was measured, nor if it is unlikely to fit: the possible gain is small."""
-    return candidate.key not in measured(records) and belief.outlook(candidate).fits >= LIKELY
+    return candidate.key not in seen and belief.outlook(candidate).fits >= LIKELY
 
 
 def _is_unsure(best: Candidate, records: Sequence[Record]) -> bool:

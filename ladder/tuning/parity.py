@@ -38,6 +38,7 @@ _HALF = 0.5
 """Below this share of the first loss, those of an engine that may differ more are compared no further. Chosen: two
 layers then learn their batch by heart, and losses swing: on a CPU, those of FP8 differed from 16 bits by at most 1.6 %
 of the first until then, and by 13 % later (measured, benchmarks/fp8_losses.py)."""
+
 _FALLS = 0.01
 """How much the reference engine's losses must fall at least, as a fraction of the first: otherwise an engine that takes
 no step would look the same. Chosen: fifty times what correct engines differ by; adapters of rank 4 fall by 0.02

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 
+from ladder.backends.base import Device
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
@@ -164,20 +166,13 @@ def test_a_request_is_a_trial_like_any_other(space):
 IN_DOUBT = make_candidate("zero1", micro_batch=4, accumulation=2)
 
 
-def several_gpus(*, device: str = "cuda") -> Space:
-    return Space(
-        workload=bundled_workload("opt-125m", seq_len=512, global_batch_size=32),
-        world_size=4,
-        device=device,
-        memory_limit=80 * GIB,
-        host_memory=1024 * GIB,
-        engines=(IN_DOUBT.engine,),
-        micro_batches=(4,),
-    )
+def of_small_model(space: Space) -> Space:
+    small = bundled_workload("opt-125m", seq_len=512, global_batch_size=32)
+    return replace(space, workload=small, engines=(IN_DOUBT.engine,), micro_batches=(4,))
 
 
-def test_without_a_number_the_winner_is_tried_once_without_overlap_and_nothing_else_is():
-    space = several_gpus()
+def test_without_a_number_the_winner_is_tried_once_without_overlap_and_nothing_else_is(space):
+    space = of_small_model(space)
     records = [measured(IN_DOUBT, 100.0)]
     asked = next_knobs(space, records, None)
     assert isinstance(asked, Measure)
@@ -190,7 +185,7 @@ def test_without_a_number_the_winner_is_tried_once_without_overlap_and_nothing_e
 
 
 def test_overlap_is_not_in_doubt_where_it_changes_little_or_was_not_measured():
-    for candidate, world_size, device in [
+    settled: list[tuple[Candidate, int, Device]] = [
         (IN_DOUBT, 1, "cuda"),
         (IN_DOUBT, 4, "cpu"),
         (make_candidate("zero1", micro_batch=1, accumulation=8), 4, "cuda"),
@@ -198,14 +193,15 @@ def test_overlap_is_not_in_doubt_where_it_changes_little_or_was_not_measured():
         (make_candidate("zero1+opt-cpu"), 4, "cuda"),
         (make_candidate("zero3"), 4, "cuda"),
         (make_candidate("ddp"), 4, "cuda"),
-    ]:
+    ]
+    for candidate, world_size, device in settled:
         assert not backend_of(candidate.engine.rung).knobs_in_doubt(candidate, world_size, device), candidate.key
     often = make_candidate("zero2", micro_batch=1, accumulation=8)
     assert backend_of(often.engine.rung).knobs_in_doubt(often, 4, "cuda"), "stage 2 reduces in each micro-step"
 
 
-def test_on_a_cpu_no_setting_is_tried_without_a_number():
-    assert isinstance(next_knobs(several_gpus(device="cpu"), [measured(IN_DOUBT, 100.0)], None), Stop)
+def test_on_a_cpu_no_setting_is_tried_without_a_number(space):
+    assert isinstance(next_knobs(replace(of_small_model(space), device="cpu"), [measured(IN_DOUBT, 100.0)], None), Stop)
 
 
 def test_a_setting_that_is_predicted_to_be_far_slower_is_not_tried_without_a_number(space):

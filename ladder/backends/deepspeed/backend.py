@@ -72,7 +72,7 @@ class DeepSpeed(Backend):
     def knob_choices(self, workload: Workload, engine: Engine, world_size: int) -> Choices:
         return knob_choices(workload, engine.rung, world_size)
 
-    def knobs_in_doubt(self, candidate: Candidate, world_size: int, device: str) -> Mapping[str, bool | int]:
+    def knobs_in_doubt(self, candidate: Candidate, world_size: int, device: Device) -> Mapping[str, bool | int]:
         return knobs_in_doubt(candidate, world_size, device)
 
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ladder.backends.base import Choices
+from ladder.backends.base import Choices, Device
 from ladder.backends.deepspeed.config import PIN_MEMORY, engine_knobs
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.workload.workload import Workload
@@ -40,7 +40,7 @@ def knob_choices(workload: Workload, rung: Rung, world_size: int) -> Choices:
     return choices
 
 
-def knobs_in_doubt(candidate: Candidate, world_size: int, device: str) -> Mapping[str, bool | int]:
+def knobs_in_doubt(candidate: Candidate, world_size: int, device: Device) -> Mapping[str, bool | int]:
     """`overlap_comm`, where stages 1 and 2 reduce gradients between GPUs.
 
     It hides a slow link, but DeepSpeed then waits for the GPU after each bucket: between two H200 with NVLink, steps
