@@ -59,6 +59,7 @@ ROWS: dict[str, Work] = {
     "opt-1.3b-2": Work(model="opt-1.3b", gpus=2, batch=64),
     "llama-2-7b-76gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=76),
     "llama-2-7b-40gib-2": Work(model="llama-2-7b", gpus=2, batch=64, cap_gib=40),
+    "llama-2-7b-40gib-4": Work(model="llama-2-7b", gpus=4, batch=128, cap_gib=40),
     "roberta-base": Work(model="roberta-base", seq_len=512, batch=64, task="masked-lm"),
     "sft": Work(model="llama-3.2-1b", seq_len=1024, batch=32, is_script=True),
     "sft-lora": Work(model="llama-3.2-1b", seq_len=1024, batch=32, lora="r=16,alpha=32", is_script=True),

@@ -51,6 +51,7 @@ LIVE = {
     "opt-1.3b-2": "OPT-1.3B on two GPUs, batch 64",
     "llama-2-7b-76gib-2": "Llama-2-7B on two GPUs, 76 GiB, batch 64",
     "llama-2-7b-40gib-2": "Llama-2-7B on two GPUs, 40 GiB, batch 64",
+    "llama-2-7b-40gib-4": "Llama-2-7B on four GPUs, 40 GiB, batch 128",
     "sft": "TRL's own SFT of Llama-3.2-1B, texts of uneven lengths, batch 32",
     "sft-lora": "TRL's own SFT of Llama-3.2-1B with LoRA, texts of uneven lengths, batch 32",
 }
