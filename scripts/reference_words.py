@@ -143,10 +143,8 @@ KEYS = {
         "array or null",
         "The lowest and the highest speed to expect of a training, where the machine's speed varies; null where "
         "`tokens_per_second` should hold to 3 %. They are the extremes of the proof, of up to five parts of it, and of "
-        "the answer's trial; a fifth below and above the proof where [the CPU sets the "
-        "pace](../how-to/own-script.md#when-the-speed-is-a-range); and 7 % below it where the GPUs [rest less in a "
-        "training](../explanation/how-it-decides.md#what-a-trial-is) than in the proof. `ladder verify` compares with "
-        "the lower end.",
+        "the answer's trial, and a fifth below and above the proof where [the CPU sets the "
+        "pace](../how-to/own-script.md#when-the-speed-is-a-range). `ladder verify` compares with the lower end.",
     ),
     "step_seconds": ("number", "Seconds of one optimizer step with its accumulation."),
     "mfu": (

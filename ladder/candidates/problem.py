@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ladder.workload.workload import Workload
 
@@ -13,7 +14,7 @@ class Problem:
 
     workload: Workload
     world_size: int
-    device: str
+    device: Literal["cuda", "cpu"]
     memory_limit: int
     """Bytes per rank."""
     is_limited: bool = False

@@ -28,11 +28,6 @@ such a training may differ from its proof's. Chosen: of GPUs that computed all t
 0.22 to 0.46 of opt-125m's. 11 of 13 trainings of that model were within a fifth of their promise, while 20 of their
 steps took 1.5 to 2.1 s in one and the same training (measured by benchmarks/promise.py; results/1xh200-scripts)."""
 
-_RESTED, _LONG = 0.07, 2.0
-"""How much slower a training may be than its proof, whose GPUs rested more; and from how many seconds of accumulation
-before each optimizer step on. Chosen: a little more than the larger of two differences, 2 and 6 %, between trainings
-that accumulate for 8 s and their proofs, for 1 s (measured on H200; benchmarks/results/compare); and twice that 1 s."""
-
 _NOTICEABLE = 0.05
 """Of a training's time: what new lengths of batches cost is worth a word from here on. Chosen: more than differences
 between candidates that are not noise."""
@@ -52,8 +47,7 @@ def promised_range(candidate: Candidate, proof: Record, trial: Record | None) ->
     """The lowest and the highest tokens/s of a training, or None if the one figure of its `proof` is good enough.
 
     These are the extremes of the proof, of the windows of its steps, and of the `trial` of the same candidate, which
-    ran at another time; where the CPU sets the pace, also a fifth less and more than the proof; and where the GPUs of a
-    training rest less, also 7 % less.
+    ran at another time; where the CPU sets the pace, also a fifth less and more than the proof.
     """
     speed = proof.tokens_per_second
     if not speed or proof.measurement is None:
@@ -63,8 +57,6 @@ def promised_range(candidate: Candidate, proof: Record, trial: Record | None) ->
         speeds.append(other)
     if is_paced_by_cpu(candidate, proof):
         speeds += [(1 - _OF_THE_CPU) * speed, (1 + _OF_THE_CPU) * speed]
-    if rested(candidate, proof):
-        speeds.append((1 - _RESTED) * speed)
     low, high = min(speeds), max(speeds)
     return (low, high) if low < (1 - _KEPT) * speed or high > (1 + _KEPT) * speed else None
 
@@ -85,24 +77,6 @@ def paced_by_cpu(candidate: Candidate, proof: Record) -> str:
     return (
         f"the GPUs were busy for only {proof.measurement.utilisation:.0%} of the proof: the CPU, which launches their "
         "kernels, sets the pace, and its speed changes with whatever else it does; so the speed is promised as a range"
-    )
-
-
-def rested(candidate: Candidate, proof: Record) -> str:
-    """A warning if the GPUs of a proof rested for more of its time than those of a training will; otherwise empty.
-
-    They rest while the optimizer works on the host, after a second of accumulation. In a script's own loop, which waits
-    for its data loader, a proof accumulates as long as a training.
-    """
-    seen = proof.measurement
-    if seen is None or seen.utilisation is None or seen.loader_share is not None or not seen.accumulate_seconds:
-        return ""
-    accumulates = (candidate.accumulation - 1) * seen.accumulate_seconds
-    if candidate.engine.rung.offload_optimizer == "none" or accumulates < _LONG:
-        return ""
-    return (
-        "the GPUs rest while the optimizer works on the host, less often in a training than in the proof, and may not "
-        "keep its clocks: two trainings were 2% and 6% slower, so the speed is promised as a range"
     )
 
 

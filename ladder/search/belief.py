@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Literal
 
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
@@ -74,7 +73,7 @@ class Outlook:
             space.workload,
             self.candidate,
             world_size=space.world_size,
-            device=device_of(space),
+            device=space.device,
             calibration=self.belief.memory,
             started=self.candidate.engine.states in self.belief.started,
         )
@@ -265,7 +264,7 @@ class Belief:
     @cached_property
     def _calibrated(self) -> tuple[MachineSpeed, SpeedCalibration, bool]:
         space = self.space
-        sheets = machine_speed(space.gpu_name, device_of(space), space.world_size, space.num_cores, space.num_nodes)
+        sheets = machine_speed(space.gpu_name, space.device, space.world_size, space.num_cores, space.num_nodes)
         learned = {name: (mean, deviation) for name, mean, deviation in space.learned}
         rates = dict(space.rates)
         if space.num_nodes == 1:  # the rates of several nodes may foretell one
@@ -285,7 +284,7 @@ class Belief:
     @cached_property
     def memory(self) -> MemoryCalibration:
         space = self.space
-        return calibrate_memory(space.workload, self._memory_seen, world_size=space.world_size, device=device_of(space))
+        return calibrate_memory(space.workload, self._memory_seen, world_size=space.world_size, device=space.device)
 
     @cached_property
     def host_ratios(self) -> dict[str, float]:
@@ -339,7 +338,3 @@ def expected_gain(tokens_per_second: float, deviation: float, *, over: float) ->
     deviation, mean = max(deviation, 1e-6), math.log(tokens_per_second / over)
     ahead = math.exp(mean + deviation**2 / 2) * _NORMAL.cdf(mean / deviation + deviation)
     return max(0.0, ahead - _NORMAL.cdf(mean / deviation))
-
-
-def device_of(space: Space) -> Literal["cuda", "cpu"]:
-    return "cuda" if space.device == "cuda" else "cpu"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ladder.backends.registry import REFERENCE
 from ladder.candidates import Candidate, Rung
-from ladder.search.belief import Outlook, device_of
+from ladder.search.belief import Outlook
 from ladder.workload.workload import Workload
 
 PROCESSES = 2.5
@@ -27,10 +27,11 @@ _WARM_UP = 2
 """Untimed optimizer steps of a first candidate. Derived: `StepPolicy.warmup`."""
 _LONG_SECONDS = 3.0
 """But a proof has only one that takes this long. Derived: `StepPolicy.long_seconds`."""
-_SUSTAINED_SECONDS = 1.0
-"""A timed step of an engine whose optimizer is not on the GPU accumulates at least this long before it. Chosen: a GPU
-that has just rested begins with higher clocks than its power limit lets it keep. Measured: micro-steps of Llama-3.2-1B
-on an H200 take 7 % longer in whole steps of 8 s than in pairs of 0.3 s (benchmarks/results/compare)."""
+_SUSTAINED_SECONDS, _PROVEN_SECONDS = 1.0, 10.0
+"""A timed step of an engine whose optimizer is not on the GPU accumulates at least this long before it, in a trial and
+in a proof. Chosen: a GPU that rests often has higher clocks than its power limit lets it keep. Measured: micro-steps of
+Llama-3.2-1B on an H200 take 7 % longer in whole steps of 8 s than in pairs of 0.3 s, and trainings on two hosts were 2
+and 6 % slower than proofs that accumulated for 1 s (benchmarks/results/compare). So a proof makes such whole steps."""
 COMPARISONS = 2
 """Trials that compare losses before a proof: one of the answer, one of the engine that it is compared with. Derived:
 `tuning.parity`."""
@@ -78,9 +79,11 @@ def start_of(candidate: Candidate, workload: Workload) -> float:
     return own + start_seconds(candidate.engine.rung, weights.total, weights.trained)
 
 
-def sustained_seconds(rung: Rung, device: str) -> float:
+def sustained_seconds(rung: Rung, device: str, *, proving: bool) -> float:
     """How long a timed step accumulates at least before the optimizer, if the training's do: long only on GPUs."""
-    return _SUSTAINED_SECONDS if device == "cuda" and rung.offload_optimizer != "none" else 0.0
+    if device != "cuda" or rung.offload_optimizer == "none":
+        return 0.0
+    return _PROVEN_SECONDS if proving else _SUSTAINED_SECONDS
 
 
 def short_step(outlook: Outlook) -> float:
@@ -88,11 +91,10 @@ def short_step(outlook: Outlook) -> float:
     return outlook.speed.step_seconds(min(2, outlook.candidate.accumulation))
 
 
-def timed_step(outlook: Outlook) -> float:
-    """Seconds of a timed step, which may accumulate longer."""
-    candidate, speed = outlook.candidate, outlook.speed
-    device = device_of(outlook.belief.space)
-    sustained = 0.0 if outlook.shallow else sustained_seconds(candidate.engine.rung, device)
+def timed_step(outlook: Outlook, *, proving: bool = False) -> float:
+    """Seconds of a timed step of a trial, or a proof, which may accumulate longer."""
+    candidate, speed, device = outlook.candidate, outlook.speed, outlook.belief.space.device
+    sustained = 0.0 if outlook.shallow else sustained_seconds(candidate.engine.rung, device, proving=proving)
     micro = speed.accumulate_seconds
     return short_step(outlook) + max(0.0, min(sustained - micro, (candidate.accumulation - 2) * micro))
 
@@ -121,7 +123,7 @@ def proof_seconds(outlook: Outlook) -> tuple[float, float]:
     """The least and most seconds of a proof: the start, timed steps until its speed is certain, and an evaluation."""
     if outlook.workload.script is not None:
         return _script_proof_seconds(outlook, generates=outlook.workload.script.facts.generation is not None)
-    untimed, step = short_step(outlook), timed_step(outlook)
+    untimed, step = short_step(outlook), timed_step(outlook, proving=True)
     fewest = PROOF_STEPS * step
     before = untimed if untimed >= _LONG_SECONDS else _WARM_UP * untimed
     around = start_of(outlook.candidate, outlook.workload) + before + untimed

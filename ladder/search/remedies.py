@@ -13,7 +13,7 @@ from typing import Any
 from ladder.backends.registry import MAIN, RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine, Technique, divisors, engines_having
 from ladder.events.outcome import Record
-from ladder.search.belief import Belief, believe, device_of
+from ladder.search.belief import Belief, believe
 from ladder.search.forecast import MOST_GPUS, SURE, num_nodes
 from ladder.search.memory import MemoryPrediction, predict_memory
 from ladder.search.space import Space
@@ -241,7 +241,7 @@ class _Needs:
                 workload,
                 candidate,
                 world_size=world_size,
-                device=device_of(self._space),
+                device=self._space.device,
                 calibration=self._calibration,
             )
             for candidate in candidates

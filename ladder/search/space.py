@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.backends.base import Device
 from ladder.backends.registry import is_main
 from ladder.candidates import Candidate, Engine, Problem, candidates_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
@@ -103,8 +102,7 @@ class Space(Problem):
 
     def predicted_peak(self, candidate: Candidate) -> int:
         """Predicted bytes of a rank before any trial."""
-        device: Device = "cuda" if self.device == "cuda" else "cpu"
-        return expected_peak(self.workload, candidate, world_size=self.world_size, device=device)
+        return expected_peak(self.workload, candidate, world_size=self.world_size, device=self.device)
 
 
 def of_main_backend(space: Space) -> Space:

@@ -18,7 +18,7 @@ from ladder.backends.base import Choices
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.search.belief import LIKELY, Belief, believe, device_of
+from ladder.search.belief import LIKELY, Belief, believe
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knobs_of, plain, turned, winner, with_knobs
 from ladder.search.space import Space, measured
@@ -65,7 +65,7 @@ def next_knobs(space: Space, records: Sequence[Record], num_trials: int | None) 
 
 def _in_doubt(space: Space, records: Sequence[Record], best: Candidate) -> Candidate | None:
     """`best` with the other choice where our default is in doubt; None once measured, or where that has no chance."""
-    others = backend_of(best.engine.rung).knobs_in_doubt(best, space.world_size, device_of(space))
+    others = backend_of(best.engine.rung).knobs_in_doubt(best, space.world_size, space.device)
     if not others:
         return None
     usual = knobs_of(space.workload, best.engine, space.world_size)

@@ -105,7 +105,7 @@ def trial_spec(
     script: ScriptSpec | None = None,
 ) -> TrialSpec:
     """A trial of `engine` with the configuration `deepspeed` on all ranks of `machine`; keywords as in TrialSpec."""
-    sustained = 0.0 if probe else sustained_seconds(engine.rung, machine.device)
+    sustained = 0.0 if probe else sustained_seconds(engine.rung, machine.device, proving=proof)
     return TrialSpec(
         trial=name,
         folder=str(folder),

@@ -11,7 +11,7 @@ from pathlib import Path
 from ladder.candidates import Candidate, Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
-from ladder.events.promise import apart, new_lengths, paced_by_cpu, rested
+from ladder.events.promise import apart, new_lengths, paced_by_cpu
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
@@ -159,7 +159,7 @@ class Trials:
             trial = trials.get(candidate.key)
             of_speed = [apart(record, trial)]
             if proving:
-                of_speed += [paced_by_cpu(candidate, record), rested(candidate, record), new_lengths(candidate, trial)]
+                of_speed += [paced_by_cpu(candidate, record), new_lengths(candidate, trial)]
             said = (*record.warnings, *warnings, *of_speed)
             outcome = record.outcome
             if outcome.kind == "host_oom":

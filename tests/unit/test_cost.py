@@ -76,14 +76,15 @@ def outlooks_on(device: str, rung: str, global_batch_size: int) -> list[Outlook]
     ],
     ids=["offloaded", "all on the GPU", "two micro-steps in all", "a CPU"],
 )
-def test_where_a_gpu_rests_during_the_optimizer_a_timed_step_accumulates_for_a_second(
+def test_where_a_gpu_rests_during_the_optimizer_a_timed_step_accumulates_for_a_second_and_in_a_proof_for_ten(
     device: str, rung: str, batch: int, is_longer: bool
 ) -> None:
     for outlook in outlooks_on(device, rung, batch):
         micro = outlook.speed.accumulate_seconds
         assert micro < 0.5, "its micro-steps were to be short"
-        expected = 1.0 - micro if is_longer else 0.0
-        assert timed_step(outlook) - short_step(outlook) == pytest.approx(expected)
+        for proving, sustained in ((False, 1.0), (True, 10.0)):
+            expected = min(sustained - micro, (batch - 2) * micro) if is_longer else 0.0
+            assert timed_step(outlook, proving=proving) - short_step(outlook) == pytest.approx(expected)
         probe = replace(outlook, shallow=True)
         assert timed_step(probe) == pytest.approx(short_step(probe))
 

@@ -10,7 +10,7 @@ from helpers.scripts import make_script
 from helpers.searches import make_space
 
 from ladder.search.belief import believe
-from ladder.search.cost import expected_seconds, proof_seconds, start_of
+from ladder.search.cost import expected_seconds, proof_seconds, short_step, start_of, timed_step
 
 
 def test_the_proof_of_a_script_makes_whole_optimizer_steps_and_more_of_them() -> None:
@@ -18,6 +18,17 @@ def test_the_proof_of_a_script_makes_whole_optimizer_steps_and_more_of_them() ->
     outlook = believe(space, ()).outlook(make_candidate("zero3", micro_batch=4, accumulation=4))
     least, most = proof_seconds(outlook)
     assert least == pytest.approx(start_of(outlook.candidate, space.workload) + 11 * outlook.speed.step_seconds(4))
+    assert most >= least
+
+
+def test_a_proof_whose_optimizer_is_on_the_host_makes_longer_steps_than_a_trial() -> None:
+    workload = bundled_workload(global_batch_size=256)
+    space = make_space("zero1+opt-cpu", workload=workload, world_size=1, micro_batches=(1,))
+    outlook = believe(space, ()).outlook(space.candidates[0])
+    step = timed_step(outlook, proving=True)
+    least, most = proof_seconds(outlook)
+    assert step > 2 * timed_step(outlook), "its accumulation was to take longer than a trial's"
+    assert least == pytest.approx(start_of(outlook.candidate, workload) + 3 * short_step(outlook) + 3 * step)
     assert most >= least
 
 

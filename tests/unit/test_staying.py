@@ -147,7 +147,8 @@ def test_only_trials_of_random_weights_on_gpus_may_share_processes(
     ("rung", "device", "changes", "seconds"),
     [
         ("zero1+opt-cpu", "cuda", {}, 1.0),
-        ("zero1+opt-cpu", "cuda", {"proof": True}, 1.0),
+        ("zero1+opt-cpu", "cuda", {"proof": True}, 10.0),
+        ("zero2", "cuda", {"proof": True}, 0.0),
         ("zero1+opt-cpu", "cuda", {"probe": True}, 0.0),
         ("zero1+opt-cpu", "cpu", {}, 0.0),
         ("zero2", "cuda", {}, 0.0),

@@ -20,7 +20,7 @@ from helpers import (
 )
 
 from ladder.events.outcome import OutcomeKind, Record
-from ladder.events.promise import apart, new_lengths, paced_by_cpu, promised_range, rested, window_speeds
+from ladder.events.promise import apart, new_lengths, paced_by_cpu, promised_range, window_speeds
 from ladder.events.protocol import (
     DoneEvent,
     Event,
@@ -392,32 +392,11 @@ def test_a_trial_that_failed_says_nothing_of_the_speed() -> None:
 def test_a_range_is_promised_where_the_cpu_sets_the_pace_and_a_warning_says_so(
     utilisation: float | None, rung: str, is_paced: bool
 ) -> None:
-    candidate = make_candidate(rung, accumulation=1)
+    candidate = make_candidate(rung)
     seen = make_measurement(window_speeds=(1.0,), utilisation=utilisation)
     proof = make_record(candidate, tokens_per_second=1000.0, measurement=seen)
     assert promised_range(candidate, proof, None) == ((800.0, 1200.0) if is_paced else None)
     assert ("only 41% of the proof" in paced_by_cpu(candidate, proof)) == is_paced
-
-
-@pytest.mark.parametrize(
-    ("rung", "accumulation", "changes", "rests_less"),
-    [
-        ("zero2+opt-cpu", 32, {}, True),
-        ("zero3+opt-nvme", 32, {}, True),
-        ("zero2", 32, {}, False),
-        ("zero2+opt-cpu", 5, {}, False),  # it accumulates about as long as its proof did
-        ("zero2+opt-cpu", 32, {"loader_share": 0.01}, False),  # a script's own loop made whole steps
-        ("zero2+opt-cpu", 32, {"utilisation": None}, False),
-    ],
-)
-def test_less_is_promised_where_a_training_s_gpus_rest_less_than_its_proof_s(
-    rung: str, accumulation: int, changes: dict[str, float | None], rests_less: bool
-) -> None:
-    candidate = make_candidate(rung, accumulation=accumulation)
-    known: dict[str, Any] = {"accumulate_seconds": 0.26, "window_speeds": (1.0,), "utilisation": 0.7} | changes
-    proof = make_record(candidate, tokens_per_second=1000.0, measurement=make_measurement(**known))
-    assert promised_range(candidate, proof, None) == (pytest.approx((930.0, 1000.0)) if rests_less else None)
-    assert ("2% and 6% slower" in rested(candidate, proof)) == rests_less
 
 
 @pytest.mark.parametrize(
