@@ -19,7 +19,7 @@ GPU's UUID), and one that it already holds is not run again:
 - `peak_device_gib` and `headroom`, the part of the limit that stays free;
 - `joules_per_token`, where the GPU counts; `cannot_say`: what this way has no words for at all;
 - `answer`, and `why` if it has none or the training failed; `finished`: whether the Autotuner or a search by hand came
-  to its own end (by hand in records of host F and later; before, false in four that are known to be cut off);
+  to its own end (by hand in records of machine F and later; before, false in four that are known to be cut off);
 - `tried`: each of ladder's trials, with its seconds and what its candidates reached (`trial_seconds` alone in records
   of 2026-11-27).
 

@@ -135,11 +135,10 @@ def _cells(rows: Sequence[dict[str, Any]], ours: Mapping[tuple[str, int], float]
     ran = [row for row in rows if row["tokens_per_second"]]
     shares = [row["tokens_per_second"] / ours[run_of(row)] for row in ran if run_of(row) in ours]
     free = [max(0.0, row["headroom"]) for row in rows if row["headroom"] is not None]
+    speeds = [_span([row["tokens_per_second"] for row in ran], ","), *map(_why, rows)]
     return (
         " or ".join(dict.fromkeys(shown for row in rows if (shown := _answer(row)))),
-        "; ".join(
-            filter(None, dict.fromkeys((_span([row["tokens_per_second"] for row in ran], ","), *map(_why, rows))))
-        ),
+        "; ".join(filter(None, dict.fromkeys(speeds))),
         _span(shares, ".2f"),
         _span([row["gpu_seconds"] for row in rows]),
         _span([row["failures"] for row in rows if row["failures"] is not None]),

@@ -165,7 +165,7 @@ class Technique:
     """It changes the numerics of training. Losses are then compared with the reference engine's that has it too."""
     loss_tolerance = 0.0
     """How far its losses may be from the reference engine's, as a fraction of the first, if more than others' may. They
-are then compared until the reference engine's have halved."""
+    are then compared until the reference engine's have halved."""
     needs_bf16 = False
     """It is for training in bf16 only."""
     leaves_work_out = False
