@@ -1,11 +1,9 @@
-# `make fast` before every commit, `make all` before a merge. CONTRIBUTING.md says what each takes.
-.PHONY: fast all checks format lint types layers unit tests faults nvme night coverage mutations lock hooks
+# `make fast` before every commit, `make gate` before a merge, `make night` once a release. CONTRIBUTING.md says more.
+.PHONY: fast checks format lint types layers unit gate night gpu coverage mutations lock hooks
 
 # Two at a time, as two cores have it: the unit tests beside everything else.
 fast:
 	$(MAKE) --jobs 2 --output-sync=target unit checks
-
-all: fast tests faults nvme
 
 checks: format lint types layers
 
@@ -24,23 +22,21 @@ layers:
 unit:
 	pytest tests/unit
 
-# All that the README's `pytest` runs, apart from the unit tests.
-tests:
-	pytest tests/simulated tests/contracts tests/process tests/gpu
+# Exactly what CI runs, in an environment of its own.
+gate:
+	bash .ci/run
 
-faults:
-	pytest tests/faults
-
-nvme:
-	pytest -m nvme
-
+# What takes too long for each merge. It writes its result into benchmarks/results/night.json and CONTRIBUTING.md.
 night:
-	pytest -m night
+	python scripts/night.py
+
+# On a machine with a GPU; again until it says that all have run. It writes into benchmarks/results/gpu-tests/.
+gpu:
+	pytest tests/gpu --part-seconds 540
 
 coverage:
 	pytest --numprocesses 2 --cov --cov-report=term tests/unit tests/simulated
 
-# Minutes on two idle cores, and more the more survive: for a night, not for a commit.
 mutations:
 	python scripts/mutate.py
 

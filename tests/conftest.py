@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -28,21 +27,7 @@ from ladder.machine.host import compiler
 from ladder.machine.machine import detect_machine
 from ladder.workload.workload import Workload
 
-_BEGAN = time.monotonic()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--most-seconds", type=float, metavar="SECONDS", help="skip tests that would begin later than this"
-    )
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A slow machine ends in time, and says what it left out."""
-    most = item.config.getoption("--most-seconds")
-    if most is not None and (took := time.monotonic() - _BEGAN) > most:
-        # At the test's own place, so that the summary names it.
-        raise pytest.skip.Exception(f"left out after {took:.0f} s", _use_item_location=True)
+pytest_plugins = ["helpers.skips"]
 
 
 @pytest.fixture(scope="session", autouse=True)

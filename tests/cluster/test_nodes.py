@@ -27,7 +27,6 @@ from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.slurm import nodes_among
 from ladder.runs.stored_run import read_run
 
-pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_TWO = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
 LADDER = [sys.executable, "-m", "ladder.cli.main"]

@@ -16,7 +16,6 @@ from helpers.clusters import Cluster
 
 from ladder.emit import load_best_config
 
-pytestmark = pytest.mark.cluster
 LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--launcher", "ray", "--backend", "deepspeed", "--quiet"]
 

@@ -12,7 +12,6 @@ from helpers import wait_until
 if TYPE_CHECKING:
     from helpers.clusters import Slurm
 
-pytestmark = pytest.mark.cluster
 SIMULATED = ("--launcher", "simulated", "--machine", "a100-80")
 LONG = ("llama-2-7b", *SIMULATED, "--strategy", "exhaustive", "--knobs", "10")
 """A tune of several seconds, so that it can be stopped in the middle."""

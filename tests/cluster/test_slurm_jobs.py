@@ -20,7 +20,6 @@ from ladder.launch.jobs.launcher import JobsLauncher
 from ladder.launch.watch import now
 
 pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
-pytestmark = pytest.mark.cluster
 LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [
     *(*LADDER, "tune", "tiny-llama", "--launcher", "slurm-jobs", "--gpus", "0", "--cpus-per-task", "2"),

@@ -13,7 +13,7 @@ from helpers.clusters import Cluster
 
 from ladder.emit import load_best_config
 
-pytestmark = [pytest.mark.cluster, pytest.mark.night]
+pytestmark = pytest.mark.night
 LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--launcher", "ray", "--nodes", "2"]
 

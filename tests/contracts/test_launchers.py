@@ -100,12 +100,12 @@ QUICK_TO_START = [
     "warm_bench",
     "bench_on_paper",
     "nodes_bench",
-    *(
-        pytest.param(name, marks=pytest.mark.cluster)
-        for name in ("bench_of_steps", "bench_over_ssh", "bench_of_ray", "bench_of_a_job")
-    ),
+    "bench_of_steps",
+    "bench_over_ssh",
+    "bench_of_ray",
+    "bench_of_a_job",
 ]
-LAUNCHERS = [*QUICK_TO_START, "cold_bench", pytest.param("bench_of_jobs", marks=pytest.mark.cluster)]
+LAUNCHERS = [*QUICK_TO_START, "cold_bench", "bench_of_jobs"]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

@@ -13,7 +13,6 @@ from ladder.cli.main import main
 from ladder.emit import load_best_config
 
 pytestmark = [
-    pytest.mark.nvme,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(ctypes.util.find_library("aio") is None, reason="needs libaio"),
 ]

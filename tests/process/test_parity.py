@@ -215,7 +215,6 @@ def test_with_sgd_an_engine_that_loses_its_steps_is_found_out_too(warm_bench: Be
     assert compare(lost, plain, Engine(RUNGS_BY_NAME["zero2"])).agrees is False
 
 
-@pytest.mark.nvme  # compiles an operator
 @pytest.mark.timeout(900)
 def test_an_optimizer_on_the_host_trains_alike_whether_gradients_cross_at_each_micro_step_or_at_the_boundary(
     warm_bench: Bench, trial_environment: dict[str, str], tmp_path: Path

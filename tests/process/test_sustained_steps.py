@@ -25,7 +25,6 @@ def test_the_optimizer_steps_once_in_a_step_that_accumulates_longer(
     assert_each_step_is_one(measured(warm_bench, tmp_path, rung))
 
 
-@pytest.mark.nvme  # compiles an operator
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rung", ["zero1+opt-cpu", "zero2+opt-cpu", "zero3+param-cpu+opt-cpu"])
 def test_an_optimizer_on_the_host_steps_once_in_a_step_that_accumulates_longer(

@@ -1,0 +1,83 @@
+"""Tests on a GPU in parts: `pytest tests/gpu --part-seconds 540`, again and again until all have run at this commit.
+
+Each part goes on where the last one ended. Results are kept in benchmarks/results/gpu-tests/, one file for each kind and
+number of GPUs. A GPU may be lent for minutes only; a result is kept as soon as its test has ended.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.machine.gpus import visible_gpus
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gpu-tests"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part-seconds", type=float, metavar="SECONDS", help="keep results, and begin no test after so many seconds"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--part-seconds") is not None:
+        config.pluginmanager.register(_Part(config.getoption("--part-seconds")))
+
+
+class _Part:
+    """What one call runs of the tests that have no result yet."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+        names = sorted(gpu.name for gpu in visible_gpus())
+        self._file = RESULTS / f"{len(names)}x {names[0] if names else 'none'}.json".replace(" ", "-").lower()
+        self._commit = _commit()
+        self._known: dict[str, Any] = {}
+        if self._file.is_file() and (known := json.loads(self._file.read_text()))["commit"] == self._commit:
+            self._known = known["tests"]
+        self._left: list[str] = []
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out what has a result."""
+        done = [item for item in items if item.nodeid in self._known]
+        items[:] = [item for item in items if item.nodeid not in self._known]
+        self._left = [item.nodeid for item in items]
+        config.hook.pytest_deselected(items=done)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the result of a test."""
+        told = self._known.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        told["seconds"] = round(told["seconds"] + report.duration, 1)
+        if report.outcome != "passed":
+            told["outcome"] = report.outcome
+            told["why"] = report.longreprtext.strip().splitlines()[-1][:300] if report.longreprtext else ""
+        if report.when == "teardown":
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            date = datetime.date.today().isoformat()
+            known = {"commit": self._commit, "date": date, "tests": self._known}
+            self._file.write_text(json.dumps(known, indent=2) + "\n")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """End the part once its time is over."""
+        if time.monotonic() > self._ends:
+            item.session.shouldstop = "the time of this part is over"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        left = [name for name in self._left if name not in self._known]
+        said = f"{len(left)} tests are left: run the same command again" if left else "all tests have run"
+        terminalreporter.write_line(f"{said}; results in {self._file}")
+
+
+def _commit() -> str:
+    """That of the checkout; of a copy without git, what $COMMIT says."""
+    done = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or os.environ.get("COMMIT", "unknown")
