@@ -19,7 +19,6 @@ from ladder.search.belief import believe, expected_gain
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
-from ladder.techniques.keys import engine_in
 from ladder.units import GIB
 
 CPU_RUNGS = ("zero0", "zero1", "zero2", "zero3")
@@ -31,22 +30,14 @@ def decide(space: Space, records: Sequence[Record]) -> Measure:
     return decision
 
 
-def test_auto_is_a_strategy():
-    assert STRATEGIES["auto"] is auto
-
-
-def test_the_first_trial_is_of_an_engine_that_fits_and_in_ascending_memory():
+def test_the_first_trial_is_of_few_candidates_of_an_engine_that_fits_in_ascending_memory():
     decision = decide(make_space(), ())
     assert decision.engine.rung.name in ("zero1", "zero2", "zero3")
+    assert {candidate.engine for candidate in decision.candidates} == {decision.engine}
+    assert 1 <= len(decision.candidates) <= 4
     order = [candidate.key for candidate in make_space().of_engine(decision.engine)]
     places = [order.index(candidate.key) for candidate in decision.candidates]
     assert places == sorted(places)
-
-
-def test_a_request_is_of_one_engine_and_of_few_candidates():
-    decision = decide(make_space(), ())
-    assert {candidate.engine for candidate in decision.candidates} == {decision.engine}
-    assert 1 <= len(decision.candidates) <= 4
 
 
 def test_what_cannot_fit_is_not_tried():
@@ -58,18 +49,7 @@ def test_the_search_ends_when_everything_fits_and_measures_a_fraction():
     space = make_space()
     records = play(space, "fits")
     assert 1 <= len(records) < len(space.candidates) / 4
-
-
-def test_the_search_ends_when_everything_runs_out_of_memory():
-    records = play(make_space(), "oom")
-    assert records
-    assert not ranking(records)
-
-
-def test_when_nothing_is_believed_to_fit_a_few_engines_are_tried_anyway():
-    space = make_space(memory_limit=3 * GIB, host_memory=64 * GIB)
-    records = play(space, "oom")
-    assert 1 <= len({engine_in(record.candidate_key).key for record in records}) <= 3
+    assert audit_report(space, records).num_audited == 0
 
 
 def test_the_same_history_gives_the_same_decision():
@@ -215,12 +195,6 @@ def test_the_first_trial_has_no_candidate_that_would_only_decide_about_the_other
     assert slowest.optimistic > max(each.tokens_per_second for each in others if each.fits > 0.9)
 
 
-def test_without_an_audit_nothing_pruned_is_measured():
-    space = make_space("zero2")
-    report = audit_report(space, play(space, "fits"))
-    assert report.num_audited == 0
-
-
 @pytest.mark.parametrize("model", ["tiny-llama", "opt-125m"])
 def test_ranks_on_a_cpu_are_searched_too(model: str):
     space = make_space(
@@ -266,6 +240,7 @@ def test_where_nothing_is_believed_to_fit_a_few_engines_show_that_it_is_so():
     assert not any(believe(space, ()).outlook(candidate).fits > 0.03 for candidate in space.candidates)
     records = play(space, "oom")
     engines = {space.by_key[record.candidate_key].engine for record in records}
+    assert not ranking(records)
     assert 2 <= len(engines) < len(space.engines) / 2
     assert len(records) == len(engines), "one candidate of each is enough"
 

@@ -48,7 +48,6 @@ from ladder.units import GIB
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
-from ladder.workload.workload import Workload
 
 
 def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,33 +196,25 @@ def test_there_is_either_a_model_or_a_script(options: dict[str, Any], words: str
             require_workload(kind(**options))
 
 
-@pytest.mark.parametrize(
-    "options", [{"model": "tiny-llama", "seq_len": 64}, {"script": ("train.py",), "map": ("micro_batch=--bs",)}]
-)
-def test_a_model_alone_or_a_script_alone_is_accepted(options: dict[str, Any]) -> None:
-    require_workload(TuneOptions(**options))
-
-
 # What the look found
 
 
-def test_tokens_of_a_step_are_those_of_the_script_s_own_samples() -> None:
-    workload = script_workload(make_script(longest=512, mean_tokens=128.0))
-    assert (workload.sample_len, workload.usual_share, workload.tokens_per_step) == (512, 0.25, 32 * 128)
-
-
-def test_a_sample_of_two_sequences_counts_as_both() -> None:
-    workload = script_workload(make_script(longest=512, mean_tokens=256.0, rows=2))
-    assert (workload.sample_len, workload.usual_share, workload.tokens_per_step) == (1024, 0.25, 32 * 256)
-
-
-def test_no_sample_is_longer_than_the_longest() -> None:
-    assert script_workload(make_script(longest=100, mean_tokens=100.5)).usual_share == 1.0
-
-
-def test_without_a_script_every_sequence_has_full_length() -> None:
-    workload = replace(script_workload(make_script()), script=None)
-    assert (workload.sample_len, workload.usual_share, workload.tokens_per_step) == (512, 1.0, 32 * 512)
+@pytest.mark.parametrize(
+    ("facts", "sample_len", "usual_share"),
+    [
+        ({"longest": 512, "mean_tokens": 128.0}, 512, 0.25),
+        ({"longest": 512, "mean_tokens": 256.0, "rows": 2}, 1024, 0.25),  # a sample of two sequences counts as both
+        ({"longest": 100, "mean_tokens": 100.5}, 100, 1.0),  # none is longer than the longest
+    ],
+)
+def test_tokens_of_a_step_are_those_of_the_script_s_own_samples(
+    facts: dict[str, Any], sample_len: int, usual_share: float
+) -> None:
+    workload = script_workload(make_script(**facts))
+    assert (workload.sample_len, workload.usual_share) == (sample_len, usual_share)
+    assert workload.tokens_per_step == 32 * facts["mean_tokens"]
+    whole = replace(workload, script=None)
+    assert (whole.usual_share, whole.tokens_per_step) == (1.0, 32 * facts["longest"])
 
 
 @pytest.mark.parametrize(
@@ -241,13 +232,10 @@ def test_the_fingerprint_changes_with_the_script(changed: Script) -> None:
     assert script_workload(changed).fingerprint() != script_workload(make_script()).fingerprint()
 
 
-def test_the_fingerprint_is_the_same_at_the_next_look() -> None:
-    slower = make_script(preparation_seconds=9.0, modules=("trl",), path="/elsewhere/train.py")
-    assert script_workload(slower).fingerprint() == script_workload(make_script()).fingerprint()
-
-
-def test_a_script_s_run_is_not_continued_with_a_model() -> None:
+def test_the_fingerprint_is_the_same_at_the_next_look_and_another_without_the_script() -> None:
     workload = script_workload(make_script())
+    slower = make_script(preparation_seconds=9.0, modules=("trl",), path="/elsewhere/train.py")
+    assert script_workload(slower).fingerprint() == workload.fingerprint()
     assert replace(workload, script=None).fingerprint() != workload.fingerprint()
 
 
@@ -262,11 +250,6 @@ def test_a_stored_space_has_all_of_the_script_that_is_needed_without_it() -> Non
     assert space_to_dict(again) == {**space_to_dict(space), "workload": space_to_dict(again)["workload"]}
     assert json.loads(json.dumps(space_to_dict(again))) == stored
     assert Script.from_dict(kept.as_dict()) == kept
-
-
-def test_a_space_without_a_script_is_stored_without_one() -> None:
-    space, _ = space_on(replace(script_workload(make_script()), script=None), TWO_RANKS, ZERO1_AND_ZERO2, (1,))
-    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
 
 
 def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that_were_counted() -> None:
@@ -294,11 +277,6 @@ def test_a_model_s_own_folder_gives_it_its_name(tmp_path: Path) -> None:
     for path, source in ((str(tmp_path), "folder"), ("someone/model", "hub")):
         shape = shape_of(make_script(model_config_json={**TINY_CONFIG, "_name_or_path": path}))
         assert (shape.name, shape.source) == (path, source)
-
-
-def test_a_model_of_unknown_size_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"The script cannot be tuned: the size of its model is not known \(.+\)"):
-        shape_of(make_script(model_config_json={"model_type": "llama"}))
 
 
 @pytest.mark.parametrize(
@@ -424,15 +402,8 @@ def test_the_trial_of_a_script_has_the_arguments_of_its_candidate_and_a_folder_o
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 4)
     assert arguments["deepspeed"]["zero_optimization"]["stage"] == 2
     assert arguments["optim"].startswith("adamw")
-
-
-def test_an_optimizer_that_ladder_has_no_name_for_stays_the_script_s_own(tmp_path: Path) -> None:
-    assert "optim" not in trial_of(make_script(optimizer="adafactor"), tmp_path).arguments
-
-
-def test_a_model_s_trials_know_of_no_script(tmp_path: Path) -> None:
-    workload: Workload = replace(script_workload(make_script()), script=None)
-    assert script_spec(workload, make_candidate(), TWO_RANKS, {}, tmp_path) is None
+    own = trial_of(make_script(optimizer="adafactor"), tmp_path)
+    assert "optim" not in own.arguments, "what ladder has no name for stays the script's own"
 
 
 def test_a_trial_may_take_as_long_as_the_script_needs_before_it_trains() -> None:
@@ -478,40 +449,27 @@ def test_a_range_of_speeds_is_in_every_file_and_on_the_last_line(tmp_path: Path)
     assert _speed_of_a_training(answer("zero2")) == ""
 
 
-def test_what_was_not_measured_of_a_script_is_null() -> None:
-    section = best_config(answer("zero2", workload={"script": make_script()}))["ladder"]["script"]
-    assert (section["padding"], section["loader_share"]) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("changes", "promised", "said"),
     [
         ({}, 35.35, ", at most 35.35 GiB in a whole training"),
         ({"memory_limit": 141 * GIB // 4}, 35.25, ", at most 35.25 GiB in a whole training"),  # the limit
         ({"device": "cpu", "gpu_name": None}, None, ""),
+        ({"workload": {}}, None, ""),  # a bare model
     ],
 )
 def test_a_whole_training_may_hold_a_hundredth_more_than_its_proof_but_no_more_than_the_limit(
     changes: dict[str, Any], promised: float | None, said: str
 ) -> None:
-    found = answer("zero2", workload={"script": make_script()}, **changes)
+    found = answer("zero2", **{"workload": {"script": make_script()}, **changes})
     section = best_config(found)["ladder"]
     assert section["memory_per_gpu"]["peak_device_gib"] == 35.0
-    assert section["script"]["promised_device_gib"] == promised
+    assert section.get("script", {}).get("promised_device_gib") == promised
     assert _in_a_training(found) == said
     here = machine_with(gpus=4)
     record = make_record(found.candidate, measurement=found.measurement)
     seen = _verification(Path("best_config.json"), section, found.candidate, here, 0.05, record, 1.0)
     assert seen.promised_device_bytes == int((promised or 35.0) * GIB)
-
-
-def test_a_bare_model_is_promised_no_memory_beyond_its_proof() -> None:
-    assert answer("zero2").promised_device is None
-    assert _in_a_training(answer("zero2")) == ""
-
-
-def test_an_answer_for_a_model_has_no_script() -> None:
-    assert "script" not in best_config(answer("zero2"))["ladder"]
 
 
 def test_adapters_inside_a_script_are_predicted_as_such() -> None:
