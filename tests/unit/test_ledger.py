@@ -21,15 +21,13 @@ from ladder.cli.explain import explain, newest_run
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Outcome
 from ladder.runs.history import History
-from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.runs.snapshot import space_to_dict
 from ladder.runs.stored_run import read_run
 from ladder.search.auto import auto
 from ladder.search.decisions import Stop
 from ladder.search.ledger import Entry, ledger
 from ladder.search.space import REFUSED
 from ladder.search.why import why_not
-from ladder.units import GIB
-from ladder.workload.workload import CountedBlock
 
 
 def by_key(entries: list[Entry]) -> dict[str | None, Entry]:
@@ -46,18 +44,9 @@ def test_every_candidate_is_measured_predicted_or_pruned_and_says_why():
     for entry in entries:
         assert (entry.record is not None) == (entry.status == "measured")
         assert entry.predicted is not None or entry.status != "predicted"
-
-
-def test_what_was_not_tried_has_an_interval_and_the_reason():
-    space = make_space("zero2", "zero3")
-    records = play(space, "fits")
-    untried = [entry for entry in ledger(space, records, {}) if entry.predicted is not None]
-    assert untried
-    for entry in untried:
-        assert entry.predicted is not None
-        assert entry.predicted.low < entry.predicted.tokens_per_second < entry.predicted.high
-        assert entry.predicted.peak < entry.predicted.upper
-        assert "predicted" in entry.why
+        if entry.predicted is not None:
+            assert entry.predicted.low < entry.predicted.tokens_per_second < entry.predicted.high
+            assert entry.predicted.peak < entry.predicted.upper
 
 
 def test_a_rung_that_fits_but_loses_is_explained_with_both_speeds():
@@ -174,15 +163,6 @@ def test_the_answer_is_not_said_to_be_the_fastest_of_all_where_torch_alone_is_fa
     assert best == "the fastest that fits, proven in fresh processes; its proof reached 500 tokens/s"
 
 
-def test_a_much_faster_trial_that_was_not_proven_is_no_noise():
-    space = make_space("zero1", "zero2", micro_batches=(4,))
-    slow, fast = (make_candidate(rung, micro_batch=4, accumulation=4) for rung in ("zero1", "zero2"))
-    records = [make_record(slow, tokens_per_second=500.0), make_record(fast, tokens_per_second=600.0)]
-    proof = make_record(slow, tokens_per_second=595.0, purpose="proof", trial="0002")
-    why = by_key(ledger(space, [*records, proof], {}))[fast.key].why
-    assert why == "+20.0% against the answer's trial, and +0.8% against its proof; not proven itself"
-
-
 def test_what_is_said_of_a_candidate_left_agrees_with_the_bound_that_ended_the_search():
     space = make_space("zero1", "zero2", "zero3")
     trials = play(space, "fits")
@@ -206,15 +186,6 @@ def test_what_is_said_of_a_candidate_left_agrees_with_the_bound_that_ended_the_s
             assert entry.brief == f"at {'most' if ahead > 0 else 'least'} {abs(ahead):.1%} {where} the fastest trial"
     assert "90% upper end" in ended.reason
     assert f"the fastest trial ({than:,.0f} tokens/s)" in ended.reason
-
-
-def test_a_space_comes_back_from_json_as_it_was():
-    space = make_space(tolerance=0.05, memory_limit=40 * GIB)
-    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
-    fields = ("kept", "kept_by_length", "kept_for_weights", "moved", "moved_by_length", "kernels", "tensors")
-    counted = replace(space.workload.model, block=CountedBlock(**dict.fromkeys(fields, 1.5)))
-    space = replace(space, workload=replace(space.workload, model=counted))
-    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space
 
 
 app = typer.Typer()
@@ -286,13 +257,6 @@ def test_explain_writes_one_json_document_also_of_an_error(run_folder: Path, tmp
     assert "is not a run folder" in json.loads(nowhere.stdout)["error"]
 
 
-def test_explain_works_while_a_tune_holds_the_folder(run_folder: Path):
-    with History(run_folder, "fingerprint", {}):
-        result = CliRunner().invoke(app, [str(run_folder), "--why", "zero2"], catch_exceptions=False)
-    assert result.stdout.startswith("zero2 fits, but")
-    assert "trial 0001" in result.stdout
-
-
 def test_explain_tells_a_damaged_history_and_leaves_it_as_it_is(run_folder: Path):
     journal = run_folder / "journal.log"
     journal.write_bytes(damaged := journal.read_bytes().replace(b'"zero2 ckpt=on', b'"zero1 ckpt=on', 1))
@@ -303,28 +267,21 @@ def test_explain_tells_a_damaged_history_and_leaves_it_as_it_is(run_folder: Path
 
 def test_explain_leaves_a_torn_tail_to_the_tune_that_writes_it(run_folder: Path):
     journal = run_folder / "journal.log"
-    whole = journal.read_bytes()
-    journal.write_bytes(torn := whole + b'{"op_code": 4, "wor')
-    result = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False)
-    assert "2 measured" in result.stdout
+    with History(run_folder, "fingerprint", {}):
+        whole = journal.read_bytes()
+        journal.write_bytes(torn := whole + b'{"op_code": 4, "wor')
+        result = CliRunner().invoke(app, [str(run_folder), "--why", "zero2"], catch_exceptions=False)
+    assert result.stdout.startswith("zero2 fits, but")
     assert journal.read_bytes() == torn
     assert not (run_folder / "journal.log.lock").exists()
-
-
-def test_explain_takes_the_newest_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="no run in"):
-        CliRunner().invoke(app, [], catch_exceptions=False)
-    run_folder.rename(tmp_path / "ladder-runs-one")
-    (tmp_path / "ladder-runs").mkdir()
-    (tmp_path / "ladder-runs-one").rename(tmp_path / "ladder-runs" / "one")
-    assert CliRunner().invoke(app, ["--why", "zero2"], catch_exceptions=False).exit_code == 0
 
 
 def test_the_newest_run_is_the_one_tuned_last_even_if_all_came_from_its_history(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no run in"):
+        newest_run()
     for age, name in ((2000, "again"), (1000, "between")):
         folder = tmp_path / "ladder-runs" / name
         with History(folder, "fingerprint", {}):

@@ -46,7 +46,6 @@ from ladder.tuning.preparation import environment_of_trials, script_environment
 from ladder.tuning.verification import _verification
 from ladder.units import GIB
 from ladder.workload.counted import Counted
-from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, writing_into
 
 
@@ -107,11 +106,9 @@ def test_a_script_s_optimizer_is_offloaded_only_if_it_stays_what_it_is(
     [
         (["train.py", "--batch", "8"], "8"),
         (["train.py", "--batch=8", "--lr", "1"], "8"),
-        (["train.py", "--batch="], ""),
         (["train.py", "--batch", "8", "--batch=16"], "16"),
         (["train.py", "--batch"], None),
         (["train.py", "--batch-size", "8"], None),
-        (["train.py"], None),
         ([], None),
     ],
 )
@@ -127,9 +124,7 @@ def test_an_option_is_found_with_a_space_or_an_equals_sign(command: list[str], v
             ["tune", "--gpus", "1", "--script=train.py", "--script=--lr", "--script=1"],
         ),
         (["run", "best.json", "--", "train.py", ""], ["run", "best.json", "--script=train.py", "--script="]),
-        (["plan", "--", "train.py", "--", "x"], ["plan", "--script=train.py", "--script=--", "--script=x"]),
         (["tune", "--"], ["tune"]),
-        (["tune", "tiny-llama"], ["tune", "tiny-llama"]),
         (["models", "--", "train.py"], ["models", "--", "train.py"]),
         ([], []),
     ],
@@ -173,9 +168,6 @@ def test_the_global_batch_of_a_deepspeed_file_counts_on_any_number_of_ranks() ->
     script = make_script("train.py", "--bs", "16", global_batch=48)
     assert [global_batch_of(script, {}, world_size) for world_size in (1, 4)] == [48, 48]
     assert global_batch_of(script, {"micro_batch": "--bs"}, 2) == 16 * 2 * 2, "what is mapped is the user's own word"
-
-
-def test_a_mapped_option_without_a_number_is_refused() -> None:
     with pytest.raises(UsageError, match="--map micro_batch=--bs: many is not a number"):
         global_batch_of(make_script("train.py", "--bs", "many"), {"micro_batch": "--bs"}, 2)
 
@@ -217,28 +209,6 @@ def test_tokens_of_a_step_are_those_of_the_script_s_own_samples(
     assert (whole.usual_share, whole.tokens_per_step) == (1.0, 32 * facts["longest"])
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        make_script("train.py", "--learning_rate", "1e-3"),
-        make_script(kind="accelerate"),
-        make_script(digest="60" * 32),
-        make_script(num_parameters=1_000_001),
-        make_script(num_samples=999),
-        make_script(rows=2),
-    ],
-)
-def test_the_fingerprint_changes_with_the_script(changed: Script) -> None:
-    assert script_workload(changed).fingerprint() != script_workload(make_script()).fingerprint()
-
-
-def test_the_fingerprint_is_the_same_at_the_next_look_and_another_without_the_script() -> None:
-    workload = script_workload(make_script())
-    slower = make_script(preparation_seconds=9.0, modules=("trl",), path="/elsewhere/train.py")
-    assert script_workload(slower).fingerprint() == workload.fingerprint()
-    assert replace(workload, script=None).fingerprint() != workload.fingerprint()
-
-
 def test_a_stored_space_has_all_of_the_script_that_is_needed_without_it() -> None:
     script = make_script("train.py", "--x", overrides=("FSDP",), modules=("trl",), num_samples=None)
     space, _ = space_on(script_workload(script), TWO_RANKS, ZERO1_AND_ZERO2, (1, 2))
@@ -259,16 +229,15 @@ def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that
     )
 
 
-def test_a_model_of_several_parts_has_the_shape_of_its_text_part() -> None:
-    nested = {"model_type": "gemma3", "text_config": {**TINY_CONFIG, "model_type": "llama"}}
-    assert shape_of(make_script(model_config_json=nested)).num_layers == TINY.num_layers
-
-
 def test_the_shape_of_a_family_that_is_not_known_is_what_transformers_counts_with_the_parameters_seen() -> None:
     sizes = {name: getattr(TINY, name) for name in COUNTED} | {"num_layers": 7, "is_recurrent": False}
     script = make_script(model_config_json={"model_type": "other"}, num_parameters=123)
     shape = shape_of(script, lambda config, task: Counted(tasks=("causal-lm",), sizes=sizes))
     assert (shape.num_layers, shape.num_parameters) == (7, 123)
+    nested = {"model_type": "gemma3", "text_config": {**TINY_CONFIG, "model_type": "llama"}}
+    assert shape_of(make_script(model_config_json=nested)).num_layers == TINY.num_layers
+    with pytest.raises(UsageError, match="the size of its model is not known"):
+        shape_of(make_script(model_config_json={"model_type": "strange"}))
     with pytest.raises(UsageError, match=r"cannot be tuned: .* no class for 'other' that learns text"):
         shape_of(script, lambda config, task: Counted(tasks=(), sizes=None))
 
@@ -331,22 +300,6 @@ def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
     assert third == "Of these it trains 10,000 parameters."
     (only,) = introduction(make_script(num_samples=None, kind="accelerate"))
     assert "in a loop with accelerate on a stream (1,000 looked at)" in only
-
-
-def test_the_size_of_a_family_that_is_not_known_is_guessed_and_its_parameters_are_those_seen() -> None:
-    config = {
-        "model_type": "distilbert",
-        "dim": 768,
-        "n_layers": 6,
-        "n_heads": 12,
-        "hidden_dim": 3072,
-        "vocab_size": 30522,
-    }
-    shape = shape_of(make_script(model_config_json=config, num_parameters=66_000_000))
-    assert (shape.hidden_size, shape.num_layers, shape.num_heads) == (768, 6, 12)
-    assert shape.num_parameters == 66_000_000
-    with pytest.raises(UsageError, match="the size of its model is not known"):
-        shape_of(make_script(model_config_json={"model_type": "strange"}))
 
 
 def test_output_folders_of_a_command_lead_elsewhere() -> None:
@@ -421,18 +374,9 @@ def test_the_answer_says_what_was_tuned_and_how_fast_its_samples_go() -> None:
     script = make_script("train.py", "--name", "a 'b' c")
     seen = make_measurement(padding=0.25, loader_share=0.01)
     found = answer("zero2", workload={"script": script}, measurement=seen, tokens_per_second=12_800.0)
-    assert best_config(found)["ladder"]["script"] == {
-        "command": ["train.py", "--name", "a 'b' c"],
-        "kind": "trainer",
-        "sha256": script.facts.digest,
-        "optimizer": "adamw_torch_fused",
-        "mean_tokens": 128.0,
-        "samples_per_second": 100.0,
-        "samples_per_second_range": None,
-        "promised_device_gib": 4.04,
-        "padding": 0.25,
-        "loader_share": 0.01,
-    }
+    said = best_config(found)["ladder"]["script"]
+    assert (said["command"], said["sha256"]) == (["train.py", "--name", "a 'b' c"], script.facts.digest)
+    assert (said["samples_per_second"], said["padding"], said["loader_share"]) == (100.0, 0.25, 0.01)
 
 
 def test_a_range_of_speeds_is_in_every_file_and_on_the_last_line(tmp_path: Path) -> None:
@@ -470,17 +414,6 @@ def test_a_whole_training_may_hold_a_hundredth_more_than_its_proof_but_no_more_t
     record = make_record(found.candidate, measurement=found.measurement)
     seen = _verification(Path("best_config.json"), section, found.candidate, here, 0.05, record, 1.0)
     assert seen.promised_device_bytes == int((promised or 35.0) * GIB)
-
-
-def test_adapters_inside_a_script_are_predicted_as_such() -> None:
-    lora = Lora(rank=4).for_peft()
-    adapters = replace(script_workload(make_script()), model=TINY, script=None, lora=Lora(rank=4)).weights.trained
-    total = TINY.num_parameters + adapters
-    script = make_script(num_parameters=total, num_trainable=adapters, lora=lora)
-    workload = workload_of_script(script, WorkloadOptions(), 2, print, None, None)
-    assert workload.weights.total == total
-    assert workload.weights.trained == adapters
-    assert workload.model.num_parameters == TINY.num_parameters
 
 
 def test_a_script_that_freezes_a_part_of_its_model_has_no_states_for_it() -> None:
