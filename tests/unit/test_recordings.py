@@ -10,6 +10,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from physics import ADAPTERS, Errors, Seen, errors_of, of_sweep
@@ -20,20 +23,23 @@ from ladder.simulation.paper_machine import read_machine
 
 EVERY = 5
 """One row in so many is compared."""
-ROUGH_MEMORY = {"zero1": 0.025, "zero3+param-cpu": 0.015, "zero3+param-cpu+opt-cpu": 0.05}
-"""Rungs whose memory the model knows less well than to a hundredth."""
+MOST_MEMORY = 0.015
+ROUGH_MEMORY = {"zero1": 0.025, "zero3+param-cpu+opt-cpu": 0.05}
+"""Mean errors of allocated memory, and of the two rungs whose memory the model knows less well."""
 EXACT = read_machine("h200").model_copy(update={"surprise": 0.0, "rank_spread": 0.0})
-SLOW_HOSTS = "24gib"
-"""Sweeps of a host that takes half as long again as others for everything."""
+LEFT_OUT = ("24gib", "allocator")
+"""Parts of the names of sweeps whose candidates another sweep or tests/data has too."""
 
 
 def rows() -> Iterator[Seen]:
     for folder in (SWEEPS, ADAPTERS, SWEEPS / "plain"):
         for sweep in recorded_sweeps((1,), every_cap=False, folder=folder):
             name = sweep.name.split(",")[0]
-            if SLOW_HOSTS not in name and "allocator" not in name:
+            if not any(part in name for part in LEFT_OUT):
                 fitting = [(key, row) for key, row in sweep.rows.items() if row["outcome"] == "fits"]
-                yield from (of_sweep(name, sweep, key, row) for key, row in fitting[::EVERY])
+                # A sweep makes its space anew, sorted by predicted memory, whenever it is asked.
+                once: Any = SimpleNamespace(workload=sweep.workload, machine=sweep.machine, space=cache(sweep.space))
+                yield from (of_sweep(name, once, key, row) for key, row in fitting[::EVERY])
 
 
 @dataclass(frozen=True)
@@ -62,16 +68,12 @@ def size(values: Iterable[float]) -> float:
 def test_there_is_something_to_compare(groups: dict[Group, list[Errors]]) -> None:
     assert sum(map(len, groups.values())) > 120
     assert len({group.rung for group in groups}) == 13
-    assert {(group.ranks, group.trains) for group in groups} == {
-        ("one", "all"),
-        ("several", "all"),
-        ("one", "adapters"),
-    }
+    assert {f"{group.ranks} {group.trains}" for group in groups} == {"one all", "several all", "one adapters"}
 
 
-def test_allocated_memory_is_known_to_a_hundredth_but_of_a_few_rungs(groups: dict[Group, list[Errors]]) -> None:
+def test_allocated_memory_is_known_to_a_hundredth_or_two_but_of_one_rung(groups: dict[Group, list[Errors]]) -> None:
     for group, errors in groups.items():
-        assert size(error.model_memory for error in errors) < ROUGH_MEMORY.get(group.rung, 0.015), group
+        assert size(error.model_memory for error in errors) < ROUGH_MEMORY.get(group.rung, MOST_MEMORY), group
         assert size(error.memory for error in errors) < 0.02, group  # the simulator's
         assert max(abs(error.model_memory) for error in errors) < 0.08, group
 
@@ -89,7 +91,7 @@ def test_host_memory_of_what_is_offloaded_is_known_to_a_tenth(groups: dict[Group
             assert size(error.host for error in errors if error.host is not None) < 0.05, group  # the simulator's
 
 
-def test_steps_take_as_long_as_recorded_within_a_quarter_on_average_with_and_without_the_optimizer(
+def test_steps_take_as_long_as_recorded_within_a_third_on_average_with_and_without_the_optimizer(
     groups: dict[Group, list[Errors]],
 ) -> None:
     for group, errors in groups.items():
