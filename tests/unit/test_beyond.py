@@ -7,23 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from helpers import make_candidate, make_record, problem_for
-from helpers.answers import answer
+from helpers import bundled_workload, make_candidate, make_record, problem_for
 from helpers.searches import BILLION, space_of
 from helpers.values import PAPER
 
 import ladder
-from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.backends.deepspeed.config import default_knobs
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import HALF, Candidate, Engine, candidates_of
-from ladder.emit import best_config
-from ladder.emit.exporters.registry import exported
-from ladder.emit.files import OutputPaths
-from ladder.emit.launch import launch_script
-from ladder.emit.settings import settings_in
-from ladder.emit.trainer import trainer_arguments
+from ladder.candidates import HALF, Candidate, Engine
 from ladder.errors import UsageError
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
@@ -31,13 +23,21 @@ from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
 from ladder.search.space import ruled_out
 from ladder.search.speed import predict_speed
+from ladder.simulation.paper_machine import read_machine
+from ladder.simulation.physics import Physics
+from ladder.techniques.adam_8bit import ADAM_8BIT
+from ladder.techniques.adam_8bit import MOST_ELEMENTS as ELEMENTS_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.liger import LIGER
+from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
 from ladder.tuning.parity import as_reference
 from ladder.tuning.problem import make_space
-from ladder.tuning.technique_choices import ways_of_checkpointing
+from ladder.tuning.technique_choices import TechniqueChoices, advice
 from ladder.units import GIB
+from ladder.workload.lora import Lora
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
 
 def peak(candidate: Candidate) -> int:
@@ -67,15 +67,6 @@ def test_half_checkpointing_lies_between_all_and_none_in_memory_and_in_speed() -
     assert tokens_per_second(every) < tokens_per_second(half) < tokens_per_second(none)
 
 
-def test_it_is_a_candidate_with_a_key_of_its_own_where_it_is_asked_for() -> None:
-    engine = Engine(RUNGS_BY_NAME["zero3"])
-    space = replace(space_of(engine), micro_batches=(2, 4))
-    found = [each for each in space.candidates if each.checkpoint_every == HALF]
-    assert {each.variant for each in found} == {"ckpt=1/2 mb=2", "ckpt=1/2 mb=4"}
-    assert all(space.named(each.key) == each for each in found)
-    assert not any(each.checkpoint_every == HALF for each in candidates_of(engine, 8, [2, 4]))
-
-
 def test_what_ran_out_with_all_layers_checkpointed_does_so_with_half_of_them_but_not_the_other_way_round() -> None:
     engine = Engine(RUNGS_BY_NAME["zero2"])
     space = space_of(engine)
@@ -87,27 +78,6 @@ def test_what_ran_out_with_all_layers_checkpointed_does_so_with_half_of_them_but
     out_at_half = [make_record(half, kind="gpu_oom")]
     assert ruled_out(none, space, out_at_half)
     assert not ruled_out(every, space, out_at_half)
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"), [("5.17.0", False), ("5.18.0", True), ("6.0.0.dev0", True), ("not installed", False)]
-)
-def test_it_needs_a_transformers_whose_trainer_can_do_it(version: str, expected: bool) -> None:
-    assert ("1/2" in ways_of_checkpointing(version)) is expected
-
-
-def test_the_emitted_files_switch_it_on_and_are_read_back(tmp_path: Path) -> None:
-    found = answer(candidate=replace(answer().candidate, checkpoint_every=HALF))
-    config = tmp_path / "best_config.json"
-    arguments, document = trainer_arguments(found, config), best_config(found)
-    assert arguments["gradient_checkpointing"] is True
-    assert arguments["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "every_n_layers": 2}
-    assert "every 2 layers (every_n_layers" in launch_script(found, OutputPaths.beside(config))
-    assert settings_in(document).checkpoint_every == HALF
-    assert yaml.safe_load(exported(document, config, "axolotl"))["gradient_checkpointing_kwargs"]["every_n_layers"] == 2
-    factory = exported(document, config, "llama-factory")
-    assert yaml.safe_load(factory)["disable_gradient_checkpointing"] is False
-    assert "checkpoints all layers or none" in factory
 
 
 # The optimizer on the host at stage 1
@@ -126,40 +96,18 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
     steps = documented_steps(space_of())
     assert {step.engine.rung.name for step in steps} == {rung.name for rung in RUNGS if rung.documented}
     assert {step.checkpoint_every for step in steps} == {0, 1}
-
-
-def test_the_documented_walk_knows_neither_liger_s_kernels_nor_states_in_bf16() -> None:
-    everything = every_engine("zero2")
-    assert len(everything) == 4
-    assert {step.engine.key for step in documented_steps(space_of(*everything))} == {"zero2"}
+    everything = make_space(problem_for(BILLION), [RUNGS_BY_NAME["zero2"]], (1,), techniques=[LIGER, BF16_STATES])
+    assert len(everything.engines) == 4
+    assert {step.engine.key for step in documented_steps(everything)} == {"zero2"}
 
 
 # States in bf16
 
 
-def test_states_in_bf16_take_half_the_memory_and_half_the_optimizer_s_time() -> None:
+def test_they_shorten_the_optimizer_s_step() -> None:
     usual = make_candidate("zero2", micro_batch=1, accumulation=64)
     allowed = replace(usual, engine=usual.engine.having(BF16_STATES))
-    moments = [predict_memory(BILLION, each, world_size=1, device="cuda").moments for each in (usual, allowed)]
-    saved = moments[0]["initialisation"] - moments[1]["initialisation"]
-    assert saved == pytest.approx(6 * BILLION.model.num_parameters, rel=1e-6)
     assert tokens_per_second(allowed) > tokens_per_second(usual)
-
-
-def test_they_are_in_the_key_and_in_deepspeed_s_own_configuration() -> None:
-    (engine,) = (each for each in every_engine("zero3") if len(each.techniques) == 2)
-    assert engine.name == "zero3+liger+bf16-states"
-    assert candidate_of("zero3+liger+bf16-states ckpt=1/2 mb=2", 4) == Candidate(engine, HALF, 2, 2)
-    config = deepspeed_config(BILLION, engine, micro_batch=1, accumulation=1, world_size=1, nvme_path=None)
-    assert config["bf16"] == {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    assert "states" not in str(
-        deepspeed_config(BILLION, Engine(engine.rung), micro_batch=1, accumulation=1, world_size=1, nvme_path=None)
-    )
-
-
-def test_deepspeed_can_have_them_from_stage_1_on_and_on_the_gpu_only() -> None:
-    able = {rung.name for rung in RUNGS if BF16_STATES.suits(problem_for(BILLION), rung)}
-    assert able == {"zero1", "zero2", "zero3", "zero3+param-cpu"}
 
 
 def test_their_losses_are_held_against_the_plain_rung_s_with_the_same_states() -> None:
@@ -178,6 +126,40 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
     )
 
 
+# Gradients that are not checked
+
+
+def test_without_the_check_a_step_is_predicted_and_simulated_to_be_shorter_with_the_same_memory() -> None:
+    usual = make_candidate("zero1", micro_batch=64, accumulation=1)
+    unchecked = replace(usual, engine=usual.engine.having(UNCHECKED_GRADIENTS))
+    h200 = machine_speed("NVIDIA H200", "cuda", 1, 16)
+    before, after = (predict_speed(BILLION, each, world_size=1, machine=h200) for each in (usual, unchecked))
+    saved = before.step_seconds(1) - after.step_seconds(1)
+    machine = read_machine("h200").model_copy(update={"surprise": 0.0, "num_gpus": 1})
+    physics = Physics(machine, BILLION, 1)
+    simulated = physics.truth(usual).step_seconds(1) - physics.truth(unchecked).step_seconds(1)
+    assert 0.005 < saved < 0.05
+    assert 0.2 < simulated / saved < 2  # the simulator's own constant is half as large
+    peaks = {predict_memory(BILLION, each, world_size=1, device="cuda").peak for each in (usual, unchecked)}
+    assert len(peaks) == 1
+
+
+def test_who_tunes_a_small_model_on_gpus_hears_of_unchecked_gradients_where_they_would_be_tried() -> None:
+    small, rungs = problem_for(bundled_workload("opt-125m")), [RUNGS_BY_NAME["zero1"], RUNGS_BY_NAME["zero3"]]
+    nothing_said = TechniqueChoices()
+    assert "--allow unchecked-gradients" in "".join(advice(nothing_said, small, rungs))
+    for choices, problem, names in (
+        (TechniqueChoices(allow=["unchecked-gradients"]), small, rungs),
+        (TechniqueChoices(documented=True), small, rungs),
+        (nothing_said, small, rungs[1:]),
+        (nothing_said, replace(small, device="cpu"), rungs),
+        (nothing_said, problem_for(bundled_workload("opt-125m", dtype="fp16")), rungs),
+        (nothing_said, problem_for(BILLION), rungs),
+        (nothing_said, problem_for(replace(BILLION, lora=Lora(rank=16))), rungs),
+    ):
+        assert "unchecked" not in "".join(advice(choices, problem, names))
+
+
 # What may be asked
 
 
@@ -189,7 +171,6 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
             {"allow": ["bf16-states"], "dtype": "fp16"},
             'allow="bf16-states" needs dtype="bf16", but training is in fp16',
         ),
-        ({"allow": ["adam-8bit"], "optimizer": "sgd"}, 'allow="adam-8bit" has no effect with optimizer="sgd"'),
         ({"allow": ["adam-8bit"], "rungs": ["zero0"]}, 'allow="adam-8bit" has no effect here: moments in 8 bits'),
         ({"allow": ["bf16-states"], "rungs": ["zero2+opt-cpu"]}, "here: no rung that is tried keeps optimizer states"),
         (
@@ -198,16 +179,66 @@ def test_where_nothing_fits_they_are_among_what_would() -> None:
         ),
         ({"rungs": ["zero1+opt-cpu"], "strategy": "bisect"}, 'and rungs="zero1.opt-cpu" is not part of it'),
         (
-            {"allow": ["bf16-states"], "documented": True},
-            'leaves out what allow="bf16-states" asks for',
-        ),
-        (
             {"rungs": ["zero1+opt-cpu"], "documented": True},
             'leaves out what rungs="zero1.opt-cpu" asks',
         ),
         ({"liger": True, "documented": True}, "documented=True leaves out what liger=True asks for"),
+        ({"allow": ["unchecked-gradients"], "dtype": "fp16"}, 'needs dtype="bf16", but training is in fp16'),
+        (
+            {"allow": ["unchecked-gradients"], "rungs": ["zero3"]},
+            "has no effect here: DeepSpeed can leave its check out only at stages 1 and 2",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=sentence):
         ladder.tune("llama-3.2-1b", run_dir=tmp_path, output=tmp_path / "best.json", **options, **PAPER)
+
+
+# What `--allow adam-8bit` adds: Adam's moments in 8 bits, by bitsandbytes.
+
+LARGE_VOCABULARY = Path(__file__).parents[2] / "benchmarks" / "models" / "large-vocabulary-1.5b.json"
+
+
+def in_8_bits(rung: str, **candidate: Any) -> Candidate:
+    usual = make_candidate(rung, **candidate)
+    return replace(usual, engine=usual.engine.having(ADAM_8BIT))
+
+
+def test_what_an_h200_allocated_for_them_is_predicted() -> None:
+    # benchmarks/results/1xh200-more-rungs: adam-8bit.json
+    workload = Workload(
+        model=resolve_model(str(LARGE_VOCABULARY)), task="causal-lm", seq_len=1024, global_batch_size=32
+    )
+    fitted = candidate_of("zero3+liger+adam-8bit ckpt=on mb=16", 32)
+    moments = predict_memory(workload, fitted, world_size=1, device="cuda").moments
+    assert max(moments.values()) == pytest.approx(20.874 * GIB, rel=0.005)
+    ran_out = candidate_of("zero1+liger+adam-8bit ckpt=on mb=16", 32)
+    moments = predict_memory(workload, ran_out, world_size=1, device="cuda").moments
+    assert max(moments, key=lambda name: moments[name]) == "step"
+    assert moments["step"] > 24 * GIB
+
+
+def test_a_share_that_is_too_long_for_their_kernels_is_updated_in_pieces_or_not_with_them() -> None:
+    seven_billion = bundled_workload("llama-2-7b", seq_len=1024, global_batch_size=16)
+    for world_size, able in ((2, {"zero3", "zero3+param-cpu"}), (4, {"zero1", "zero2", "zero3", "zero3+param-cpu"})):
+        found = {rung.name for rung in RUNGS if ADAM_8BIT.suits(problem_for(seven_billion, world_size), rung)}
+        assert found == able
+    # Stage 3's pieces are never as long, whatever the knobs.
+    for name in ("sub_group_size", "stage3_max_live_parameters"):
+        assert default_knobs(seven_billion, RUNGS_BY_NAME["zero3"], 4)[name] < ELEMENTS_8BIT
+
+
+def test_where_they_can_be_nowhere_to_allow_them_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"has no effect here: .* less than 2\.1 billion parameters a GPU; leave it out"
+    ):
+        ladder.tune("llama-2-7b", rungs=["zero1", "zero2"], output=tmp_path / "best.json", allow=["adam-8bit"], **PAPER)
+
+
+def test_where_nothing_fits_they_are_among_what_would_but_not_for_an_optimizer_without_moments() -> None:
+    on_gpu = [Engine(RUNGS_BY_NAME[name]) for name in ("zero1", "zero2")]
+    assert "--allow adam-8bit" in remedies(space_of(*on_gpu, memory_limit=26 * GIB)).sentence()
+    with_sgd = replace(BILLION, optimizer="sgd")
+    assert "adam-8bit" not in remedies(space_of(*on_gpu, memory_limit=12 * GIB, workload=with_sgd)).sentence()
+    assert "adam-8bit" not in remedies(space_of(*on_gpu, memory_limit=26 * GIB, device="cpu")).sentence()

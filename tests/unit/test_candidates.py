@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate
+from helpers import bundled_workload
 
 from ladder.backends.deepspeed.config import deepspeed_config, engine_knobs
 from ladder.backends.deepspeed.rungs import LEAN_KNOBS, RUNGS
-from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Candidate, Engine, Rung, candidates_of, divisors
+from ladder.candidates import Engine, Rung, candidates_of, divisors
 from ladder.errors import UsageError
 from ladder.tuning.options import check_rungs
 from ladder.workload.workload import Workload
@@ -57,34 +56,6 @@ def fields_of_deepspeed(module: str, class_name: str) -> set[str]:
     return aliases | {field.target.id for field in fields if isinstance(field.target, ast.Name)}
 
 
-def test_every_rung_is_there_once_and_nvme_comes_last() -> None:
-    assert [rung.name for rung in RUNGS] == [
-        "zero0",
-        "zero1",
-        "zero2",
-        "zero1+opt-cpu",
-        "zero2+opt-cpu",
-        "zero3",
-        "zero3+opt-cpu",
-        "zero3+param-cpu",
-        "zero3+param-cpu+opt-cpu",
-        "zero3+param-cpu+opt-cpu+lean",
-        "zero3+opt-nvme",
-        "zero3+param-nvme+opt-nvme",
-    ]
-    assert list(RUNGS_BY_NAME.values()) == [*RUNGS, *PLAIN_RUNGS]
-
-
-@EVERY_RUNG
-def test_a_rungs_name_says_its_stage_and_what_goes_where(rung: Rung) -> None:
-    config = config_of(rung)["zero_optimization"]
-    stage, *parts = rung.name.split("+")
-    offloads = {part.split("-")[0]: part.split("-")[1] for part in parts if part != "lean"}
-    assert config["stage"] == int(stage.removeprefix("zero"))
-    assert config.get("offload_optimizer", {}).get("device") == offloads.get("opt")
-    assert config.get("offload_param", {}).get("device") == offloads.get("param")
-
-
 @EVERY_RUNG
 def test_the_configuration_has_only_keys_that_deepspeed_knows(rung: Rung) -> None:
     zero = dict(config_of(rung)["zero_optimization"])
@@ -96,20 +67,16 @@ def test_the_configuration_has_only_keys_that_deepspeed_knows(rung: Rung) -> Non
 
 @EVERY_RUNG
 @pytest.mark.parametrize("changes", [{}, {"dtype": "fp16"}, {"optimizer": "sgd"}], ids=["adamw", "fp16", "sgd"])
-def test_no_value_is_auto_or_absent_and_the_document_survives_json(rung: Rung, changes: dict[str, Any]) -> None:
+def test_no_value_is_auto_or_absent_and_precision_and_optimizer_are_the_workload_s(
+    rung: Rung, changes: dict[str, Any]
+) -> None:
     config = config_of(rung, llama(**changes))
     assert "auto" not in leaves(config)
     assert None not in leaves(config)
     assert json.loads(json.dumps(config)) == config
-
-
-@EVERY_RUNG
-def test_the_batch_sizes_agree_and_no_optimizer_is_named(rung: Rung) -> None:
-    config = config_of(rung)
-    assert config["train_batch_size"] == 2 * 8 * WORLD_SIZE
-    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (2, 8)
-    assert config["gradient_clipping"] == 1.0
-    assert not {"optimizer", "scheduler", "activation_checkpointing"} & set(config)
+    assert config["fp16" if "dtype" in changes else "bf16"]["enabled"] is True
+    assert not {"bf16" if "dtype" in changes else "fp16", "optimizer"} & set(config)
+    assert config.get("zero_allow_untested_optimizer", False) is ("optimizer" in changes)
 
 
 @EVERY_RUNG
@@ -121,22 +88,7 @@ def test_the_configuration_for_llama_2_7b_is_the_golden_one(rung: Rung) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert path.read_text() == text
-
-
-def test_the_golden_files_are_those_of_the_rungs() -> None:
     assert {path.stem for path in GOLDEN.glob("*.json")} == {rung.name for rung in RUNGS}
-
-
-def test_the_precision_is_the_workloads() -> None:
-    assert config_of(RUNGS[0])["bf16"] == {"enabled": True}
-    half = config_of(RUNGS[0], llama(dtype="fp16"))
-    assert half["fp16"]["enabled"] is True
-    assert "bf16" not in half
-
-
-def test_an_optimizer_that_deepspeed_has_not_tried_with_zero_is_allowed_explicitly() -> None:
-    assert config_of(RUNGS[2], llama(optimizer="sgd"))["zero_allow_untested_optimizer"] is True
-    assert "zero_allow_untested_optimizer" not in config_of(RUNGS[2])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 8])
@@ -146,18 +98,15 @@ def test_an_nvme_buffer_holds_a_ranks_part_of_the_largest_parameter(model: str, 
     zero = config_of(RUNGS_BY_NAME["zero3+param-nvme+opt-nvme"], workload, world_size)["zero_optimization"]
     assert zero["offload_param"]["buffer_size"] * world_size >= workload.model.largest_parameter
     assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == str(NVME)
-
-
-@EVERY_RUNG
-def test_only_an_nvme_rung_needs_a_path_and_asynchronous_io(rung: Rung) -> None:
-    is_nvme = "nvme" in rung.devices
-    assert ("aio" in config_of(rung)) == is_nvme
-    arguments: dict[str, Any] = {"micro_batch": 1, "accumulation": 1, "world_size": 1, "nvme_path": None}
-    if is_nvme:
-        with pytest.raises(ValueError, match="nvme_path"):
-            deepspeed_config(llama(), Engine(rung), **arguments)
-    else:
-        assert str(NVME) not in json.dumps(deepspeed_config(llama(), Engine(rung), **arguments))
+    with pytest.raises(ValueError, match="nvme_path"):
+        deepspeed_config(
+            workload,
+            Engine(RUNGS_BY_NAME["zero3+opt-nvme"]),
+            micro_batch=1,
+            accumulation=1,
+            world_size=1,
+            nvme_path=None,
+        )
 
 
 def test_the_lean_rung_lowers_deepspeeds_spending_and_never_raises_it() -> None:
@@ -172,10 +121,9 @@ def test_the_lean_rung_lowers_deepspeeds_spending_and_never_raises_it() -> None:
 
 def test_an_engines_own_knobs_go_before_our_defaults_and_show_in_its_key() -> None:
     engine = Engine(RUNGS_BY_NAME["zero2"], (("reduce_bucket_size", 5), ("overlap_comm", False)))
-    assert engine_knobs(llama(), engine, 4)["reduce_bucket_size"] == 5
-    assert engine_knobs(llama(), engine, 4)["overlap_comm"] is False
+    knobs = engine_knobs(llama(), engine, 4)
+    assert (knobs["reduce_bucket_size"], knobs["overlap_comm"]) == (5, False)
     assert engine.key == "zero2[overlap_comm=False,reduce_bucket_size=5]"
-    assert Engine(RUNGS_BY_NAME["zero2"]).key == "zero2"
 
 
 @pytest.mark.parametrize(
@@ -204,13 +152,6 @@ def test_buckets_are_even_as_deepspeed_asserts(num_parameters: int) -> None:
     assert engine_knobs(workload, Engine(RUNGS_BY_NAME["zero2"]), 4)["allgather_bucket_size"] % 2 == 0
 
 
-def test_buckets_follow_the_size_of_the_model_within_bounds() -> None:
-    engine = Engine(RUNGS_BY_NAME["zero2"])
-    assert engine_knobs(llama(), engine, 4)["reduce_bucket_size"] == 200_000_000
-    assert engine_knobs(bundled_workload("opt-125m"), engine, 4)["reduce_bucket_size"] < 20_000_000
-    assert engine_knobs(bundled_workload("tiny-llama"), engine, 4)["reduce_bucket_size"] >= 1_000_000
-
-
 def test_candidates_are_every_micro_batch_with_and_without_checkpointing() -> None:
     found = list(candidates_of(Engine(RUNGS_BY_NAME["zero1"]), 12, [1, 3, 12]))
     assert {(c.gradient_checkpointing, c.micro_batch) for c in found} == {
@@ -220,26 +161,10 @@ def test_candidates_are_every_micro_batch_with_and_without_checkpointing() -> No
     assert len({candidate.key for candidate in found}) == 6
 
 
-def test_a_candidates_key_says_everything_that_tells_it_from_others() -> None:
-    assert make_candidate("zero2", checkpointing=False, micro_batch=4).key == "zero2 ckpt=off mb=4"
-    assert (
-        Candidate(Engine(RUNGS[0], (("overlap_comm", True),)), True, 1, 1).key
-        == "zero0[overlap_comm=True] ckpt=on mb=1"
-    )
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"), [(1, [1]), (7, [1, 7]), (12, [1, 2, 3, 4, 6, 12]), (16, [1, 2, 4, 8, 16])]
-)
-def test_divisors_are_all_of_them_ascending(number: int, expected: list[int]) -> None:
-    assert divisors(number) == expected
-
-
 @pytest.mark.timeout(30)
-def test_the_divisors_of_a_huge_number_are_found_at_once() -> None:
-    found = divisors(10**12)
-    assert len(found) == 13 * 13
-    assert found == sorted(2**i * 5**j for i in range(13) for j in range(13))
+def test_divisors_are_all_of_them_ascending_and_those_of_a_huge_number_are_found_at_once() -> None:
+    assert [divisors(number) for number in (1, 7, 12)] == [[1], [1, 7], [1, 2, 3, 4, 6, 12]]
+    assert divisors(10**12) == sorted(2**i * 5**j for i in range(13) for j in range(13))
 
 
 def test_an_unknown_rung_is_refused_with_the_names_of_those_there_are() -> None:

@@ -28,17 +28,14 @@ from ladder.workload.lora import Lora
     ("rung", "ranks", "names"),
     [
         ("zero0", 1, []),
-        ("zero1", 1, []),
         ("zero2", 4, []),
         ("zero1+opt-cpu", 4, ["zero1"]),
         ("zero1+opt-cpu", 1, ["zero0", "zero1"]),
         ("zero3", 4, ["zero2"]),
         ("zero3", 1, ["zero0", "zero2"]),
         ("zero3+param-cpu+opt-cpu+lean", 4, ["zero2", "zero3"]),
-        ("zero3+opt-nvme", 1, ["zero0", "zero2", "zero3"]),
         ("ddp", 2, []),
         ("fsdp2+cpu", 2, ["fsdp2+no-reshard", "fsdp2"]),
-        ("fsdp2+cpu", 1, ["fsdp2+no-reshard", "fsdp2"]),
     ],
 )
 def test_offload_and_gathering_are_left_out_and_with_one_rank_all_sharding(rung: str, ranks: int, names: list[str]):
@@ -92,14 +89,8 @@ def test_only_an_engine_that_was_measured_is_a_ceiling():
     with_it = [*of_another, *alike(space, space.engines[0], slower=1.0)]
     (ceiling,) = outlook(space, with_it, "zero2+opt-cpu ckpt=on mb=4").ceilings
     assert ceiling.candidate.key == "zero2 ckpt=on mb=4"
-
-
-def test_an_engine_that_was_measured_is_believed_itself():
-    space = make_space("zero2", "zero3")
-    slow, fast = (alike(space, engine, slower=slower) for engine, slower in zip(space.engines, (2.0, 1.0), strict=True))
-    key = "zero3 ckpt=on mb=4"
-    assert outlook(space, slow, key).ceilings
-    assert outlook(space, [*slow, fast[0]], key).ceilings == ()
+    itself = alike(space, space.engines[1], slower=1.0)
+    assert outlook(space, [*with_it, itself[0]], "zero2+opt-cpu ckpt=on mb=4").ceilings == ()
 
 
 def test_with_adapters_offload_adds_too_little_to_be_a_rule():
@@ -179,11 +170,3 @@ def test_what_thrashed_is_no_ceiling_of_what_needs_less_memory():
     steady, thrashed = (one(space, "zero2 ckpt=on mb=4", slower=3.0, **each) for each in ({}, {"alloc_retries": 5}))
     assert outlook(space, [steady], "zero3 ckpt=on mb=4").most == steady.tokens_per_second
     assert math.isinf(outlook(space, [thrashed], "zero3 ckpt=on mb=4").most)
-
-
-def test_what_thrashed_makes_the_search_doubt_nothing_else():
-    space = make_space("zero2", "zero3")
-    thrashed = one(space, "zero2 ckpt=on mb=4", slower=3.0, alloc_retries=5)
-    usual = fitting(space, space.by_key["zero3 ckpt=on mb=4"])
-    with_it, without = (believe(space, records).speed.fit.surprise for records in ([usual, thrashed], [usual]))
-    assert with_it == pytest.approx(without, abs=0.5)

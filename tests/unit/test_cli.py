@@ -38,30 +38,17 @@ COMMANDS = (
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tune"], "Name a MODEL, or your own script behind --"),
-        (["tune", "tiny-llama", "--", "train.py"], "tiny-llama and a script are both named"),
-        (["tune", "--seq-len", "64", "--", "train.py"], "--seq-len has no effect on a script"),
         (["tune", "tiny-llama", "--map", "micro_batch=--bs"], "--map is about the options of a script"),
         (["run", "none.json"], "'none.json' does not exist"),
         (["tune", "tiny-llama", "--no-such-option"], "--no-such-option"),
-        (["no-such-command"], "no-such-command"),
-        (["tune", "tiny-llama", "extra"], "extra"),
-        (["tune", "tiny-llama", "--gpus", "-1"], "--gpus"),
         (["tune", "tiny-llama", "--gpus", "many"], "--gpus"),
         (["tune", "tiny-llama", "--gpu-memory", "lots"], "'lots' is not a size"),
         (["tune", "tiny-llama", "--time-budget", "soon"], "'soon' is not a duration"),
-        (["tune", "tiny-llama", "--time-budget", "300"], "'300' is not a duration; write it like 15m, 90s or 2h"),
-        (["tune", "tiny-llama", "--time-budget", ""], "'' is not a duration"),
         (["tune", "tiny-llama", "--time-budget", "0m"], "above zero"),
-        (["tune", "tiny-llama", "--time-budget", "nanm"], "above zero"),
         (["tune", "tiny-llama", "--seq-len", "1"], "--seq-len"),
-        (["tune", "tiny-llama", "--global-batch-size", "0"], "--global-batch-size"),
-        (["tune", "tiny-llama", "--micro-batch", "0"], "--micro-batch"),
         (["tune", "tiny-llama", "--dtype", "fp8"], "fp8"),
-        (["tune", "tiny-llama", "--strategy", "magic"], "magic"),
         (["tune", "tiny-llama", "--rung", "zero9"], "--rung zero9 is unknown"),
         (["tune", "tiny-llama", "--gradient-clipping", "inf"], "--gradient-clipping: inf is not valid"),
-        (["tune", "tiny-llama", "--time-budget", "infs"], "--time-budget: inf is not valid"),
         (
             ["tune", "tiny-llama", "--tolerance", "0.1", "--strategy", "walk"],
             "--tolerance has no effect with --strategy",
@@ -135,11 +122,12 @@ def test_ctrl_c_before_a_command_heeds_it_ends_ladder_without_a_word(
     assert (printed.out, printed.err) == ("", "")
 
 
-def test_what_a_command_returns_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "app", lambda **arguments: 130)
-    assert main([]) == 130
-    monkeypatch.setattr(cli, "app", lambda **arguments: None)
-    assert main([]) == 0
+@pytest.mark.parametrize(("returned", "status"), [(130, 130), (None, 0)])
+def test_what_a_command_returns_is_the_exit_status(
+    returned: int | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda **arguments: returned)
+    assert main([]) == status
 
 
 def test_every_exit_status_is_in_the_documents() -> None:
@@ -149,20 +137,16 @@ def test_every_exit_status_is_in_the_documents() -> None:
     assert {int(number) for row in table for number in row.split(",")} == statuses
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_s_help_has_examples_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    examples = capsys.readouterr().out.partition("Examples:")[2]
-    assert f"ladder {command}" in examples
-
-
-def test_every_square_bracket_of_the_sources_is_in_the_help(
+def test_every_help_has_examples_and_every_square_bracket_of_the_sources(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
+    printed = ""
     for command in COMMANDS:
         assert main([command, "--help"]) == 0
-    printed = capsys.readouterr().out
+        own = capsys.readouterr().out
+        assert f"ladder {command}" in own.partition("Examples:")[2]
+        printed += own
     texts = [text for path in (ROOT / "ladder" / "cli").glob("*.py") for text in HELP.findall(path.read_text())]
     written = [part for text in texts for part in re.findall(r"\[[^\]]+\]", text)]
     written += [f"[default: {each.option.unset}]" for each in OPTIONS if each.option.unset]
@@ -183,10 +167,8 @@ def test_a_bare_ladder_prints_its_help_and_nothing_else(capsys: pytest.CaptureFi
     [
         ["tune", "tiny-llama", "--rung", "zero9"],
         ["tune", "tiny-llama", "--gpus", "-1"],
-        ["tune", "tiny-llama", "--machine", "a100-40"],
         ["verify", "none.json"],
         ["verify", "--steps", "1", "--minutes", "1"],
-        ["verify", "--steps", "0"],
     ],
     ids=" ".join,
 )
@@ -232,23 +214,10 @@ def test_doctor_asks_for_measure_beside_the_nodes_to_measure(
     assert "add --measure" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("hosts", "options", "said"),
-    [
-        ("a slots=1\na slots=1\n", [], "names a twice"),
-        ("a slots=1\nb slots=2\n", [], "different numbers of slots (a 1, b 2)"),
-        ("a slots=1\n", ["--nodes", "2"], "--nodes 2 asks for more than the 1 hosts"),
-    ],
-)
 def test_hosts_that_cannot_be_used_end_a_tune_before_anything_starts(
-    hosts: str,
-    options: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("hosts").write_text(hosts)
-    assert main(["tune", "tiny-llama", "--gpus", "0", "--hostfile", "hosts", *options]) == 4
-    assert said in capsys.readouterr().err
+    Path("hosts").write_text("a slots=1\n")
+    assert main(["tune", "tiny-llama", "--gpus", "0", "--hostfile", "hosts", "--nodes", "2"]) == 4
+    assert "--nodes 2 asks for more than the 1 hosts" in capsys.readouterr().err

@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import compare
 import pytest
-import ways
 from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
-from compare import ROWS, figures
 from hand_search import Row, searched
-from side_by_side import TIME_OVER, Ended, Work, sizes
+from side_by_side import TIME_OVER, Ended
 from unmodified import Training, logged_steps, tried_sizes
-from ways import WAYS, WAYS_OF_A_SCRIPT
 
 REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
 FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
-
-
-def test_a_way_that_the_file_holds_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-
-    def way(work: Work, folder: Path, steps: int) -> dict[str, Any]:
-        tried.append(work.model)
-        return FOUND
-
-    monkeypatch.setattr(compare, "WAYS", {"one": (way, []), "other": (way, [])})
-    file = tmp_path / "results" / "cpu.json"
-    assert len(compare.compare(file, "cpu", ["one"], 1, 50)) == len(tried) == 1
-    records = compare.compare(file, "cpu", ["one", "other"], 2, 50)
-    assert len(tried) == 4
-    kept = [(each["way"], each["repetition"]) for each in records]
-    assert kept == [("one", 1), ("other", 1), ("one", 2), ("other", 2)]
-    assert compare.compare(file, "cpu", ["other"], 2, 50) == json.loads(file.read_text()) == records
-    assert len(tried) == 4
-
-
-def test_gpu_seconds_count_every_gpu_and_headroom_is_what_the_limit_leaves() -> None:
-    columns = figures(Work(model="tiny-llama", gpus=4, cap_gib=24.0), FOUND)
-    assert (columns["wall_seconds"], columns["gpu_seconds"], columns["headroom"]) == (30.0, 120.2, 0.75)
-    assert columns["fifty_steps"] is True
-    assert columns["why"] is None
-
-
-def test_fewer_than_fifty_steps_leave_it_open_whether_so_many_run_and_none_at_all_deny_it() -> None:
-    work = Work(model="tiny-llama")
-    assert figures(work, FOUND | {"real": REAL | {"steps": 49}})["fifty_steps"] is None
-    without = figures(work, {"seconds": 1.0, "why": "out of memory"})
-    assert (without["fifty_steps"], without["tokens_per_second"], without["why"]) == (False, None, "out of memory")
-
-
-def test_rows_under_a_limit_have_a_batch_that_their_gpus_share_evenly() -> None:
-    assert [name for name, work in ROWS.items() if work.batch % work.gpus] == []
-    assert replace(ROWS["llama-2-7b-76gib-2"], cap_gib=40) == ROWS["llama-2-7b-40gib-2"]
 
 
 @pytest.fixture
@@ -65,26 +22,6 @@ def folder(tmp_path: Path) -> Path:
     """What the Autotuner of DeepSpeed 0.19.8 left of a fast search on two CPU ranks, without its logs."""
     shutil.copytree(Path(__file__).parents[1] / "data" / "autotuner", tmp_path / "autotuner")
     return tmp_path / "autotuner"
-
-
-def test_where_no_experiment_of_the_autotuner_runs_it_starts_once_more_with_checkpointing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[tuple[float, bool]]()
-
-    def autotune(work: Work, folder: Path, fast: bool, longest: float, *, checkpointing: bool) -> dict[str, Any]:
-        asked.append((longest, checkpointing))
-        chosen = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 4, "zero_optimization": {"stage": 3}}
-        found = {"seconds": 100.0, "failures": 4, "experiments": 4, "failed": {"z0": "out of memory"}, "finished": True}
-        return found | {"chosen": chosen, "samples_per_second": {"z3": 1.0} if checkpointing else {}}
-
-    monkeypatch.setattr(ways, "autotune", autotune)
-    monkeypatch.setattr(ways, "_real", lambda *arguments, **more: {"real": arguments[1:4]})
-    found = ways.of_deepspeed(fast=True)(Work(model="any"), tmp_path, 20)
-    assert asked == [(450.0, False), (350.0, True)]
-    assert (found["seconds"], found["failures"], found["experiments"]) == (200.0, 8, 8)
-    assert found["answer"] == {"stage": 3, "micro_batch": 2, "batch": 4, "checkpointing": True}
-    assert found["real"] == ("deepspeed", True, 2)
 
 
 def test_the_autotuner_s_own_choice_is_read_without_its_section(folder: Path) -> None:
@@ -125,11 +62,6 @@ def test_an_experiment_that_was_cut_off_with_the_search_has_not_failed(folder: P
     assert read_results(folder)["failed"] == {"z2_gas1_tmbspg2": "RuntimeError: it broke"}
 
 
-def test_a_folder_without_any_result_has_no_choice(tmp_path: Path) -> None:
-    read = read_results(tmp_path)
-    assert (read["chosen"], read["finished"], read["experiments"]) == (None, False, 0)
-
-
 def test_how_a_rank_ended_is_told_whether_torchrun_started_it_or_not() -> None:
     assert Ended(OUT_OF_MEMORY, 1.0, "").why == "out of memory"
     assert Ended(1, 1.0, f"Root Cause:\n  exitcode  : {OUT_OF_MEMORY} (pid: 7)\n").why == "out of memory"
@@ -159,11 +91,9 @@ def test_a_program_s_own_logging_gives_the_speed_after_its_first_step() -> None:
         "micro_batch": 8,
         "peak_device_gib": 7.5,
     }
-
-
-def test_a_program_that_failed_has_no_speed_however_far_it_came() -> None:
-    training = Training(5.0, Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
-    assert (training.tokens_per_second, training.why, training.real(8)) == (None, "out of memory", None)
+    failed = Training(5.0, Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
+    assert (failed.tokens_per_second, failed.why, failed.real(8)) == (None, "out of memory", None)
+    assert tried_sizes(LOG, gpus=2) == [512, 256]
 
 
 def test_a_search_by_hand_that_was_cut_off_goes_on_with_the_time_that_the_others_left() -> None:
@@ -187,13 +117,3 @@ def test_a_search_by_hand_that_was_cut_off_goes_on_with_the_time_that_the_others
     assert (cut_off.finished, cut_off.told()["failures"]) == (False, 0)
     nothing = searched(["fails"], sizes, attempt)
     assert (nothing.best, nothing.finished, nothing.told()["why"]) == (None, True, "out of memory")
-
-
-def test_the_sizes_that_a_finder_tried_are_those_of_one_gpu() -> None:
-    assert tried_sizes(LOG, gpus=2) == [512, 256]
-    assert sizes(Work(model="any", gpus=2, batch=24)) == [1, 2, 4]
-
-
-def test_an_unmodified_program_has_its_own_ways_and_no_other(tmp_path: Path) -> None:
-    assert set(WAYS_OF_A_SCRIPT) < set(WAYS)
-    assert compare.compare(tmp_path / "sft.json", "sft", ["lightning"], 1, 50) == []

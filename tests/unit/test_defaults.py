@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 import typer
-import yaml
 
-from ladder.cli.main import app, main
+from ladder.cli.command_help import PanelledCommand
+from ladder.cli.declared import takes
+from ladder.cli.defaults import read_defaults, schema
+from ladder.cli.main import main
+from ladder.cli.reference import reference
+from ladder.errors import UsageError
+from ladder.tuning.declaring import Option, Switches, checked, checked_values, declared, gathered, spread
+from ladder.tuning.option_kinds import whole
+from ladder.tuning.options import BEYOND, SEARCH, WorkloadOptions
 
 
 @pytest.fixture
@@ -37,11 +47,11 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
     [
         ("tune: {gpu: 4}", "no option gpu; did you mean gpus?"),
         ("tuna: {gpus: 4}", "no command tuna; did you mean tune?"),
-        ("tune: {gpus: many}", "--gpus"),
         ("tune: {gpu-memory: lots}", "'lots' is not a size"),
         ("tune: 4", "must be a mapping"),
         ("[1, 2]", "must be a mapping"),
         ("tune: {", "is not YAML"),
+        ("[" * 5000, "is nested too deeply"),
     ],
 )
 def test_what_no_command_knows_is_refused_in_one_sentence(
@@ -84,46 +94,119 @@ def test_a_document_that_the_file_asks_for_comes_for_a_refused_command_too(
     assert capsys.readouterr().out == ""
 
 
+# An option is declared once: made-up ones, a field more each, are everywhere where an option has to be.
+
+
+class Switch(NamedTuple):
+    """What a module would contribute."""
+
+    name: str
+    help: str
+    panel: str = BEYOND
+
+
+def registered() -> list[Switch]:
+    return [Switch("big-pages", "Try big pages too."), Switch("small-talk", "Try small talk too.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeUp(WorkloadOptions):
+    patience: Annotated[
+        int | None, Option("How long to be patient, in hours.", SEARCH, whole(1, 9), unset="until noon")
+    ] = None
+    tricks: Annotated[Mapping[str, bool], Switches(registered)] = field(default_factory=dict)
+
+
+def app_of(options: type) -> tuple[typer.Typer, list[Any]]:
+    """An application whose command `try` takes `options`, and what it was called with."""
+    seen: list[Any] = []
+    app = typer.Typer(rich_markup_mode="rich")
+    app.callback()(lambda: None)
+
+    @takes(options)
+    def command(given: Any) -> int:
+        """Try it.
+
+        Examples:
+
+          ladder try it
+        """
+        seen.append(given)
+        return 0
+
+    app.command("try", cls=PanelledCommand)(command)
+    return app, seen
+
+
+def test_it_can_be_typed_and_stands_whole_in_its_panel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, seen = app_of(MadeUp)
+    app(["try", "tiny-llama", "--patience", "3", "--no-big-pages"], standalone_mode=False)
+    assert seen == [MadeUp(model="tiny-llama", patience=3, tricks={"big-pages": False})]
+    monkeypatch.setenv("COLUMNS", "80")
+    app(["try", "--help"], standalone_mode=False)
+    search = capsys.readouterr().out.partition("─ Search ─")[2].partition("╰")[0]
+    assert "--patience N" in search
+    assert "[default: until noon]" in " ".join(search.replace("│", " ").split())
+    with pytest.raises(Exception, match="9"):
+        app(["try", "tiny-llama", "--patience", "10"], standalone_mode=False)
+
+
+def test_its_values_are_checked_for_python_callers() -> None:
+    assert checked(MadeUp(model="a", patience=9)).patience == 9
+    with pytest.raises(UsageError, match="--patience: 10 is not valid; give a whole number from 1 to 9"):
+        checked(MadeUp(model="a", patience=10))
+    with pytest.raises(UsageError, match="--big-pages: 1 is not valid; give True or False"):
+        checked_values(MadeUp, {"big_pages": 1})
+
+
+def test_it_may_have_a_default_in_ladder_yaml_and_is_in_its_schema(tmp_path: Path) -> None:
+    app, seen = app_of(MadeUp)
+    file = tmp_path / "ladder.yaml"
+    file.write_text("try: {patience: 4, big-pages: true}")
+    defaults = read_defaults(app, file)
+    app(["try", "a", "--no-big-pages"], standalone_mode=False, default_map=defaults)
+    assert seen == [MadeUp(model="a", patience=4, tricks={"big-pages": False})]
+    properties = schema(app)["properties"]["try"]["properties"]
+    assert (properties["patience"]["type"], properties["patience"]["maximum"]) == ("integer", 9)
+    assert properties["big-pages"]["type"] == "boolean"
+
+
+def test_it_is_in_the_reference() -> None:
+    text = reference(app_of(MadeUp)[0])
+    assert "| `--patience` | `N`, at least 1, at most 9 | until noon | How long to be patient, in" in text
+    assert "| `MODEL` | `MODEL` |  | A Hub id" in text
+    assert "| `--big-pages` | a switch |  | Try big pages too. |" in text
+
+
+def test_contributed_switches_land_in_one_mapping_and_come_out_again() -> None:
+    said = gathered(MadeUp, {"model": "a", "big_pages": True, "small_talk": None})
+    assert said.tricks == {"big-pages": True}
+    assert gathered(MadeUp, spread(said)) == said
+
+
+def test_a_type_that_does_not_say_what_an_option_takes_needs_a_kind() -> None:
+    @dataclass
+    class Vague:
+        size: int = 0
+
+    Vague.__annotations__["size"] = Annotated[int, Option("Of something.")]
+    with pytest.raises(TypeError, match="does not say which values"):
+        declared(Vague)
+
+
 @pytest.mark.parametrize(
-    ("command", "switch"),
-    [("tune", name) for name in ("documented", "cold", "wait", "quiet", "liger")]
-    + [("verify", "quiet"), ("plan", "liger"), ("doctor", "build")],
+    "command", ["tune", "plan", "verify", "doctor", "export", "report", "explain", "models", "machines", "schema", ""]
 )
-def test_every_switch_of_the_file_can_be_typed_off(command: str, switch: str) -> None:
-    group = typer.main.get_command(app)
-    with group.commands[command].make_context(  # type: ignore[attr-defined]
-        command,
-        [f"--no-{switch}", *(["tiny-llama"] if command in ("tune", "plan") else [])],
-        default_map={switch: True},
-    ) as context:
-        assert context.params[switch] is False
-
-
-def test_a_file_that_is_nested_without_end_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ladder.yaml").write_text("[" * 5000)
-    assert main(["plan", "tiny-llama"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "ladder: ladder.yaml is nested too deeply; it may contain commands, and their options.\n"
-    )
-
-
-def test_an_empty_file_says_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "ladder.yaml").write_text("")
-    assert planned(capsys, "--gpus", "1", "--gpu-memory", "80GiB")["gpus"] == 1
-
-
-def test_the_schema_knows_every_option_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    tune = schema["properties"]["tune"]
-    assert tune["additionalProperties"] is False
-    assert tune["properties"]["gpus"]["type"] == "integer"
-    assert [way["type"] for way in tune["properties"]["rung"]["anyOf"]] == ["array", "string"]
-    assert "auto" in tune["properties"]["strategy"]["enum"]
-    assert tune["properties"]["wait"]["type"] == tune["properties"]["liger"]["type"] == "boolean"
-    assert all(
-        re.fullmatch("[a-z0-9-]+", name) for body in schema["properties"].values() for name in body["properties"]
-    )
-    example = yaml.safe_load("tune: {gpu-memory: 40GiB, global-batch-size: 64}")
-    assert set(example["tune"]) <= set(tune["properties"])
+def test_no_help_cuts_anything_off_at_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = {}
+    for columns in (80, 400):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main([*command.split(), "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= columns
+        printed[columns] = re.findall(r"[^\s│╭╮╰╯─]+", "\n".join(lines))
+    assert printed[80] == printed[400]

@@ -20,7 +20,7 @@ from ladder.events.outcome import Record
 from ladder.machine.described import Machine
 from ladder.search.auto import auto
 from ladder.search.belief import believe
-from ladder.search.decisions import Measure, Stop
+from ladder.search.decisions import Measure
 from ladder.search.space import Space, fastest
 from ladder.tuning.earlier_steps import EarlierSteps
 from ladder.tuning.known import learn
@@ -74,13 +74,6 @@ def test_they_are_of_no_other_training_and_of_no_other_machine(changes: dict[str
     assert steps(**changes).read() == ()
 
 
-def test_a_later_measurement_replaces_an_earlier_one_and_leaves_the_others() -> None:
-    steps().add([record(), record("zero1 ckpt=on mb=8")])
-    steps().add([record(boundary_seconds=9.0)])
-    assert {key: last for key, _, last in steps().read()}[KEY] == 9.0
-    assert len(steps().read()) == 2
-
-
 @pytest.mark.parametrize("slower", [1.01, 1.5])
 def test_a_tune_that_contradicts_earlier_ones_replaces_all_that_they_said(tmp_path: Path, slower: float) -> None:
     steps().add([record(), record("zero1 ckpt=on mb=8")])
@@ -88,13 +81,6 @@ def test_a_tune_that_contradicts_earlier_ones_replaces_all_that_they_said(tmp_pa
     again = fitting(space, space.by_key[KEY], slower=slower)
     learn(MACHINE, space, [again], tmp_path / "run", lambda _event: None)
     assert len(steps().read()) == (2 if slower < 1.05 else 1)
-
-
-def test_a_tune_of_other_candidates_contradicts_nothing(tmp_path: Path) -> None:
-    steps().add([record()])
-    space = replace(make_space("zero1", workload=WORKLOAD), earlier=steps().read())
-    learn(MACHINE, space, [record("zero1 ckpt=on mb=8")], tmp_path / "run", lambda _event: None)
-    assert {key for key, _, _ in steps().read()} == {KEY, "zero1 ckpt=on mb=8"}
 
 
 def test_failures_proofs_and_what_lacked_memory_are_not_kept() -> None:
@@ -235,4 +221,3 @@ def test_an_engine_that_only_earlier_tunes_measured_is_a_ceiling_too() -> None:
     assert Engine(space.engines[0].rung) in belief.known_engines
     outlook = belief.outlook(space.by_key["zero3+opt-cpu ckpt=on mb=4"])
     assert [each.candidate.key for each in outlook.ceilings] == ["zero2 ckpt=on mb=4"]
-    assert isinstance(auto(replace(space, earlier=measured), [first]), Measure | Stop)

@@ -35,11 +35,8 @@ CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasGemmEx(…)`"), "gpu_oom"),
     (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), "gpu_oom"),
     (RuntimeError("NCCL error …\nLast error:\nCuda failure 2 'out of memory'"), "gpu_oom"),
-    (RuntimeError("ncclUnhandledCudaError …\nLast error:\nCuda failure 2"), "gpu_oom"),
     (RuntimeError("ncclUnhandledCudaError …\nLast error:\nCuda failure 'out of memory'"), "gpu_oom"),
-    (RuntimeError("ncclUnhandledCudaError …\nFailed to CUDA calloc async 608 bytes"), "gpu_oom"),
     (RuntimeError("ncclUnhandledCudaError …\nLast error:\nFailed to CUDA malloc 6291456 bytes"), "gpu_oom"),
-    (RuntimeError("ncclUnhandledCudaError …\nLast error:\nFailed to CUDA host alloc 4194304 bytes"), "pinned_oom"),
     (RuntimeError("Cuda failure 'out of memory'\nFailed to CUDA host alloc 4194304 bytes"), "pinned_oom"),
     (RuntimeError("ncclUnhandledCudaError …\nCuda failure 209 'no kernel image is available'"), "crash"),
     (RuntimeError("Triton Error [CUDA]: out of memory"), "gpu_oom"),
@@ -65,7 +62,6 @@ CAUSES: list[tuple[BaseException, OutcomeKind]] = [
     (AssertionError("More elements 131072000 than buffer size 100000000"), "unsupported"),
     (KeyError("loss"), "crash"),
     (RuntimeError("CUDA error: unspecified launch failure"), "crash"),
-    (RuntimeError("CUDA error: invalid argument"), "crash"),
     (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "crash"),
 ]
 

@@ -59,15 +59,6 @@ def test_the_first_step_that_fits_counts_and_not_a_faster_one_below_it():
     assert (found.candidate.engine.key, found.trial) == ("zero3", "0001")
 
 
-@pytest.mark.parametrize(
-    ("speed", "words"), [(20_100.0, "As fast as"), (21_000.0, "5% slower"), (16_000.0, "1.2 times"), (19_000.0, "1.05")]
-)
-def test_the_headline_does_not_flatter(speed: float, words: str):
-    found = first_fit(SPACE, [replace(fitting(SPACE, OFFLOADED), tokens_per_second=speed)])
-    assert found is not None
-    assert times_as_fast(found, BEST).startswith(words)
-
-
 def test_an_answer_within_the_range_of_a_predicted_first_fit_is_not_said_to_be_slower_or_faster():
     found = first_fit(SPACE, ())
     assert found is not None
@@ -77,18 +68,26 @@ def test_an_answer_within_the_range_of_a_predicted_first_fit_is_not_said_to_be_s
     assert "About 2.0 times" in times_as_fast(found, replace(BEST, tokens_per_second=2.0 * found.tokens_per_second))
 
 
-def test_the_slower_of_a_proof_and_its_trial_counts():
-    first = replace(fitting(SPACE, OFFLOADED), tokens_per_second=10_000.0)
-    for trial, words in ((15_000.0, "1.5 times"), (40_000.0, "2.0 times")):
-        own = replace(BEST, purpose="measure", trial="0005", tokens_per_second=trial)
-        sentence = compared(SPACE, [first, own], BEST)
-        assert sentence is not None
-        assert sentence.startswith(words)
-
-
 def test_the_recipe_may_end_on_the_answer_or_on_nothing():
     own = replace(fitting(SPACE, OFFLOADED), tokens_per_second=100.0)
     assert compared(SPACE, [own], replace(own, purpose="proof")) == (
         "The documented recipe ends on the same configuration."
     )
     assert compared(replace(SPACE, memory_limit=GIB), (), BEST) is None
+
+
+@pytest.mark.parametrize(
+    ("speed", "of_trial", "words"),
+    [
+        (20_100.0, None, "As fast as"),
+        (21_000.0, None, "5% slower"),
+        (16_000.0, None, "1.2 times"),
+        (10_000.0, 15_000.0, "1.5 times"),  # the slower of a proof and its trial counts
+        (10_000.0, 40_000.0, "2.0 times"),
+    ],
+)
+def test_the_headline_does_not_flatter(speed: float, of_trial: float | None, words: str):
+    records = [replace(fitting(SPACE, OFFLOADED), tokens_per_second=speed)]
+    if of_trial is not None:
+        records.append(replace(BEST, purpose="measure", trial="0005", tokens_per_second=of_trial))
+    assert (compared(SPACE, records, BEST) or "").startswith(words)

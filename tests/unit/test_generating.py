@@ -42,6 +42,7 @@ def test_completions_are_those_of_a_step_unless_the_script_says_otherwise(
 ) -> None:
     assert script_workload(grpo(**said)).completions(2) == completions
     assert script_workload(make_script()).completions(2) is None
+    assert proof_steps(script_workload(grpo()))["minimum"] < proof_steps(script_workload(make_script()))["minimum"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,10 @@ def test_trials_generate_as_much_at_any_micro_batch_and_evaluate_as_the_script_d
 
 
 def test_the_answer_keeps_what_its_script_generates_for_the_run() -> None:
-    document = json.loads(json.dumps(best_config(answer("zero2", workload={"script": grpo(batch=64)}))))
+    script = grpo(batch=64)
+    stored = Script.from_dict(json.loads(json.dumps(script.as_dict())))
+    assert stored.facts == replace(script.facts, model_config_json={})
+    document = json.loads(json.dumps(best_config(answer("zero2", workload={"script": stored}))))
     assert document["ladder"]["script"]["generation_batch_size"] == 64
     arguments = trainer_arguments(settings_in(document), Path("deepspeed.json"))
     assert arguments["generation_batch_size"] == 64
@@ -92,19 +96,3 @@ def test_the_user_is_told_what_a_sample_is() -> None:
         "It generates 4 completions of up to 256 tokens for a prompt. A sample is a completion with its prompt, and "
         "tokens/s counts each completion as 256 tokens."
     )
-
-
-def test_other_lengths_of_completions_are_another_run() -> None:
-    prints = {script_workload(each).fingerprint() for each in (make_script(), grpo(), grpo(longest=512))}
-    assert len(prints) == 3
-
-
-def test_a_script_that_generates_is_stored_with_that() -> None:
-    stored = json.loads(json.dumps(grpo(batch=8).as_dict()))
-    kept = replace(grpo(batch=8).facts, model_config_json={})
-    assert Script.from_dict(stored).facts == kept
-
-
-def test_a_proof_waits_for_fewer_steps_where_each_generates() -> None:
-    assert proof_steps(script_workload(grpo()))["minimum"] == 3
-    assert proof_steps(script_workload(make_script()))["minimum"] == 8

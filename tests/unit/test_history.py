@@ -76,33 +76,18 @@ def test_records_survive_reopening_to_the_last_field(copied: Path) -> None:
     assert records_in(copied) == RECORDS
 
 
-def test_where_the_time_of_each_trial_went_survives_too(copied: Path) -> None:
+def test_where_the_time_of_each_trial_went_survives_also_of_trials_that_leave_no_record(copied: Path) -> None:
     with opened(copied) as history:
         took = {"start": 0.5, "measure": 2.0}
         assert history.trial_seconds(history.records) == {"0001": took, "0002": took}
-
-
-def test_the_time_of_trials_whose_records_are_not_asked_for_is_left_out(copied: Path) -> None:
-    with opened(copied) as history:
-        history.note_seconds("0003", {"start": 2.0})
-        wanted = [record for record in history.records if record.trial == "0002"]
-        assert list(history.trial_seconds(wanted)) == ["0002", "0003"]
-
-
-def test_what_was_refused_took_no_time_and_is_no_trial(copied: Path) -> None:
-    with opened(copied) as history:
-        refused = make_record(CANDIDATES[2], "host_oom", trial="0009")
-        history.add([refused], BY_KEY, {})
-        assert "0009" not in history.trial_seconds(history.records)
-
-
-def test_the_time_of_trials_that_leave_no_record_is_counted_too(copied: Path) -> None:
-    with opened(copied) as history:
         history.note_seconds("0004", {"start": 1.0})
         history.note_seconds("0003", {"start": 2.0})
+        history.add([make_record(CANDIDATES[2], "host_oom", trial="0009")], BY_KEY, {})  # refused: it took no time
     with opened(copied) as history:
         assert list(history.trial_seconds(history.records)) == ["0001", "0002", "0003", "0004"]
         assert history.trial_seconds(history.records)["0003"] == {"start": 2.0}
+        of_second = [record for record in history.records if record.trial == "0002"]
+        assert list(history.trial_seconds(of_second)) == ["0002", "0003", "0004"]
 
 
 def test_a_new_folder_is_made_for_its_owner_alone_and_is_empty(tmp_path: Path) -> None:
@@ -116,29 +101,15 @@ def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: P
     study = optuna.load_study(study_name="ladder", storage=storage)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     assert study.trials[0].values == [100.0]
-    assert study.trials[0].params == {
-        "rung": "zero2",
-        "liger": False,
-        "compile": False,
-        "compile-whole": False,
-        "bf16-states": False,
-        "adam-8bit": False,
-        "fp8": False,
-        "ulysses": False,
-        "bind-cores": False,
-        "hpz": False,
-        "hybrid": False,
-        "unchecked-gradients": False,
-        "checkpointing": "on",
-        "micro_batch": 1,
-    }
+    said = study.trials[0].params
+    assert (said["rung"], said["checkpointing"], said["micro_batch"], said["liger"]) == ("zero2", "on", 1, False)
     assert study.trials[1].user_attrs["outcome"] == "gpu_oom"
 
 
 def test_another_fingerprint_is_refused_naming_what_differs(copied: Path) -> None:
     with pytest.raises(UsageError, match=r"\(world size differ\).*--run-dir"):
         opened(copied, "xyz", {**FACTS, "world size": 4})
-    assert (copied / "journal.log").exists()
+    assert records_in(copied) == RECORDS, "and the refused opening keeps no lock"
 
 
 def test_a_newer_schema_is_refused(copied: Path) -> None:
@@ -161,19 +132,13 @@ def test_the_lock_of_a_dead_tune_locks_nobody_out(copied: Path) -> None:
     assert len(records_in(copied)) == len(RECORDS) + 1
 
 
-@pytest.mark.parametrize("cut", [1, 2, 300, 700])
+@pytest.mark.parametrize("cut", [0, 1, 300, 700])
 def test_after_a_torn_tail_the_history_goes_on_from_the_record_before(copied: Path, cut: int) -> None:
     journal = copied / "journal.log"
-    journal.write_bytes(journal.read_bytes()[:-cut])
+    journal.write_bytes(journal.read_bytes()[:-cut] if cut else journal.read_bytes() + b'{"op_code": 4, "wor\0\0\n')
     with opened(copied) as history:
-        assert history.records == RECORDS[:-1]
-        history.add(RECORDS[-1:], BY_KEY, {})
-    assert records_in(copied) == RECORDS
-
-
-def test_a_last_line_of_nonsense_is_dropped_with_its_newline(copied: Path) -> None:
-    with (copied / "journal.log").open("ab") as journal:
-        journal.write(b'{"op_code": 4, "wor\0\0\0\n')
+        assert history.records == (RECORDS[:-1] if cut else RECORDS)
+        history.add(RECORDS[len(history.records) :], BY_KEY, {})
     assert records_in(copied) == RECORDS
 
 
@@ -185,25 +150,12 @@ def test_a_tune_killed_while_it_made_its_folder_can_be_started_again(copied: Pat
         assert records_in(copied) == []
 
 
-def test_a_refused_opening_keeps_no_lock(copied: Path) -> None:
-    with pytest.raises(UsageError):
-        opened(copied, "xyz", {**FACTS, "world size": 4})
-    assert records_in(copied) == RECORDS
-
-
 @pytest.mark.parametrize("place", ["beneath a file", "in /proc"])
 def test_a_folder_that_cannot_be_written_is_the_environments_fault(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = {"beneath a file": tmp_path / "file" / "run", "in /proc": Path("/proc/ladder-run")}[place]
     with pytest.raises(EnvironmentFaultError, match=r"cannot be written.*--run-dir"):
         opened(folder)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_the_environments_fault(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir(mode=0o500)
-    with pytest.raises(EnvironmentFaultError, match="cannot be written"):
-        opened(tmp_path / "run")
 
 
 def test_trials_are_numbered_on_from_the_highest_there_is(tmp_path: Path) -> None:
@@ -217,9 +169,5 @@ def test_trials_are_numbered_on_from_the_highest_there_is(tmp_path: Path) -> Non
         assert history.next_trial()[0] == "0008"
         (tmp_path / "run" / "trials" / "12345").mkdir()
         assert history.next_trial()[0] == "12346"
-
-
-def test_a_trial_that_left_records_but_no_folder_keeps_its_number(tmp_path: Path) -> None:
-    with opened(tmp_path / "run") as history:
-        history.add([make_record(CANDIDATES[0], trial="0003")], BY_KEY, {})
-        assert history.next_trial()[0] == "0004"
+        history.add([make_record(CANDIDATES[0], trial="12350")], BY_KEY, {})  # it left no folder
+        assert history.next_trial()[0] == "12351"

@@ -73,18 +73,14 @@ def cpu_machine(**changes: Any) -> Machine:
     return replace(plain, **changes)
 
 
-def test_rates_follow_from_the_points_of_the_slowest_rank() -> None:
-    rates = rates_of(POINTS, 2)
-    assert rates == pytest.approx(
-        {
-            "flops": 6e14,
-            "device_bytes": 4e12,
-            "launch_seconds": 0.002,
-            "link_bytes": 2e11,  # both move half of the bytes: all-reduce twice, in twice the time
-            "pcie_bytes": 4e10,
-            "cpu_adam_parameters": 2e9,
-        }
-    )
+def test_a_machine_that_takes_twice_as_long_has_half_the_rates() -> None:
+    doubled = {name: [{**each, "seconds": 2 * each["seconds"]} for each in points] for name, points in POINTS.items()}
+    fast, slow = rates_of(POINTS, 2), rates_of(doubled, 2)
+    assert slow.pop("launch_seconds") == pytest.approx(2 * fast.pop("launch_seconds"))
+    assert slow == pytest.approx({name: rate / 2 for name, rate in fast.items()})
+    assert rates_of({"products": [{"operations": 0.0, "seconds": 1.0}]}, 1) == rates_of({}, 2) == {}
+    assert fast.keys() - rates_of(POINTS, 1).keys() == {"link_bytes"}
+    assert fast.keys() == {"flops", "device_bytes", "link_bytes", "pcie_bytes", "cpu_adam_parameters"}
 
 
 def between_nodes() -> dict[str, list[dict[str, Any]]]:
@@ -95,15 +91,9 @@ def between_nodes() -> dict[str, list[dict[str, Any]]]:
 
 def test_links_in_a_node_and_between_nodes_are_told_apart() -> None:
     rates = rates_of(between_nodes(), 4, 2)
-    assert rates["link_bytes"] == pytest.approx(2e11)  # two ranks in each node: half of the bytes move
-    assert rates["network_bytes"] == pytest.approx(3e10)  # all four: three quarters of the bytes, in ten times the time
+    assert rates["link_bytes"] > 5 * rates["network_bytes"] > 0
     assert "network_bytes" not in rates_of(between_nodes(), 4, 1)
-
-
-def test_one_rank_on_each_of_two_nodes_has_a_network_and_no_link() -> None:
-    rates = rates_of(between_nodes(), 2, 2)
-    assert rates["network_bytes"] == pytest.approx(2e10)
-    assert "link_bytes" not in rates
+    assert "link_bytes" not in rates_of(between_nodes(), 2, 2), "with a rank on each node there is no link in one"
 
 
 def test_the_slowest_node_counts_and_what_one_node_lacks_is_left_out() -> None:
@@ -113,12 +103,6 @@ def test_the_slowest_node_counts_and_what_one_node_lacks_is_left_out() -> None:
     assert slowest([one, other]) == Found(
         rates={"copies": slow, "products": fast}, failed={"adam": "no memory, on node b"}
     )
-
-
-def test_one_rank_has_no_links_and_a_missing_or_impossible_point_is_left_out() -> None:
-    assert "link_bytes" not in rates_of(POINTS, 1)
-    assert rates_of({}, 2) == {}
-    assert "flops" not in rates_of({"products": [{"operations": 0.0, "seconds": 1.0}]}, 2)
 
 
 def test_what_is_kept_is_read_again_by_the_same_facts_and_by_no_others() -> None:
@@ -137,14 +121,11 @@ def content(**changes: Any) -> str:
     ("text", "words"),
     [
         (lambda: "", "cannot be read"),
-        (lambda: "{", "cannot be read"),
         (lambda: "[1]", "is damaged"),
         (lambda: content(version=99), "another version"),
         (lambda: content(rates={"flops": -1.0}), "is damaged"),
-        (lambda: content(rates={"flops": "fast"}), "is damaged"),
         (lambda: content(rates={"flops": math.nan}), "is damaged"),
         (lambda: content(learned={"compute": [0.1, 0.0]}), "is damaged"),
-        (lambda: content(learned={"compute": 1.0}), "is damaged"),
         (lambda: content(facts={**FACTS, "gpu": "NVIDIA A100"}), "another machine"),
         (lambda: content(measured_at=time.time() - 200 * 86400), "older than half a year"),
         (lambda: content(measured_at=time.time() + 86400), "from the future"),
@@ -159,15 +140,6 @@ def test_a_damaged_stale_or_foreign_file_is_ignored_in_one_sentence(text: Callab
     assert words in sentence
     assert sentence.endswith("run `ladder doctor --measure`.")
     assert sentence.count(". ") == 0
-
-
-def test_a_tune_is_told_of_an_ignored_file_and_starts_from_data_sheets() -> None:
-    file = file_of(facts_of(cpu_machine()))
-    file.parent.mkdir(parents=True)
-    file.write_text("{")
-    told: list[object] = []
-    assert with_known(cpu_machine(), BILLION, told.append) == cpu_machine()
-    assert [type(event) for event in told] == [Note]
 
 
 def test_a_drive_counts_only_for_its_own_folder() -> None:
@@ -192,51 +164,24 @@ def test_the_figures_of_two_nodes_are_for_two_nodes_of_that_kind_whichever_the_j
         assert with_known(other, BILLION, lambda _: None).rates == {}
 
 
-def test_what_tells_nodes_from_others_is_said_by_the_nodes_and_not_by_this_host() -> None:
-    here = facts_of(cpu_machine())
-    facts = facts_of(two_nodes())
-    assert (facts["cpu"], facts["torch"], facts["names"]) == ("x", "2.13", ["node#"])
-    assert facts.keys() == {*here, "nodes", "names"}
-    assert facts_of_nodes(["node1"], {"cpu": "x"}) == {"cpu": "x"}
-
-
-def test_measuring_again_gives_up_what_tunes_taught_about_older_measurements() -> None:
-    known = taught(measured(FACTS, POINTS, None), {"compute": (1.0, 0.5)}, {"model": "a"})
-    assert (known.learned, known.tunes) == ({"compute": (1.0, 0.5)}, [{"model": "a"}])
-    assert measured(FACTS, POINTS, None).learned == {}
-
-
 def test_only_the_last_tunes_are_named_and_a_later_lesson_replaces_an_earlier_one() -> None:
     known = KnownMachine(facts=FACTS)
     for number in range(30):
         known = taught(known, {"compute": (number / 100, 0.5)}, {"number": number})
     assert known.learned == {"compute": (0.29, 0.5)}
+    assert measured(FACTS, POINTS, None).learned == {}, "what was taught of older measurements is given up"
     assert [tune["number"] for tune in known.tunes] == list(range(10, 30))
 
 
-def test_without_anything_known_the_data_sheets_stand() -> None:
-    assert known_speed(H200, {}, {}) is H200
-
-
-def test_a_measurement_moves_the_speed_and_leaves_less_doubt() -> None:
-    known = known_speed(H200, {"flops": 0.65 / 0.88 * H200.flops, "link_bytes": 2e11}, {})
+def test_a_measurement_moves_the_speed_and_leaves_less_doubt_unless_it_is_far_off_the_data_sheet() -> None:
+    known = known_speed(H200, {"flops": H200.flops * H200.achievable / 0.88, "link_bytes": 2e11}, {})
     assert known.achievable == pytest.approx(H200.achievable)
     assert known.link_bytes == 2e11
-    assert known.belief("compute", 0.35)[1] == pytest.approx(0.21)
-    assert known.belief("reduce:2", 0.4)[1] < 0.4
+    for name, usual in (("compute", 0.35), ("reduce:2", 0.4)):
+        assert known.belief(name, usual)[1] < 0.7 * usual
     assert known.belief("launch", 0.5) == (0.0, 0.5)  # it was not measured
-
-
-def test_a_measurement_that_is_far_off_the_data_sheet_is_doubted() -> None:
-    known = known_speed(H200, {"link_bytes": H200.link_bytes / 4}, {})
-    assert known.belief("gather", 0.4)[1] > math.log(4) / 2
-
-
-def test_an_unlisted_gpu_that_is_measured_is_doubted_like_a_listed_one_but_cpu_ranks_are_not() -> None:
-    unlisted, cpu = machine_speed(None, "cuda", 2, 32), machine_speed(None, "cpu", 2, 4)
-    for speed, doubt in ((unlisted, 1.0), (cpu, 2.0)):
-        rates = {"flops": speed.flops * speed.achievable / 0.88}
-        assert known_speed(speed, rates, {}).belief("compute", 0.35)[1] == pytest.approx(0.6 * 0.35 * doubt)
+    assert known_speed(H200, {"link_bytes": H200.link_bytes / 4}, {}).belief("gather", 0.4)[1] > 0.6
+    assert known_speed(H200, {}, {}) is H200
 
 
 def step_seconds(learned: dict[str, tuple[float, float]]) -> float:
@@ -280,16 +225,12 @@ def of_products(share: float, surprise: float = 1.0) -> dict[str, tuple[float, f
     return lessons(SpeedCalibration(fit=fit, data=(step,)), [ZERO2.engine.rung], {})
 
 
-def test_a_step_teaches_nothing_of_what_takes_a_small_part_of_it() -> None:
-    assert "compute" in of_products(0.5)
-    assert of_products(0.05) == {}
-
-
-def test_trials_that_contradict_each_other_teach_less() -> None:
+def test_trials_that_contradict_each_other_teach_less_and_none_teaches_of_what_takes_a_small_part_of_a_step() -> None:
     (clear, sure), (vague, unsure) = of_products(1.0)["compute"], of_products(1.0, surprise=4.0)["compute"]
     assert clear == 3.0
     assert 0 < vague < 1
     assert sure < unsure < 1
+    assert of_products(0.05) == {}
 
 
 MIXTURE = resolve_model(str(Path(__file__).parents[2] / "benchmarks" / "models" / "mixture-of-experts-3b.json"))
@@ -313,3 +254,12 @@ def test_only_a_training_whose_speed_is_the_machine_s_teaches_something_about_it
     learn(cpu_machine(), space, [fitting(space, candidate, slower=1.5)], tmp_path / "run", lambda _event: None)
     known, _ = read_known(facts_of(cpu_machine()))
     assert (known is not None and bool(known.learned)) == teaches
+
+
+def test_a_tune_is_told_of_an_ignored_file_and_starts_from_data_sheets() -> None:
+    file = file_of(facts_of(cpu_machine()))
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    told: list[object] = []
+    assert with_known(cpu_machine(), BILLION, told.append) == cpu_machine()
+    assert [type(event) for event in told] == [Note]

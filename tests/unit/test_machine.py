@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from ladder.errors import UsageError
 from ladder.machine import gpus as gpus_module
 from ladder.machine import host, machine
 from ladder.machine.described import Gpu, Machine, bare_machine
-from ladder.machine.gpus import allocator_settings, may_register
+from ladder.machine.gpus import allocator_settings, may_register, obstacle
 from ladder.machine.machine import CPU_RANKS, detect_machine, unsupported_reason
 from ladder.units import GIB
 from ladder.workload.workload import OptimizerName
@@ -60,13 +61,10 @@ def a_machine(device: str = "cuda", **changes: Any) -> Machine:
         ("", []),
         ("2", [2]),
         ("1,0", [1, 0]),
-        (" 3 , 1 ", [3, 1]),
         ("-1", []),
-        ("0,-1,1", [0]),
         ("0,9,1", [0]),
         ("NoDevFiles", []),
         ("GPU-cccc,GPU-a", [2, 0]),
-        ("GPU-ffff,0", []),
         ("0,,1", [0]),
     ],
 )
@@ -87,11 +85,17 @@ def test_among_gpus_of_several_models_a_number_is_taken_only_where_cuda_counts_a
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_all_visible_gpus_are_used_unless_fewer_are_asked_for() -> None:
+def test_all_visible_gpus_are_used_unless_fewer_are_asked_for_and_the_smallest_sets_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert detected().world_size == 4
     assert detected(gpus=2).gpus == tuple(GPUS[:2])
     assert detected().memory_limit == 140 * GIB
     assert detected(gpu_memory=40 * GIB).memory_limit == 40 * GIB
+    found = detected(gpus=0)
+    assert (found.device, found.world_size, found.gpus, found.gpu_name) == ("cpu", CPU_RANKS, (), None)
+    monkeypatch.setattr(machine, "visible_gpus", lambda: [GPUS[0], Gpu("GPU-small", "NVIDIA A100", 40 * GIB)])
+    assert detected().memory_limit == 40 * GIB
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -102,28 +106,12 @@ def test_more_than_there_is_cannot_be_asked_for() -> None:
         detected(gpu_memory=200 * GIB)
 
 
-@pytest.mark.usefixtures("four_gpus")
-def test_the_cpu_can_be_asked_for_beside_gpus() -> None:
-    found = detected(gpus=0)
-    assert (found.device, found.world_size, found.gpus, found.gpu_name) == ("cpu", CPU_RANKS, (), None)
-
-
 @pytest.mark.usefixtures("no_gpus")
-def test_without_gpus_ranks_are_cpu_ranks_that_share_the_host_memory() -> None:
+def test_without_gpus_ranks_are_cpu_ranks_that_share_the_host_memory_and_gpus_are_refused() -> None:
     found = detected(host_memory=10 * GIB)
     assert (found.device, found.world_size, found.memory_limit) == ("cpu", 2, 4 * GIB)
-
-
-@pytest.mark.usefixtures("no_gpus")
-def test_gpus_that_are_not_there_are_refused_with_the_way_to_the_cpu() -> None:
     with pytest.raises(UsageError, match=r"0 visible here.*--gpus 0 \(CPU\)"):
         detected(gpus=3)
-
-
-def test_the_smallest_card_sets_the_limit_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "visible_gpus", lambda: [GPUS[0], Gpu("GPU-small", "NVIDIA A100", 40 * GIB)])
-    monkeypatch.setattr(machine, "obstacle", lambda gpu, needed: None)
-    assert detected().memory_limit == 40 * GIB
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -150,21 +138,14 @@ def test_only_a_limit_that_is_below_the_whole_device_is_one() -> None:
 def test_host_memory_is_the_tightest_cgroup_limit_or_all_there_is(
     texts: list[str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [tmp_path, tmp_path / "outer", tmp_path / "outer" / "inner"]  # the root of the hierarchy has no limit
+    root = tmp_path / "root"  # it has no limit, and what lies above is not read
+    (tmp_path / "memory.max").write_text("1")
+    folders = [root, root / "outer", root / "outer" / "inner"]
     folders[-1].mkdir(parents=True)
     for folder, text in zip(reversed(folders), texts, strict=False):
         (folder / "memory.max").write_text(text)
-    monkeypatch.setattr(host, "memory_cgroups", lambda: [host.Cgroup(folders[-1], tmp_path, v2=True)])
+    monkeypatch.setattr(host, "memory_cgroups", lambda: [host.Cgroup(folders[-1], root, v2=True)])
     assert host.host_memory() == (expected or psutil.virtual_memory().total)
-
-
-def test_what_lies_above_the_root_of_the_cgroups_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cgroup").mkdir()
-    (tmp_path / "memory.max").write_text(f"{GIB}")
-    (tmp_path / "cgroup" / "memory.max").write_text(f"{2 * GIB}")
-    cgroup = host.Cgroup(tmp_path / "cgroup", tmp_path / "cgroup", v2=True)
-    monkeypatch.setattr(host, "memory_cgroups", lambda: [cgroup])
-    assert host.host_memory() == 2 * GIB
 
 
 CORES = 16
@@ -189,14 +170,11 @@ def in_cgroup(texts: list[dict[str, str]], v2: bool, root: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        (["200000 100000"], 2),
         (["150000 100000"], 2),  # a part of a core needs a thread to use it
         (["10000 100000"], 1),
         (["max 100000", "400000 100000"], 4),
-        (["800000 100000", "400000 100000"], 4),
         (["400000 100000", "800000 100000"], 4),
         (["6400000 100000"], CORES),
-        (["max 100000"], CORES),
         (["nonsense"], CORES),
         ([], CORES),
     ],
@@ -249,13 +227,10 @@ def test_the_allocators_are_told_what_is_best_for_trials_but_where_the_user_told
     assert allocator_settings(theirs) == theirs
 
 
-@pytest.mark.parametrize("of_torch", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_who_sets_growing_segments_alone_gets_the_fast_pinning_too(
-    monkeypatch: pytest.MonkeyPatch, of_torch: str
-) -> None:
+def test_who_sets_growing_segments_alone_gets_the_fast_pinning_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus_module, "may_register", lambda: True)
-    told = allocator_settings({of_torch: "expandable_segments:True"})
-    assert told[of_torch] == "expandable_segments:True,pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+    told = allocator_settings({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    assert told["PYTORCH_ALLOC_CONF"].startswith("expandable_segments:True,pinned_use_cuda_host_register:True,")
     both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     told = allocator_settings(both)
     assert told["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
@@ -284,11 +259,6 @@ def test_where_malloc_may_fail_or_gives_addresses_the_gpu_does_not_know_torch_pi
     assert allocator_settings({})["PYTORCH_CUDA_ALLOC_CONF"].endswith("pinned_num_register_threads:8") == may
 
 
-def test_threads_are_shared_by_the_ranks_and_each_has_one() -> None:
-    assert a_machine(num_cores=8, world_size=2).host_threads == 4
-    assert a_machine(num_cores=1, world_size=4).host_threads == 1
-
-
 @pytest.fixture
 def well_equipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1")
@@ -300,11 +270,6 @@ def reason_of(rung: Rung, machine: Machine, optimizer: OptimizerName = "adamw") 
 
 
 @pytest.mark.usefixtures("well_equipped")
-def test_everything_works_on_a_gpu_machine_with_a_compiler_libaio_and_a_drive() -> None:
-    assert not any(reason_of(rung, a_machine(nvme_path=Path("/nvme"))) for rung in RUNGS)
-
-
-@pytest.mark.usefixtures("well_equipped")
 def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
     reasons = {rung.name: reason_of(rung, a_machine("cpu", nvme_path=Path("/nvme"))) for rung in RUNGS}
     assert {name for name, reason in reasons.items() if reason} == {name for name in reasons if "-cpu" in name}
@@ -312,18 +277,13 @@ def test_on_the_cpu_device_offload_to_the_cpu_makes_no_sense() -> None:
 
 
 @pytest.mark.usefixtures("well_equipped")
-def test_without_a_path_the_nvme_rungs_are_unsupported() -> None:
+def test_the_nvme_rungs_need_a_path_and_libaio(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(reason_of(rung, a_machine(nvme_path=Path("/nvme"))) for rung in RUNGS)
     for rung in RUNGS:
         reason = reason_of(rung, a_machine())
         assert ("--nvme-path" in (reason or "")) == (reason is not None) == ("nvme" in rung.name)
-
-
-@pytest.mark.usefixtures("well_equipped")
-def test_without_libaio_the_nvme_rungs_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    reason = reason_of(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme")))
-    assert reason is not None
-    assert "libaio-dev" in reason
+    assert "libaio-dev" in (reason_of(RUNGS_BY_NAME["zero3+opt-nvme"], a_machine(nvme_path=Path("/nvme"))) or "")
 
 
 @pytest.mark.usefixtures("well_equipped")
@@ -335,13 +295,22 @@ def test_without_a_compiler_only_rungs_that_need_an_operator_are_unsupported(mon
     assert reason_of(RUNGS_BY_NAME["zero2+opt-cpu"], a_machine(), "sgd") is None, "torch's own steps there"
 
 
-def test_operators_follow_from_where_the_optimizer_runs_and_what_goes_to_disk() -> None:
-    for name, adam, sgd in (
-        ("zero3", (), ()),
-        ("zero3+param-cpu", (), ()),
-        ("zero2+opt-cpu", ("cpu_adam",), ()),
-        ("zero3+opt-nvme", ("async_io", "cpu_adam"), ("async_io",)),
-    ):
-        rung = RUNGS_BY_NAME[name]
-        assert backend_of(rung).operators(rung, "adamw") == adam
-        assert backend_of(rung).operators(rung, "sgd") == sgd
+# Which GPUs a tune may take: those that nobody uses, as far as memory shows it.
+
+GPU = Gpu("GPU-1", "NVIDIA A100", 80 * GIB)
+NEEDED = 10 * GIB
+
+
+@pytest.mark.parametrize(("share", "is_free"), [(0.0, True), (0.05, True), (0.2, False), (0.5, False)])
+def test_a_gpu_that_holds_a_fifth_is_somebody_s_even_if_no_process_shows_and_enough_is_free(
+    share: float, is_free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a driver shows it inside a container."""
+    used = int(share * GPU.total_bytes)
+    info = SimpleNamespace(total=GPU.total_bytes, used=used, free=GPU.total_bytes - used)
+    monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByUUID", lambda uuid: "handle")
+    monkeypatch.setattr("pynvml.nvmlDeviceGetMemoryInfo", lambda handle: info)
+    monkeypatch.setattr(gpus_module, "_users", lambda handle: [])
+    found = obstacle(GPU, NEEDED)
+    assert (found is None) is is_free
+    assert found is None or "already holds" in found.sentence

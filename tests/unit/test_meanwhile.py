@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 from helpers import tiny_trial
 
 from ladder.tuning.meanwhile import meanwhile
@@ -21,7 +22,9 @@ def joined() -> None:
             thread.join()
 
 
-def test_the_work_begins_on_another_thread_with_a_proof_and_with_no_other_trial(tmp_path: Path) -> None:
+def test_the_work_begins_on_another_thread_with_a_proof_and_with_no_other_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told, worked_on = list[TuneEvent](), list[threading.Thread]()
     tell = meanwhile(told.append, lambda: worked_on.append(threading.current_thread()))
     events = [begins(tmp_path, proof=False), begins(tmp_path, proof=True)]
@@ -33,14 +36,8 @@ def test_the_work_begins_on_another_thread_with_a_proof_and_with_no_other_trial(
     assert len(worked_on) == 1
     assert worked_on[0] is not threading.current_thread()
     assert told == events
-
-
-def test_an_error_of_the_work_ends_only_its_thread(tmp_path: Path) -> None:
     seen = list[threading.ExceptHookArgs]()
-    before, threading.excepthook = threading.excepthook, seen.append
-    try:
-        meanwhile(lambda event: None, lambda: 1 / 0)(begins(tmp_path, proof=True))
-        joined()
-    finally:
-        threading.excepthook = before
-    assert seen == []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    meanwhile(lambda event: None, lambda: 1 / 0)(events[1])
+    joined()
+    assert seen == [], "an error of the work ends only its thread"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ladder.backends.base import START
+from ladder.backends.base import START, Moment
+from ladder.backends.deepspeed.moments import moments_of
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import Candidate, Engine, Knob
 from ladder.search.memory import (
     MemoryCalibration,
     MemoryObservation,
@@ -71,12 +72,6 @@ def allocated_error(point, known: MemoryCalibration | None = None) -> float:
 @pytest.fixture
 def fitting(measured_points):
     return [p for p in measured_points if p.allocated_gib is not None]
-
-
-def test_without_any_measurement_allocated_memory_is_within_ten_per_cent_and_two_on_average(fitting):
-    errors = [abs(allocated_error(p)) for p in fitting]
-    assert max(errors) < 0.10
-    assert statistics.mean(errors) < 0.02
 
 
 def test_two_micro_batches_of_an_engine_tell_the_others_within_a_few_per_cent(fitting):
@@ -139,13 +134,9 @@ def test_running_out_of_memory_raises_the_prediction_to_what_was_asked_for(llama
     known = calibrate_memory(workload, [out], world_size=4, device="cuda")
     assert predict(workload, tried, known=known).upper > asked
     assert predict(workload, tried, known=known).peak > before.peak * 1.1
-
-
-def test_running_out_below_the_prediction_teaches_nothing(llama_like: Build):
-    workload, tried = llama_like(), candidate("zero3", micro_batch=4)
-    out = MemoryObservation(candidate=tried, fits=False, peak_device=predict(workload, tried).peak // 2)
-    known = calibrate_memory(workload, [out], world_size=4, device="cuda")
-    assert predict(workload, tried, known=known).peak == predict(workload, tried).peak
+    below = replace(out, peak_device=before.peak // 2)
+    known = calibrate_memory(workload, [below], world_size=4, device="cuda")
+    assert predict(workload, tried, known=known).peak == before.peak, "what was to be expected teaches nothing"
 
 
 def test_a_freak_measurement_does_not_bend_the_others(fitting):
@@ -172,6 +163,8 @@ def test_each_stage_and_each_offload_saves_memory_on_a_large_model(llama_like: B
     assert peaks == sorted(peaks, reverse=True)
     lean = predict(llama_like(), candidate("zero3+param-cpu+opt-cpu+lean"), world_size=8)
     assert lean.peak < predict(llama_like(), candidate("zero3+param-cpu+opt-cpu"), world_size=8).peak
+    without_moments = predict(llama_like(optimizer="sgd"), candidate("zero0", accumulation=1), world_size=8)
+    assert without_moments.peak < peaks[0]
 
 
 def test_the_parts_add_up_to_the_peak(llama_like: Build):
@@ -181,16 +174,6 @@ def test_the_parts_add_up_to_the_peak(llama_like: Build):
         assert prediction.peak == sum(getattr(parts, name) for name in type(parts).__dataclass_fields__)
         of_steps = {"initialisation", "forward", "loss", "backward", "step"}
         assert set(prediction.moments) == of_steps | ({START} if rung.stage in (1, 2) else set())
-
-
-def test_stages_1_and_2_with_offload_start_with_the_16_bit_weights_and_a_rank_s_part_of_them_once_more(
-    llama_like: Build,
-):
-    p, tried = llama_like().model.num_parameters, candidate("zero2+opt-cpu")
-    alone, of_four = (predict(llama_like(), tried, world_size=size) for size in (1, 4))
-    assert alone.moments[START] == pytest.approx(4 * p, rel=0.01)
-    assert of_four.moments[START] == pytest.approx(2.5 * p, rel=0.01)
-    assert alone.peak > 4 * p
 
 
 def test_what_steps_take_teaches_nothing_of_the_start_and_counts_alone_once_an_engine_has_started(llama_like: Build):
@@ -205,63 +188,11 @@ def test_what_steps_take_teaches_nothing_of_the_start_and_counts_alone_once_an_e
     assert started.peak < 0.8 * after.peak
 
 
-def test_replicated_training_holds_sixteen_bytes_a_parameter_and_four_more_in_the_step(llama_like: Build):
-    p = llama_like().model.num_parameters
-    moments = predict(llama_like(), candidate("zero0")).moments
-    assert moments["initialisation"] == pytest.approx(14 * p, rel=0.01)
-    assert moments["step"] == pytest.approx(20 * p, rel=0.01)
-
-
-def test_plain_sgd_holds_no_moments(llama_like: Build):
-    p = llama_like().model.num_parameters
-    moments = predict(llama_like(optimizer="sgd"), candidate("zero0")).moments
-    assert moments["initialisation"] == pytest.approx(6 * p, rel=0.01)
-
-
-def test_on_one_gpu_the_optimizer_step_is_the_peak_at_small_micro_batches(llama_like: Build):
-    # Measured on an H200 with 1.8 billion parameters: 36.5 GiB, whatever the micro-batch.
-    small = llama_like(28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, vocab=151936, seq_len=1024)
-    for micro_batch in (1, 2):
-        moments = predict(small, candidate("zero2", micro_batch), world_size=1).moments
-        assert max(moments, key=moments.__getitem__) == "step"
-        assert moments["step"] == pytest.approx(36.5 * GIB, rel=0.01)
-
-
-def test_on_one_gpu_stage_3_has_nothing_to_gather(llama_like: Build):
-    # Measured on an H200 with Llama-3.2-1B: stage 3 with the optimizer on the host holds 0.2 GiB less than stage 2.
-    small = llama_like(16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, vocab=128256)
-    moments = [predict(small, candidate(rung, 4), world_size=1).moments for rung in ("zero2+opt-cpu", "zero3+opt-cpu")]
-    assert moments[1]["loss"] <= moments[0]["loss"]
-
-
-def test_with_a_large_vocabulary_the_loss_is_the_peak(llama_like: Build):
-    # Measured there with the optimizer on the host at micro-batch 8: 20.8 GiB, with the 16-bit logits held as well.
-    small = llama_like(28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, vocab=151936, seq_len=1024)
-    moments = predict(small, candidate("zero2+opt-cpu", 8), world_size=1).moments
-    assert max(moments, key=moments.__getitem__) == "loss"
-    held = 2 * 8 * 1024 * 151936
-    assert moments["loss"] + held == pytest.approx(20.8 * GIB, rel=0.02)
-
-
-def test_offloaded_states_are_in_host_memory_with_blocks_of_powers_of_two(measured_points):
-    for rung, tolerance in (("zero2+opt-cpu", 0.05), ("zero3+opt-cpu", 0.1), ("zero3+param-cpu+opt-cpu", 0.1)):
-        point = next(p for p in measured_points if p.num_layers == 32 and p.rung == rung)
-        prediction = predict(point.workload, point.candidate)
-        assert prediction.host / 4 == pytest.approx(point.host_gib * GIB, rel=tolerance)
-        assert 0 < prediction.pinned < prediction.host
-
-
-def test_host_memory_follows_what_was_measured(llama_like: Build):
+def test_host_memory_and_what_lies_outside_torch_follow_what_was_measured(llama_like: Build):
     workload, tried = llama_like(), candidate("zero3+opt-cpu")
-    seen = MemoryObservation(candidate=tried, fits=True, peak_host=200 * GIB)
+    seen = MemoryObservation(candidate=tried, fits=True, peak_host=200 * GIB, outside_torch=3 * GIB)
     known = calibrate_memory(workload, [seen], world_size=4, device="cuda")
     assert predict(workload, tried, known=known).host == pytest.approx(200 * GIB, rel=1e-6)
-
-
-def test_what_lies_outside_torch_is_taken_from_measurement(llama_like: Build):
-    workload, tried = llama_like(), candidate("zero3")
-    seen = MemoryObservation(candidate=tried, fits=True, outside_torch=3 * GIB)
-    known = calibrate_memory(workload, [seen], world_size=4, device="cuda")
     assert predict(workload, tried, known=known).parts.outside_torch == 3 * GIB
     assert predict(workload, candidate("zero2"), known=known).parts.outside_torch == 3 * GIB
 
@@ -290,11 +221,6 @@ def test_on_a_cpu_the_prior_is_within_a_third_and_the_engine_learns(llama_like: 
     for observed in seen:
         learnt = predict_memory(small, observed.candidate, world_size=2, device="cpu", calibration=known)
         assert learnt.peak == pytest.approx(observed.peak_device, rel=0.15)
-
-
-def test_the_same_observations_give_the_same_calibration(fitting):
-    points = [p for p in fitting if p.num_layers == 2]
-    assert learn(points) == learn(points)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -358,3 +284,43 @@ def test_encoders_compute_their_loss_in_16_bits_as_measured(micro_batch: int, gi
     predicted = predict_memory(workload, candidate, world_size=1, device="cuda")
     peak = max(size for moment, size in predicted.moments.items() if moment != START)
     assert peak == pytest.approx(gib * GIB, rel=0.03)
+
+
+# What DeepSpeed copies is there when it is at its fullest. That sums are as recorded: test_recordings.py.
+
+MANY = 64
+"""Ranks whose own parts are smaller than a bucket."""
+
+
+def backward(workload: Workload, rung: str, *knobs: Knob, ranks: int = MANY, accumulation: int = 2) -> Iterator[Moment]:
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung], knobs), 1, 1, accumulation)
+    return (each for each in moments_of(workload, candidate, ranks, "cuda") if each.name == "backward")
+
+
+@pytest.mark.parametrize("rung", ["zero0", "zero1", "zero2"])
+def test_several_gpus_copy_what_they_reduce_and_one_gpu_has_nothing_to_reduce(rung: str, llama_like: Build) -> None:
+    def copied(ranks: int) -> float:
+        buffers = [moment.buffers for moment in backward(llama_like(32), rung, ranks=ranks)]
+        return max(buffers) - min(buffers)
+
+    if rung == "zero0":
+        assert copied(MANY) > copied(1) == 0
+    else:
+        own_part = 2.0 * llama_like(32).model.num_parameters / MANY
+        assert copied(MANY) > 1.5 * own_part
+
+
+def test_with_overlap_two_buckets_are_filled_in_turn(llama_like: Build) -> None:
+    one, two = (
+        min(each.buffers for each in backward(llama_like(32), "zero2", ("overlap_comm", overlap)))
+        for overlap in (False, True)
+    )
+    assert two > 1.5 * one
+
+
+def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps(llama_like: Build) -> None:
+    whole, few = (
+        max(each.gradients for each in backward(llama_like(32), "zero1", ("overlap_comm", overlap), accumulation=1))
+        for overlap in (False, True)
+    )
+    assert whole > 10 * few

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.errors import ModelNotAccessibleError
 from ladder.workload import source as model_source
 from ladder.workload.config_guard import checked_config
 from ladder.workload.source import bundled_models, resolve_model, smoke_defaults
@@ -60,18 +60,14 @@ def test_a_folder_and_its_config_json_give_the_same_shape(tmp_path: Path, name: 
     assert from_folder.num_parameters == from_file.num_parameters == 20_453_760
 
 
-def test_an_existing_folder_goes_before_a_bundled_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_config(tmp_path / "llama-2-7b")
-    monkeypatch.chdir(tmp_path)
-    assert resolve_model("llama-2-7b").num_parameters == 20_453_760
-
-
 def test_a_run_folder_named_after_a_bundled_model_does_not_hide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tiny-llama").mkdir()
     monkeypatch.chdir(tmp_path)
     assert resolve_model("tiny-llama").source == "bundled"
+    write_config(tmp_path / "llama-2-7b")
+    assert resolve_model("llama-2-7b").source == "folder"
 
 
 def test_a_hub_id_out_of_reach_falls_back_to_its_bundled_shape_and_says_so(no_hub: list[str]) -> None:
@@ -106,12 +102,9 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             "",
             "  ",
             "--flag",
-            "-x",
             "../../x",
             "/nowhere/at/all",
-            "a/b/c",
             "a\nb",
-            "a\0b",
             "\x1b[31mred",
             "a--b/c",
             "x" * 97,
@@ -138,9 +131,7 @@ def test_a_name_that_can_be_no_model_is_refused_in_a_sentence_without_asking_the
         ("trust_remote_code", True),
         ("use_kernels", True),
         ("kernel_config", {"a": "b"}),
-        ("use_pretrained_backbone", True),
         ("_attn_implementation", "someone/kernel"),
-        ("attn_implementation", "someone/kernel@main:fn"),
         ("_attn_implementation_internal", "someone/kernel"),
         ("attn_implementation", {"": "sdpa", "text_config": "someone/kernel"}),
         ("experts_implementation", "someone/kernel"),
@@ -154,21 +145,10 @@ def test_what_would_run_code_or_fetch_weights_is_refused_by_its_key(key: str, va
         checked_config(TINY | hostile, "model")
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        {"trust_remote_code": False},
-        {"quantization_config": None},
-        {"_attn_implementation": "sdpa"},
-        {"use_kernels": False},
-    ],
-)
-def test_keys_without_effect_are_no_reason_to_refuse(harmless: dict[str, Any]) -> None:
-    assert checked_config(TINY | harmless, "model") == (TINY | harmless, "")
-
-
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
 def test_an_implementation_that_may_come_from_the_hub_is_left_out_with_a_note(key: str) -> None:
+    harmless = {"trust_remote_code": False, "quantization_config": None, "use_kernels": False}
+    assert checked_config(TINY | harmless | {"_attn_implementation": "sdpa"}, "model")[1] == ""
     config, note = checked_config(TINY | {key: "flash_attention_2"}, "model")
     assert config == TINY
     assert key in note
@@ -183,8 +163,6 @@ def test_where_a_file_came_from_and_its_dtype_are_left_out_at_any_depth() -> Non
     ("content", "words"),
     [
         (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"[]", "not a JSON object"),
         (b'"text"', "not a JSON object"),
         (b"\xff\xfe{}", "not JSON"),
         (b'{"hidden_size": NaN}', "NaN"),
@@ -211,12 +189,6 @@ def test_a_folder_without_configuration_and_a_pipe_are_refused(tmp_path: Path) -
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelNotAccessibleError, match="not a regular file"):
         resolve_model(str(tmp_path))
-
-
-def test_a_task_the_model_cannot_be_trained_for_is_a_contradiction() -> None:
-    assert resolve_model("t0-3b", task="seq2seq-lm").is_encoder_decoder
-    with pytest.raises(UsageError, match="seq2seq-lm, not as causal-lm"):
-        resolve_model("t0-3b", task="causal-lm")
 
 
 def test_only_a_bundled_model_has_defaults_for_a_quick_try(tmp_path: Path) -> None:

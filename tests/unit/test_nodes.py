@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from helpers import tiny_trial
+from helpers.events import measured_event
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.events.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.nodes import network
 from ladder.launch.nodes.cluster import machine_of, require_alike
@@ -48,11 +49,6 @@ def part(tmp_path: Path, **what: Any) -> TrialRun:
     return TrialRun(spec=tiny_trial(tmp_path, 1), events=[[], []], **what)
 
 
-def test_a_job_is_recognised_by_its_number() -> None:
-    assert is_in_allocation(JOB)
-    assert not is_in_allocation({})
-
-
 def test_the_first_nodes_of_a_job_start_programs_as_steps_with_all_their_cores() -> None:
     nodes = nodes_among(NAMES, 3, JOB)
     assert [node.name for node in nodes] == ["node1", "node2", "node3"]
@@ -60,11 +56,9 @@ def test_the_first_nodes_of_a_job_start_programs_as_steps_with_all_their_cores()
     assert command[0] == "srun"
     assert {"--jobid=17", "--overlap", "--kill-on-bad-exit=1", "--nodelist=node3", "--cpus-per-task=8"} <= set(command)
     assert command[-2:] == ["python", "-V"]
-
-
-def test_cores_that_slurm_describes_in_another_way_are_left_to_slurm() -> None:
     (node, *_) = nodes_among(NAMES, 1, {**JOB, "SLURM_JOB_CPUS_PER_NODE": "many"})
-    assert not any("--cpus" in word for word in node.command(["python"]))
+    assert not any("--cpus" in word for word in node.command(["python"])), "what is described otherwise is Slurm's"
+    assert (is_in_allocation(JOB), is_in_allocation({})) == (True, False)
 
 
 def test_a_job_with_fewer_nodes_than_asked_for_is_refused() -> None:
@@ -95,19 +89,16 @@ def test_a_hostfile_gives_nodes_reached_by_ssh_and_their_slots(tmp_path: Path) -
         ("a slots=0\n", UsageError, "line 1"),
         ("-oProxyCommand=x slots=1\n", UsageError, "line 1"),
         ("# nothing\n", UsageError, "names no host"),
+        ("", UsageError, "cannot be read"),
     ],
 )
 def test_a_hostfile_that_cannot_be_used_is_refused(
     text: str, error: type[Exception], said: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "hosts").write_text(text)
+    if text:
+        (tmp_path / "hosts").write_text(text)
     with pytest.raises(error, match=said):
         hostfile_nodes(tmp_path / "hosts", 2)
-
-
-def test_a_hostfile_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        hostfile_nodes(tmp_path / "hosts", None)
 
 
 def test_gpus_are_divided_evenly_over_nodes_or_refused() -> None:
@@ -123,9 +114,6 @@ def test_the_smallest_node_decides_what_each_rank_has() -> None:
     assert (machine.world_size, machine.num_nodes, machine.memory_limit) == (8, 2, 80 * GIB)
     assert (machine.num_cores, machine.host_memory, machine.nvme_write_speed) == (64, 1000 * GIB, 3e9)
     assert len(machine.gpus) == 4
-
-
-def test_cpu_nodes_have_one_rank_each() -> None:
     cpu = described(device="cpu", gpus=[], nvme_write_speed=None)
     machine = machine_of([cpu, cpu, cpu], ["a", "b", "c"], None)
     assert (machine.device, machine.world_size, machine.nvme_write_speed) == ("cpu", 3, None)
@@ -200,19 +188,10 @@ def test_an_event_of_a_node_whose_clock_is_ahead_is_moved_back() -> None:
     failed = FailedEvent(t=3605.0, candidate=None, outcome="crash", moment="engine", message="no")
     assert moved(failed, 3600.0).t == 5.0
     assert moved(PhaseEvent(t=5.0, phase="model"), -10.0).t == 15.0
-    fields = {name: 0 for name, field in MeasuredEvent.model_fields.items() if field.annotation is int}
-    lists = {"accumulate_seconds": [], "boundary_seconds": [1.0], "losses": []}
-    measured = MeasuredEvent.model_validate({"t": 3605.0, "began": 3601.0, "candidate": "a", **fields, **lists})
+    measured = measured_event("a", t=3605.0, began=3601.0)
     back = moved(measured, 3600.0)
     assert isinstance(back, MeasuredEvent)
     assert (back.t, back.began) == (5.0, 1.0)
-
-
-def test_a_share_is_the_ranks_of_one_node(tmp_path: Path) -> None:
-    whole = tiny_trial(tmp_path, 1)
-    assert whole.local_ranks == range(2)
-    share = {"first": 1, "count": 1, "address": "10.0.0.1", "port": 29500}
-    assert TrialSpec.model_validate({**whole.model_dump(), "share": share}).local_ranks == range(1, 2)
 
 
 def test_the_node_that_serves_a_token_is_told_from_others() -> None:
@@ -242,6 +221,8 @@ def test_a_host_answers_also_where_nothing_listens_and_a_host_that_is_not_there_
     nobody = "255.255.255.255"  # cannot be connected to
     assert answering([nobody]) is None
     assert answering([nobody, "127.0.0.1"]) == "127.0.0.1"
+    monkeypatch.undo()
+    assert answering(own_addresses()) is None, "an address that this host has too says nothing of another one"
 
 
 def test_a_host_whose_kernel_has_no_ipv6_asks_at_the_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +238,3 @@ def test_a_host_whose_kernel_has_no_ipv6_asks_at_the_other_addresses(monkeypatch
     monkeypatch.setattr(socket, "socket", Ipv4Alone)
     assert answering(["2001:db8::1", "127.0.0.1"]) == "127.0.0.1"
     assert answering(["2001:db8::1"]) is None
-
-
-def test_an_address_that_this_host_has_too_says_nothing_of_another_one() -> None:
-    assert answering(own_addresses()) is None

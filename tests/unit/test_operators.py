@@ -143,17 +143,8 @@ def test_while_an_operator_is_built_another_engine_is_measured(monkeypatch: pyte
     assert meanwhile.engine.key == "fsdp2"
     known = [fitting(TIGHT, candidate) for candidate in TIGHT.of_engine(meanwhile.engine)]
     assert building.before(decision, auto, lambda: known, lambda _: None) is None, "nothing is left but to wait"
+    assert building.before(decision, walk, list, lambda _: None) is None, "other strategies keep their order"
+    alone = bench.building(space, space)
+    assert alone.before(decision, auto, list, lambda _: None) is None, "every engine waits"
     bench.builds.running.clear()
     assert building.before(decision, auto, list, lambda _: None) is None, "the operator is built"
-
-
-def test_other_strategies_keep_their_order_and_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, space = Bench(monkeypatch), of_main_backend(TIGHT)
-    decision = waiting(bench, space)
-    assert bench.building(space, TIGHT).before(decision, walk, list, lambda _: None) is None
-
-
-def test_where_every_engine_waits_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, space = Bench(monkeypatch), of_main_backend(TIGHT)
-    decision = waiting(bench, space)
-    assert bench.building(space, space).before(decision, auto, list, lambda _: None) is None

@@ -1,77 +1,68 @@
-"""The simulator's physics: a hypothesis of its own, held against what was measured."""
+"""The simulator's physics: a hypothesis of its own, held against what was measured. See test_recordings.py too."""
 
 from __future__ import annotations
 
-import ast
 import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate
+from helpers import bundled_workload, make_candidate, tiny_trial
+from helpers.shapes import SMALL as SMALL_SIZES
 
-import ladder.simulation
 from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.plain.config import plain_config
+from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.simulation.allocation import Ledger
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
-from ladder.simulation.kinds import assignment_of
+from ladder.simulation.kernel_time import Kernels
+from ladder.simulation.kinds import Wrapped, assignment_of
 from ladder.simulation.memory_walk import walk_memory
+from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
 from ladder.simulation.technique_effects import NEUTRAL, effects_of
+from ladder.simulation.unit_gathering import units_gathered
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.liger import LIGER
 from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
+from ladder.workload.lora import Lora
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import ModelShape, Workload
 
-SOURCES = sorted(Path(ladder.simulation.__file__).parent.glob("*.py"))
-THE_MODEL = (
-    "ladder.search",
-    "ladder.backends.activations",
-    "ladder.backends.deepspeed.moments",
-    "ladder.backends.plain.moments",
-)
-TECHNIQUES = (
-    "liger",
-    "ulysses",
-    "numerics",
-    "bf16_states",
-    "adam_8bit",
-    "unchecked_gradients",
-    "LIGER",
-    "ULYSSES",
-    "BF16_STATES",
-    "ADAM_8BIT",
-    "UNCHECKED_GRADIENTS",
-)
 EXACT = read_machine("h200").model_copy(update={"surprise": 0.0, "rank_spread": 0.0})
 LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 SMALL = bundled_workload("llama-3.2-1b", seq_len=2048, global_batch_size=32)
+ADAPTERS = Lora(rank=16)
+EARLY_HALF = ("model.embed_tokens", "model.layers.[0-7]")
+MIXTURE = shape_from_config(
+    SMALL_SIZES
+    | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024, "num_hidden_layers": 8}
+    | {"model_type": "mixtral", "num_local_experts": 8, "num_key_value_heads": 4},
+    name="mixture",
+    source="file",
+)
 
 
-def truth(candidate: Candidate, workload=LLAMA, ranks: int = 4, **changes: object) -> Truth:
-    machine = EXACT.model_copy(update={"num_gpus": ranks, **changes})
+def truth(candidate: Candidate, workload: Workload = LLAMA, ranks: int = 4, **changes: object) -> Truth:
+    machine = EXACT.model_copy(update={"num_gpus": max(2, ranks), **changes})
     return Physics(machine, workload, ranks).truth(candidate)
 
 
-def test_the_simulator_shares_no_formula_with_the_model_that_it_tests():
-    for source in SOURCES:
-        for node in ast.walk(ast.parse(source.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not [name for name in names if name.startswith(THE_MODEL)], f"{source.name} imports {names}"
+def having(workload: Workload = SMALL, **settings: Any) -> Workload:
+    return replace(workload, **settings)
 
 
-def test_one_module_knows_what_techniques_do_and_another_reads_them_from_a_specification():
-    for source in SOURCES:
-        if source.name not in ("technique_effects.py", "physics.py", "launcher.py"):
-            used = {node.attr for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Attribute)}
-            assert not used & set(TECHNIQUES), source.name
+def network(workload: Workload) -> Network:
+    return Network(workload, NEUTRAL)
 
 
 def test_memory_is_what_was_measured(measured_points):
@@ -97,15 +88,6 @@ def test_times_are_near_what_was_measured(measured_points):
     assert max(map(abs, logarithms)) < math.log(2)
 
 
-def test_stage_1_keeps_its_buckets_while_it_accumulates():
-    """Recorded with Llama-3.2-1B on one H200, micro-batch 16: 0.575 GiB more than stage 2, two buckets."""
-    overlaps = (("overlap_comm", True),)
-    first, second = (
-        truth(Candidate(Engine(RUNGS_BY_NAME[name], overlaps), 0, 16, 2), SMALL, 1) for name in ("zero1", "zero2")
-    )
-    assert (first.allocated - second.allocated) / GIB == pytest.approx(119.589 - 119.014, abs=0.01)
-
-
 def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps():
     peaks = {}
     for overlap in (True, False):
@@ -126,9 +108,7 @@ def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even
         for number, host in ((1, False), (2, False), (1, True))
     )
     assert kept.allocated > half.allocated > every.allocated > away.allocated
-    inputs = LLAMA.model.num_layers * 2 * size * LLAMA.seq_len * LLAMA.model.hidden_size
-    assert every.allocated - away.allocated == pytest.approx(inputs, rel=0.1)
-    assert away.host - every.host == pytest.approx(4 * inputs, rel=0.01)
+    assert away.host > every.host
     assert kept.accumulate_seconds < half.accumulate_seconds < every.accumulate_seconds < away.accumulate_seconds
 
 
@@ -147,35 +127,9 @@ def test_half_checkpointing_deviates_as_the_layers_that_it_leaves_alone_do():
     assert 0.4 < more[2] / more[0] < 0.6
 
 
-def test_stage_3_gathers_up_to_its_cap_and_needs_all_parameters_twice():
-    lean, usual = (assignment_of(LLAMA, make_candidate(name), 4) for name in ("zero3+param-cpu+opt-cpu+lean", "zero3"))
-    for assignment in (lean, usual):
-        gathering = gathering_of(assignment)
-        cap = assignment.knobs["stage3_max_live_parameters"]
-        assert (
-            max(gathering.live) <= cap + 2 * assignment.network.head + assignment.knobs["stage3_prefetch_bucket_size"]
-        )
-        assert sum(fetch.elements for fetch in gathering.fetches) > 1.7 * LLAMA.model.num_parameters
-        assert all(fetch.issued <= fetch.needed for fetch in gathering.fetches)
-    assert max(gathering_of(lean).live) < max(gathering_of(usual).live) / 3
-    assert not gathering_of(assignment_of(LLAMA, make_candidate("zero3"), 1)).fetches  # one rank has all of it
-    assert not gathering_of(assignment_of(LLAMA, make_candidate("zero2"), 4)).fetches
-
-
-def test_stage_3_starts_with_its_share_of_weights_master_weights_and_gradients_however_many_ranks_there_are():
-    """Its zero gradient is smaller: two ranks of real DeepSpeed give it half of the elements of a sub-group."""
-    few, many = (truth(make_candidate("zero3"), ranks=ranks).at_start for ranks in (4, 512))
-    weights_master_and_gradients = 2 + 4 + 2
-    shares = LLAMA.weights.total * (1 / 4 - 1 / 512)
-    assert few - many == pytest.approx(weights_master_and_gradients * shares, rel=0.01)
-
-
 def test_each_technique_has_the_effects_of_its_own_and_together_they_have_all():
     plain = Engine(RUNGS_BY_NAME["zero3"])
     assert effects_of(plain) == NEUTRAL
-    both = effects_of(plain.having(LIGER).having(BF16_STATES))
-    assert both.chunked_loss
-    assert both.master_bytes == both.moment_bytes == 2
     for technique in (LIGER, BF16_STATES, ADAM_8BIT, ULYSSES):
         candidate = replace(make_candidate("zero3", micro_batch=4), engine=plain.having(technique))
         assert truth(candidate).allocated < truth(make_candidate("zero3", micro_batch=4)).allocated, technique
@@ -185,18 +139,6 @@ def test_the_fullest_moment_moves_from_the_step_to_the_loss_as_the_micro_batch_g
     """Measured with a vocabulary of 152k at stage 2; here 128k: the step at micro-batch 1, the loss at 8."""
     moments = [truth(make_candidate("zero2", micro_batch=size), SMALL, 1).moment for size in (1, 8)]
     assert moments == ["step", "loss"]
-
-
-def test_the_host_holds_what_was_recorded():
-    """All ranks' resident memory in GiB: Llama-2-7B on four GPUs, Llama-3.2-1B on one."""
-    recorded = [
-        (LLAMA, 4, {"zero2+opt-cpu": 154.8, "zero3+opt-cpu": 131.5, "zero3+param-cpu+opt-cpu": 164.0}),
-        (SMALL, 1, {"zero1+opt-cpu": 31.35, "zero2+opt-cpu": 33.65, "zero3+opt-cpu": 25.0, "zero3": 1.65}),
-    ]
-    for workload, ranks, figures in recorded:
-        for rung, gib in figures.items():
-            use = host_use(assignment_of(workload, make_candidate(rung), ranks))
-            assert use.resident * ranks / GIB == pytest.approx(gib, rel=0.05), rung
 
 
 @pytest.mark.parametrize("rung", [rung.name for rung in RUNGS])
@@ -224,10 +166,146 @@ def test_a_ledger_remembers_the_fullest_moment():
     assert ledger.now == 0
 
 
-@pytest.mark.parametrize("model", ["opt-125m", "t0-3b", "roberta-base", "qwen2.5-7b", "tiny-llama"])
-def test_all_parameters_are_among_the_operations(model: str):
-    assignment = assignment_of(bundled_workload(model), make_candidate("zero3"), 2)
-    network, shape = assignment.network, assignment.workload.model
-    counted = shape.num_layers * sum(each.elements for each in network.block) + network.table
-    counted += 0 if shape.tied else network.head
-    assert counted == pytest.approx(shape.num_parameters, rel=0.03)
+# DDP and FSDP2
+
+
+def without_deepspeed(rung: str, size: int = 1, accumulation: int = 1, *, liger: bool = False) -> Candidate:
+    engine = Engine(RUNGS_BY_NAME[rung])
+    return Candidate(engine.having(LIGER) if liger else engine, 0, size, accumulation)
+
+
+@pytest.mark.parametrize(
+    ("rung", "size", "tokens_per_second", "gib"),
+    [
+        ("ddp", 32, 123_963, 123.0),
+        ("fsdp2", 32, 135_882, 84.0),
+        ("ddp", 8, 112_352, 51.0),
+        ("fsdp2", 8, 124_014, None),
+    ],
+)
+def test_llama_on_two_h200_is_as_fast_and_as_large_as_measured(
+    rung: str, size: int, tokens_per_second: int, gib: float | None
+) -> None:
+    """Programs of torch alone, Liger's kernels. What FSDP2 accumulated was in fp32 there, so its memory is left out."""
+    candidate = without_deepspeed(rung, size, 32 // size, liger=True)
+    known = truth(candidate, having(global_batch_size=64), 2, num_cores=32)
+    assert 64 * 2048 / known.step_seconds(candidate.accumulation) == pytest.approx(tokens_per_second, rel=0.05)
+    if gib is not None:
+        assert known.allocated / GIB == pytest.approx(gib, rel=0.05)
+
+
+def test_a_small_model_is_almost_twice_as_fast_with_ddp_as_with_fsdp2() -> None:
+    """Measured: 388,375 and 211,240 tokens/s."""
+    tiny = bundled_workload("opt-125m", seq_len=512, global_batch_size=32)
+    ddp, fsdp2 = (
+        truth(without_deepspeed(rung, 16), tiny, 2, num_cores=32).boundary_seconds for rung in ("ddp", "fsdp2")
+    )
+    assert fsdp2 / ddp == pytest.approx(388_375 / 211_240, rel=0.2)
+    assert 32 * 512 / ddp == pytest.approx(388_375, rel=0.5)
+
+
+def test_fsdp2_gathers_each_unit_twice_and_once_if_it_stays() -> None:
+    twice, once, none = (
+        units_gathered(assignment_of(LLAMA, without_deepspeed(rung), 4))
+        for rung in ("fsdp2", "fsdp2+no-reshard", "ddp")
+    )
+    gathered = [sum(fetch.elements for fetch in each.fetches) for each in (twice, once, none)]
+    assert gathered[0] > 1.9 * gathered[1] > gathered[2] == 0
+    assert all(fetch.issued <= fetch.needed for fetch in twice.fetches)
+    assert max(once.live) > 5 * twice.live[10]
+
+
+def test_ddp_reduces_only_in_the_last_micro_step() -> None:
+    one, two = (truth(without_deepspeed("ddp", 8, 2), SMALL, ranks) for ranks in (1, 2))
+    assert two.accumulate_seconds == pytest.approx(one.accumulate_seconds)
+    assert two.boundary_seconds > one.boundary_seconds
+
+
+@pytest.mark.parametrize("rung", PLAIN_RUNGS, ids=lambda rung: rung.name)
+def test_a_rung_without_deepspeed_is_known_again_by_its_configuration(rung) -> None:
+    config = plain_config(LLAMA, Engine(rung), micro_batch=1, accumulation=1)
+    spec = tiny_trial(Path("/run/trials/0001"), 1).model_copy(update={"deepspeed": config})
+    assert Wrapped.engine_in(spec, PLAIN_RUNGS, LLAMA, ()) == Engine(rung)
+    assert math.isfinite(truth(without_deepspeed(rung.name), ranks=8).boundary_seconds)
+
+
+# What is trained in part
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lora": ADAPTERS},
+        {"lora": ADAPTERS, "load_in": "4bit"},
+        {"lora": Lora(rank=8, targets=("q_proj", "v_proj"))},
+        {"lora": Lora(rank=8, dora=True)},
+        {"freeze": ("*.embed_tokens", "*.decoder.embed_tokens")},
+        {"freeze": ("model.layers.[0-7]", "model.decoder.layers.[0-7]")},
+        {"freeze": ("model.layers.*.self_attn", "model.decoder.layers.*.fc1")},
+        {},
+    ],
+)
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b", "opt-1.3b", MIXTURE])
+def test_the_gradients_of_the_operations_are_those_of_what_is_trained(
+    model: str | ModelShape, settings: dict[str, Any]
+) -> None:
+    shape = resolve_model(model) if isinstance(model, str) else model
+    if shape is MIXTURE and settings.get("lora") == Lora(rank=8, dora=True):
+        settings = {}  # peft has none for experts
+    own = having(model=shape, **settings)
+    known = network(own)
+    gradients = sum(block.trained for block in known.blocks) + known.trained_table + sum(known.last_norm.gradients)
+    gradients += 0 if own.model.tied else known.trained_head
+    assert gradients == pytest.approx(own.weights.trained, rel=0.02)
+
+
+def test_backward_goes_no_further_than_the_first_block_with_something_to_train() -> None:
+    half, whole = having(freeze=EARLY_HALF), network(SMALL)
+    assert [block.reached for block in network(half).blocks] == [False] * 8 + [True] * 8
+    assert all(block.reached for block in whole.blocks)
+    assert all(block.reached for block in network(having(freeze=("model.layers.[0-7]",))).blocks)  # to the embeddings
+    less, all_of_it = (
+        truth(make_candidate("zero2", checkpointing=False, micro_batch=8), own, 1) for own in (half, SMALL)
+    )
+    assert 0.5 < less.accumulate_seconds / all_of_it.accumulate_seconds < 0.85
+    assert less.allocated < all_of_it.allocated
+
+
+def test_quantised_weights_take_less_memory_and_more_time_and_stage_3_gathers_them_packed() -> None:
+    plain, packed = having(lora=ADAPTERS), having(lora=ADAPTERS, load_in="4bit")
+    candidate = make_candidate("zero0", checkpointing=False, micro_batch=8)
+    usual, small = (truth(candidate, own, 1) for own in (plain, packed))
+    assert small.allocated < usual.allocated
+    assert small.accumulate_seconds > usual.accumulate_seconds
+    on = make_candidate("zero0", micro_batch=8)  # layers in 8 bits hold what they read there
+    in_4_bits, in_8_bits = (truth(on, replace(packed, load_in=bits), 1) for bits in ("4bit", "8bit"))
+    assert in_8_bits.allocated > in_4_bits.allocated
+    gathered = [
+        sum(fetch.elements for fetch in gathering_of(assignment_of(own, make_candidate("zero3"), 4)).fetches)
+        for own in (plain, packed)
+    ]
+    assert gathered[1] < gathered[0] / 2
+
+
+def test_only_what_is_trained_has_states_and_a_second_copy_on_the_host() -> None:
+    part = having(lora=ADAPTERS)
+    fewer = 16 * (SMALL.weights.trained - part.weights.trained)
+    whole, adapters = (truth(make_candidate("zero0"), own, 1).at_start for own in (SMALL, part))
+    assert whole - adapters >= fewer
+    for rung, share in (("zero2+opt-cpu", 0.05), ("zero3+param-cpu", 0.7)):
+        uses = [host_use(assignment_of(own, make_candidate(rung), 2)).offloaded for own in (SMALL, part)]
+        assert 0 < uses[1] < share * uses[0]
+
+
+def test_fused_kernels_replace_those_of_the_model_and_none_of_its_adapters() -> None:
+    chip = Physics(EXACT, SMALL, 1)._rig.chip
+    saved = []
+    for own in (SMALL, having(lora=ADAPTERS)):
+        plain = make_candidate("zero0", checkpointing=False)
+        fused = replace(plain, engine=plain.engine.having(LIGER))
+        before, after = (
+            Kernels(known, chip).block_forward(known.network.blocks[0])
+            for known in (assignment_of(own, each, 1) for each in (plain, fused))
+        )
+        saved.append(before.kernels - after.kernels)
+    assert saved[0] == pytest.approx(saved[1])

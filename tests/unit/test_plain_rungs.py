@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import bundled_workload, machine_with, make_candidate, make_record, space_on
 from helpers.scripts import make_script, script_workload
 
-from ladder.backends.base import Moment
 from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Rung
-from ladder.emit.files import OutputPaths
-from ladder.emit.plain import plain_output
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.machine.described import Machine
 from ladder.search.policy import answer, faster_without_deepspeed
-from ladder.search.space import of_main_backend
-from ladder.techniques.bf16_states import BF16_STATES
-from ladder.techniques.liger import LIGER
 from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.declaring import checked
 from ladder.tuning.option_checks import require_effective_options
@@ -53,27 +46,12 @@ def proof(rung: str, speed: float) -> Record:
     return make_record(make_candidate(rung), tokens_per_second=speed, purpose="proof")
 
 
-def test_ddp_holds_fp32_weights_two_moments_and_gradients_and_with_other_ranks_their_buckets() -> None:
-    assert 16.0 * P < peak("ddp", 1) < 17.0 * P
-    assert peak("ddp", 2) - peak("ddp", 1) == pytest.approx(4.0 * P)
-
-
 def test_sharding_divides_all_but_the_layers_at_work_and_accumulating_keeps_whole_gradients() -> None:
     assert peak("fsdp2", 8) < peak("fsdp2+no-reshard", 8) < peak("ddp", 8)
     assert peak("fsdp2", 16) < 0.6 * peak("fsdp2", 8)
     # In 16 bits, as accelerate's policy reduces them.
     assert 1.3 * P < peak("fsdp2", 8, accumulation=4) - peak("fsdp2", 8) < 2.0 * P
     assert peak("fsdp2+cpu", 8) < 0.5 * peak("fsdp2", 8)
-
-
-def test_one_gpu_has_fp32_weights_once_and_the_16_bit_copy_of_a_layer_or_of_all() -> None:
-    assert 16.0 * P < peak("fsdp2", 1) < 16.5 * P
-    assert 0 < peak("fsdp2+no-reshard", 1) - peak("fsdp2", 1) < 2.0 * P
-
-
-def test_adapters_beside_16_bit_weights_need_little_more_than_these() -> None:
-    adapters = replace(LLAMA, lora=Lora(rank=8))
-    assert 2.0 * P < peak("ddp", 1, workload=adapters) < 3.0 * P
 
 
 def reason_of(rung: Rung, machine: Machine, workload: Workload = LLAMA) -> str | None:
@@ -137,40 +115,14 @@ def test_fsdp2_needs_a_loop_to_prepare_model_and_optimizer_at_once_and_shards_on
     assert "host memory already" in str(reason_of(RUNGS_BY_NAME["fsdp2+cpu"], on_cpu, own))
 
 
-def test_fsdp2_needs_host_memory_for_the_weights_that_each_rank_reads_and_with_offload_for_all_states() -> None:
+def test_fsdp2_needs_host_memory_for_the_weights_that_each_rank_reads_unless_they_are_loaded_packed() -> None:
     def needs(name: str, **changes: Any) -> float:
         found = Candidate(Engine(RUNGS_BY_NAME[name]), 0, 1, 1)
         return backend_of(found.engine.rung).host_bytes(replace(LLAMA, **changes), found, 8)[0]
 
-    weights = LLAMA.model.num_parameters
-    assert needs("ddp") == 0
-    assert needs("fsdp2") == needs("fsdp2+no-reshard") == 8 * 4 * weights
-    assert needs("fsdp2+cpu") == 8 * 4 * weights, "more than the 16 bytes that stay"
-    assert needs("fsdp2", lora=Lora(rank=8)) == pytest.approx(8 * 2 * weights, rel=0.01)
-    assert needs("fsdp2", lora=Lora(rank=8), load_in="4bit") == 0, "packed weights are loaded on each GPU"
-
-
-def test_what_is_gathered_and_scattered_beside_adapters_is_what_they_and_packed_weights_have() -> None:
-    def first_backward(workload: Workload) -> Moment:
-        candidate = Candidate(Engine(RUNGS_BY_NAME["fsdp2"]), 1, 1, 1)
-        moments = backend_of(candidate.engine.rung).moments(workload, candidate, 8, "cuda")
-        return next(moment for moment in moments if moment.name == "backward")
-
-    whole, adapters = first_backward(LLAMA), first_backward(replace(LLAMA, lora=Lora(rank=8)))
-    packed = first_backward(replace(LLAMA, lora=Lora(rank=8), load_in="4bit"))
-    assert adapters.live == pytest.approx(whole.live, rel=0.01)
-    assert packed.live < 0.6 * adapters.live
-    assert adapters.buffers < 0.5 * whole.buffers
-
-
-def test_liger_goes_with_rungs_without_deepspeed_and_techniques_of_deepspeed_do_not() -> None:
-    space, _ = space_on(LLAMA, machine_with(2), tuple(RUNGS_BY_NAME.values()), (1,), techniques=[LIGER, BF16_STATES])
-    own = of_main_backend(space).engines
-    names, others = ({engine.name for engine in found} for found in (own, set(space.engines) - set(own)))
-    assert {"ddp", "ddp+liger", "fsdp2", "fsdp2+liger"} <= others
-    assert "zero2+bf16-states" in names
-    assert not any("bf16-states" in name for name in others)
-    assert names.isdisjoint(rung.name for rung in PLAIN_RUNGS)
+    assert needs("ddp") == needs("fsdp2", lora=Lora(rank=8), load_in="4bit") == 0
+    assert needs("fsdp2") == needs("fsdp2+no-reshard") > 1.9 * needs("fsdp2", lora=Lora(rank=8)) > 8 * 2 * P
+    assert needs("fsdp2+cpu") >= needs("fsdp2")
 
 
 def test_sequences_are_shared_on_deepspeeds_rungs_alone_where_memory_is_short() -> None:
@@ -187,10 +139,8 @@ def test_the_answer_is_deepspeeds_fastest_and_another_counts_only_if_it_is_faste
     assert answer([*own, proof("ddp", 200.0)]) == own[1]
     assert faster_without_deepspeed([*own, proof("ddp", 121.0)], 0.02) is None
     assert faster_without_deepspeed([*own, proof("ddp", 130.0)], 0.02) == proof("ddp", 130.0)
-
-
-def test_where_deepspeed_has_no_answer_the_other_is_all_there_is() -> None:
-    assert faster_without_deepspeed([proof("ddp", 10.0)], 0.02) == answer([proof("ddp", 10.0)]) == proof("ddp", 10.0)
+    alone = [proof("ddp", 10.0)]
+    assert faster_without_deepspeed(alone, 0.02) == answer(alone) == alone[0]
     assert faster_without_deepspeed([], 0.02) is None
 
 
@@ -206,12 +156,3 @@ def test_where_deepspeed_has_no_answer_the_other_is_all_there_is() -> None:
 def test_a_backend_that_cannot_have_an_effect_is_refused_in_one_sentence(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         require_effective_options(checked(TuneOptions(model="tiny-llama", **options)))  # type: ignore[arg-type]
-
-
-def test_its_files_stand_beside_the_answer_under_names_of_their_own(tmp_path: Path) -> None:
-    usual, own = (
-        OutputPaths.beside(plain_output(tmp_path / "best_config.json")),
-        OutputPaths.beside(plain_output(tmp_path / "llama.json")),
-    )
-    assert usual.launch == tmp_path / "best_plain.launch.sh"
-    assert own.trainer == tmp_path / "llama.plain.trainer.json"

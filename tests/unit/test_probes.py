@@ -5,27 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import (
-    as_a_rank_sees,
     bundled_workload,
-    make_candidate,
     make_measurement,
     make_record,
     space_on,
-    tiny_trial,
 )
 
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Outcome, OutcomeKind, Record
-from ladder.events.protocol import MeasuredEvent
-from ladder.events.trial_run import TrialRun
-from ladder.events.verdict import judge
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.auto import auto
 from ladder.search.belief import believe
@@ -97,14 +90,11 @@ def test_an_engine_that_is_dear_to_try_and_may_lose_is_probed_first():
     assert decision.probe
     assert "cpu" in decision.engine.rung.devices
     assert decision.reason.startswith("4 layers before a trial of ")
+    without = replace(space, probe_layers=0)
+    assert not decide(without, [measured_zero3(without)]).probe
 
 
-def test_without_layers_to_probe_with_the_same_history_asks_for_the_whole_trial():
-    space = space_of(workload=FEW_SEQUENCES, probe_layers=0)
-    assert not decide(space, [measured_zero3(space)]).probe
-
-
-def test_an_engine_whose_probe_was_fast_is_tried_whole_and_not_probed_again():
+def test_an_engine_whose_probe_was_fast_is_tried_whole_and_one_whose_probe_was_slow_is_not():
     space = space_of(workload=FEW_SEQUENCES)
     asked = decide(space, [measured_zero3(space)])
     assert asked.probe
@@ -112,12 +102,6 @@ def test_an_engine_whose_probe_was_fast_is_tried_whole_and_not_probed_again():
     later = decide(space, [measured_zero3(space), *fast])
     assert later.engine == asked.engine
     assert not later.probe
-
-
-def test_a_probe_that_shows_a_slow_engine_saves_its_trial():
-    space = space_of(workload=FEW_SEQUENCES)
-    asked = decide(space, [measured_zero3(space)])
-    assert asked.probe
     slow = [probe_record(space, each, slower=2.0) for each in asked.candidates]
     assert decide(space, [measured_zero3(space), *slow]).engine != asked.engine
 
@@ -193,28 +177,6 @@ def test_only_a_deep_model_is_probed(model: str, layers: int):
     assert space.probe_layers == layers
     if layers:
         assert space.shallow.model.num_parameters < workload.model.num_parameters / 2
-
-
-def test_what_a_probe_saw_is_recorded_as_a_probes(tmp_path: Path):
-    tried = make_candidate("zero2")
-    spec = tiny_trial(tmp_path, 1).model_copy(update={"probe": True, "candidates": (as_a_rank_sees(tried),)})
-    event = MeasuredEvent(
-        t=2.0,
-        candidate=tried.key,
-        began=1.0,
-        accumulate_seconds=[0.1],
-        boundary_seconds=[0.2],
-        skipped_steps=0,
-        peak_allocated=1,
-        peak_reserved=1,
-        peak_device=1,
-        outside_torch=0,
-        peak_host=1,
-        alloc_retries=3,
-        losses=[],
-    )
-    (record,) = judge(TrialRun(spec=spec, events=[[event], [event]]), SEVEN_BILLION, [tried])
-    assert (record.purpose, record.tokens_per_second, record.warnings) == ("probe", None, ())
 
 
 def test_an_engine_whose_trial_takes_no_longer_than_a_probe_is_not_probed():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record
@@ -10,10 +12,14 @@ from helpers.searches import two_small_gpus
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
+from ladder.cli.main import main
+from ladder.errors import NothingFitsError
 from ladder.events.outcome import Outcome
 from ladder.search.forecast import plan
-from ladder.search.remedies import Remedies, remedies
+from ladder.search.remedies import remedies
 from ladder.search.space import Space
+from ladder.tuning import run, venue
+from ladder.tuning.reach import FAR, require_within_reach
 from ladder.units import GIB
 
 
@@ -63,11 +69,8 @@ def test_the_sequence_that_is_named_fits_and_one_that_is_a_quarter_longer_does_n
     length = remedies(space).seq_len
     assert length is not None
     assert fits(replace(space, workload=replace(space.workload, seq_len=length)))
+    assert remedies(two_small_gpus(memory_limit=8 * GIB)).seq_len is None, "none is short enough"
     assert not fits(replace(space, workload=replace(space.workload, seq_len=length * 5 // 4)))
-
-
-def test_where_no_sequence_is_short_enough_none_is_named() -> None:
-    assert remedies(two_small_gpus(memory_limit=8 * GIB)).seq_len is None
 
 
 def test_a_smaller_micro_batch_is_a_remedy_where_only_large_ones_were_asked_for() -> None:
@@ -105,22 +108,62 @@ def test_what_trials_have_taught_counts() -> None:
     assert after > before
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (Remedies(), ""),
-        (Remedies(num_gpus=8), "What would fit, by prediction: 8 GPUs."),
-        (
-            Remedies(gpu_memory=23 * GIB + 1, seq_len=512),
-            "What would fit, by prediction: GPUs of 24 GiB or --seq-len 512.",
-        ),
-    ],
-)
-def test_the_sentence_lists_what_there_is(found: Remedies, words: str) -> None:
-    assert found.sentence() == words
-
-
 def test_every_eight_gpus_bring_a_host_and_its_memory() -> None:
     small_gpus = two_small_gpus(memory_limit=8 * GIB, host_memory=16 * GIB)  # for eight processes, and no more
     assert (remedies(small_gpus).num_gpus or 0) > 8
     assert remedies(replace(small_gpus, host_memory=12 * GIB)).num_gpus is None
+
+
+# Before the first trial: what is far from fitting is refused at once, and what may fit is tried.
+
+
+def space_of_7b(**changes: Any) -> Space:
+    return two_small_gpus(**{"micro_batches": (1, 2), **changes})
+
+
+def least(space: Space) -> int:
+    return min(map(space.predicted_peak, space.candidates))
+
+
+def test_what_is_far_from_fitting_is_refused_with_what_would_fit() -> None:
+    with pytest.raises(NothingFitsError, match=r"predicted to fit in 16\.00 GiB per GPU: even zero3 .* What would fit"):
+        require_within_reach(space_of_7b(), [], asked_for_cpu=False)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_is_within_the_margin_is_tried(device: str) -> None:
+    space = space_of_7b(device=device)
+    nearly, too_little = int(least(space) / FAR[device] * 1.01), int(least(space) / FAR[device] * 0.99)
+    require_within_reach(space_of_7b(device=device, memory_limit=nearly), [], asked_for_cpu=False)
+    with pytest.raises(NothingFitsError):
+        require_within_reach(space_of_7b(device=device, memory_limit=too_little), [], asked_for_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "No GPU is visible (`ladder doctor` says why), so the model would train on 2 CPU ranks"),
+        (["--gpus", "0"], "--gpus 0 asks for 2 CPU ranks"),
+    ],
+)
+def test_a_tune_without_gpus_ends_before_anything_is_built_and_says_what_to_do(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a trial was prepared")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(venue, "Operators", never)
+    monkeypatch.setattr(run, "History", never)
+    memory = ["--gpu-memory", "8GiB", "--host-memory", "64GiB"]
+    assert main(["tune", "llama-2-7b", *arguments, *memory]) == NothingFitsError.exit_code
+    said = " ".join(capsys.readouterr().err.split())
+    assert words in said
+    assert "Nothing is predicted to fit in 8.00 GiB per CPU rank" in said
+    assert "`ladder tune llama-2-7b --launcher simulated --machine a100-80`" in said
+    assert list(tmp_path.iterdir()) == []

@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 
-from ladder.backends.activations import activations_of
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
-from ladder.errors import EnvironmentFaultError
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
-from ladder.techniques.adam_8bit import ADAM_8BIT
-from ladder.techniques.keys import candidate_of, engine_named, rung_of
+from ladder.techniques.keys import candidate_of, engine_named
 from ladder.techniques.ulysses import ULYSSES
-from ladder.tuning.technique_choices import require_usable
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -30,16 +25,6 @@ ALONE, SHARED = engine_named("zero3+liger"), engine_named("zero3+liger+ulysses")
 
 def of_model(**changes: Any) -> Workload:
     return replace(LLAMA, model=replace(LLAMA.model, **changes))
-
-
-def test_an_engine_s_name_says_that_its_ranks_share_sequences_and_is_read_back() -> None:
-    assert ALONE.having(ULYSSES) == SHARED
-    assert SHARED.name == "zero3+liger+ulysses"
-    both = Engine(RUNGS_BY_NAME["zero2+opt-cpu"], (("sub_group_size", 4),), (ULYSSES, ADAM_8BIT))
-    assert both.name == "zero2+opt-cpu+ulysses+adam-8bit"
-    assert engine_named(both.name, both.knobs) == both
-    assert rung_of(both.name) is RUNGS_BY_NAME["zero2+opt-cpu"]
-    assert SHARED.states == engine_named("zero3").states
 
 
 def test_ranks_that_share_take_one_sequence_after_the_other_to_the_same_global_batch() -> None:
@@ -63,10 +48,8 @@ def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_
         (LLAMA, 6, False),  # 32 heads
         (LLAMA, 32, True),  # a key-value head for each four ranks
         (replace(LLAMA, seq_len=65537), 8, False),
-        (replace(LLAMA, task="seq-classification"), 8, False),  # type: ignore[arg-type]
         (of_model(num_kv_heads=6, num_heads=24), 8, False),
         (of_model(model_type="opt"), 8, False),
-        (of_model(model_type="mistral", config={"sliding_window": 4096}), 8, False),
         (of_model(model_type="mistral", config={}), 8, False),  # transformers then takes one of 4096
         (of_model(model_type="mistral", config={"sliding_window": None}), 8, True),
         (of_model(model_type="qwen2", config={"sliding_window": 4096}), 8, True),  # unused, if nothing is said of that
@@ -108,20 +91,6 @@ def test_they_are_shared_on_the_rungs_with_no_room_for_one_and_with_room_for_its
     assert sharing(plain, 20 * GIB) == []  # nor for a part of it
 
 
-def test_parameters_that_do_not_fit_are_no_reason_to_share_sequences() -> None:
-    short = replace(LLAMA, seq_len=512)
-    limit = int(1.01 * needs(SHARED, short))
-    assert needs(ALONE, short) > 0.85 * limit
-    assert sharing([ALONE], limit, short) == []
-
-
-def test_a_rank_keeps_the_activations_of_its_part_and_the_states_it_had() -> None:
-    one, part = Candidate(ALONE, 1, 1, 2), Candidate(SHARED, 1, 1, 16)
-    assert activations_of(LLAMA, part, 8).kept == pytest.approx(activations_of(LLAMA, one, 8).kept / 8)
-    saved = needs(ALONE) - needs(SHARED)
-    assert saved > 0.8 * activations_of(LLAMA, one, 8).kept * 7 / 8
-
-
 @pytest.mark.parametrize(
     ("engine", "seq_len", "allocated_gib"),
     [
@@ -148,11 +117,3 @@ def test_what_is_shared_is_computed_once_and_its_heads_cross_the_link() -> None:
     )
     assert shared.accumulate_seconds == pytest.approx(alone.accumulate_seconds / 8, rel=0.2)
     assert 0.8 * alone.tokens_per_second < shared.tokens_per_second < alone.tokens_per_second
-
-
-def test_sequences_are_shared_with_an_accelerate_whose_trainer_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.12.0")
-    require_usable(ULYSSES, LLAMA, "cuda")
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.11.0")
-    with pytest.raises(EnvironmentFaultError, match=r"needs accelerate 1\.12 or later; 1\.11\.0 is installed"):
-        require_usable(ULYSSES, LLAMA, "cuda")

@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 from helpers import make_candidate, make_record
 from helpers.scripts import make_script, script_workload
-from helpers.searches import make_space, out_of_memory
+from helpers.searches import fitting, make_space, out_of_memory
 from helpers.values import make_measurement
 
-from ladder.events.outcome import Outcome
-from ladder.search.decisions import Prove, Stop
+from ladder.candidates import Candidate
+from ladder.events.outcome import Outcome, Record
+from ladder.search.decisions import Measure, Prove, Stop
 from ladder.search.ledger import ledger
-from ladder.search.policy import proof
+from ladder.search.policy import exhaustive, proof
 from ladder.search.remedies import remedies
+from ladder.search.second_chance import second_chance
 from ladder.search.space import PARITY, disproved, proven, ruled_out
 from ladder.techniques.liger import LIGER
+from ladder.tuning.refusal import less_disproved
 from ladder.units import GIB
 
 SMALL = make_candidate("zero2", micro_batch=2, accumulation=8)
@@ -31,6 +34,7 @@ def test_running_out_of_memory_rules_out_what_needs_at_least_as_much():
     assert ruled_out(WHOLE, space, records) is not None
     assert ruled_out(make_candidate("zero2", micro_batch=1, accumulation=16), space, records) is None
     assert ruled_out(OTHER, space, records) is None
+    assert ruled_out(LARGE, space, [out_of_memory(WHOLE)]) is None, "it was without checkpointing"
 
 
 def test_running_out_while_gradients_accumulate_says_nothing_about_what_does_not_accumulate():
@@ -39,10 +43,6 @@ def test_running_out_while_gradients_accumulate_says_nothing_about_what_does_not
         accumulating = make_candidate(rung, micro_batch=8, accumulation=2)
         whole = make_candidate(rung, micro_batch=16, accumulation=1)
         assert (ruled_out(whole, space, [out_of_memory(accumulating)]) is not None) is speaks
-
-
-def test_running_out_without_checkpointing_says_nothing_about_checkpointing():
-    assert ruled_out(LARGE, make_space("zero2"), [out_of_memory(WHOLE)]) is None
 
 
 def test_what_ran_out_late_and_in_pieces_speaks_for_nobody_and_alone_it_does():
@@ -70,12 +70,8 @@ def test_an_engine_that_crashed_twice_and_never_fitted_is_taken_for_broken():
     assert ruled_out(WHOLE, space, crashes) is not None
     fitting = make_record(make_candidate("zero2", micro_batch=1, accumulation=16))
     assert ruled_out(WHOLE, space, [*crashes, fitting]) is None
-
-
-def test_losses_that_were_others_do_not_make_an_engine_broken():
-    differs = Outcome(kind="crash", moment=PARITY, sentence="its losses differ from those of zero1")
-    proofs = [make_record(each, "crash", purpose="proof", outcome=differs) for each in (SMALL, LARGE)]
-    assert ruled_out(WHOLE, make_space("zero2"), proofs) is None
+    other_losses = [replace(each, outcome=replace(each.outcome, moment=PARITY)) for each in crashes]
+    assert ruled_out(WHOLE, space, [replace(each, purpose="proof") for each in other_losses]) is None
 
 
 def test_the_last_proof_of_a_candidate_decides():
@@ -149,3 +145,82 @@ def test_a_model_that_cannot_checkpoint_keeps_its_candidates_without_checkpointi
     tight = replace(space, memory_limit=GIB)
     needs, less = (remedies(each).gpu_memory or 0 for each in (tight, replace(tight, workload=workload)))
     assert needs > less > GIB
+
+
+# What ran out of memory late in its trial, and in pieces, is tried again alone where it may be the answer.
+
+SPACE = make_space("zero2")
+SMALLEST = make_candidate("zero2", micro_batch=1, accumulation=16)
+BOTH = make_space("zero2", "zero3")
+SLOW = make_candidate("zero3", micro_batch=1, accumulation=16)
+OTHERS = [
+    each for each in BOTH.candidates if each.engine != SMALLEST.engine or each.checkpointing != SMALLEST.checkpointing
+]
+IN_PIECES = Outcome(kind="gpu_oom", moment="forward", sentence="no", bytes_asked=2 * GIB, bytes_free=3 * GIB)
+
+
+def late(trial: str = "0001") -> Record:
+    return make_record(LARGE, "gpu_oom", trial=trial, outcome=IN_PIECES)
+
+
+def test_it_is_measured_again_alone_where_it_is_predicted_to_beat_the_best():
+    decision = second_chance(SPACE, [fitting(SPACE, SMALLEST), late()])
+    assert isinstance(decision, Measure)
+    assert decision.candidates == (LARGE,)
+
+
+def test_it_is_not_where_the_best_is_faster_and_what_becomes_of_it_alone_is_final():
+    other = make_candidate("zero2", checkpointing=False, micro_batch=4, accumulation=4)
+    before = [fitting(SPACE, SMALLEST), late()]
+    assert second_chance(SPACE, [*before, fitting(SPACE, other, trial="0002")]) is None
+    assert second_chance(SPACE, [*before, late("0002")]) is None
+    disproof = replace(late("0003"), purpose="proof")
+    assert second_chance(SPACE, less_disproved([*before, fitting(SPACE, LARGE, trial="0002"), disproof])) is None
+
+
+def test_a_sweep_ends_with_second_chances():
+    sizes = [candidate for candidate in SPACE.candidates if candidate not in (SMALLEST, LARGE)]
+    slow = [fitting(SPACE, candidate, slower=50.0, trial="0002") for candidate in sizes]
+    records = [fitting(SPACE, SMALLEST, slower=50.0), late(), *slow]
+    decision = exhaustive(SPACE, records)
+    assert isinstance(decision, Measure)
+    assert decision.candidates == (LARGE,)
+    assert isinstance(exhaustive(SPACE, [*records, late("0003")]), Stop)
+
+
+def ran_out(share: float, candidate: Candidate = SMALLEST, trial: str = "0001") -> Record:
+    """`candidate` lacked this share of the limit."""
+    lacked = int(share * SPACE.memory_limit)
+    outcome = Outcome(kind="gpu_oom", moment="backward", sentence="no", bytes_asked=GIB + lacked, bytes_free=GIB)
+    return make_record(candidate, "gpu_oom", trial=trial, outcome=outcome)
+
+
+def beside(*records: Record) -> Measure | None:
+    """The second chance after `records` and a slow candidate of another engine."""
+    return second_chance(BOTH, [fitting(BOTH, SLOW, slower=4.0, trial="0000"), *records])
+
+
+def test_a_larger_micro_batch_is_tried_where_a_smaller_one_lacked_next_to_nothing():
+    decision = beside(ran_out(0.001))
+    assert isinstance(decision, Measure)
+    (larger,) = decision.candidates
+    assert larger.engine == SMALLEST.engine
+    assert larger.checkpointing == SMALLEST.checkpointing
+    assert larger.micro_batch > SMALLEST.micro_batch
+
+
+def test_it_is_not_where_the_smaller_one_lacked_more_than_fragments():
+    assert beside(ran_out(0.05)) is None
+
+
+def test_what_two_failures_rule_out_is_not_tried():
+    first = beside(ran_out(0.001))
+    assert first is not None
+    second = beside(ran_out(0.001), ran_out(0.05, first.candidates[0], trial="0002"))
+    assert second is None or second.candidates[0].micro_batch < first.candidates[0].micro_batch
+
+
+def test_a_sweep_measures_what_a_narrow_failure_had_ruled_out():
+    assert isinstance(
+        exhaustive(BOTH, [*(fitting(BOTH, each, slower=4.0) for each in OTHERS), ran_out(0.001)]), Measure
+    )

@@ -7,15 +7,22 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers import bundled_workload
 
+from ladder.backends.activations import terms_of
 from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.deepspeed.step_terms import step_terms
+from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
-from ladder.machine.machine_speed import flops_per_token, machine_speed, mfu, peak_flops
+from ladder.machine.machine_speed import MachineSpeed, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
+from ladder.techniques.keys import engine_named
+from ladder.techniques.liger import LIGER
+from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
 SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=512)
@@ -112,11 +119,6 @@ def test_intervals_narrow_from_unknown_to_another_engine_to_one_and_two_measurem
     assert widths[3] < 1.06
 
 
-def test_an_interval_is_multiplicative_and_symmetric(llama_like: Build):
-    prediction = predict(llama_like(), candidate("zero3"))
-    assert prediction.low * prediction.high == pytest.approx(1)
-
-
 def test_a_machine_three_times_as_slow_is_learnt_from_one_measurement(timed):
     point = next(p for p in timed if p.num_layers == 4 and p.rung == "zero2" and p.candidate.micro_batch == 4)
     slow = replace(point, accumulate_seconds=3 * point.accumulate_seconds, boundary_seconds=3 * point.boundary_seconds)
@@ -130,14 +132,6 @@ def test_a_machine_three_times_as_slow_is_learnt_from_one_measurement(timed):
     )
 
 
-def test_boundary_steps_alone_are_enough_to_learn_from(timed):
-    points = [p for p in timed if p.num_layers == 32 and p.rung == "zero3"]
-    seen = [SpeedObservation(candidate=p.candidate, boundary_seconds=p.boundary_seconds) for p in points]
-    known = calibrate_speed(points[0].workload, seen, world_size=4, machine=H200)
-    for p in points:
-        assert predict(p.workload, p.candidate, known).boundary_seconds == pytest.approx(p.boundary_seconds, rel=0.06)
-
-
 def test_steps_take_longer_with_a_larger_micro_batch_but_tokens_go_faster(llama_like: Build):
     for rung in RUNGS:
         predictions = [predict(llama_like(), candidate(rung.name, mb, accumulation=16 // mb)) for mb in (1, 2, 4, 8)]
@@ -145,71 +139,23 @@ def test_steps_take_longer_with_a_larger_micro_batch_but_tokens_go_faster(llama_
         assert all(p.tokens_per_second < q.tokens_per_second for p, q in itertools.pairwise(predictions))
 
 
-def test_checkpointing_costs_a_third_of_the_compute(llama_like: Build):
-    times = [
-        predict(llama_like(), candidate("zero1", 16, checkpointing)).accumulate_seconds
-        for checkpointing in (True, False)
-    ]
-    assert times[0] / times[1] == pytest.approx(4 / 3, rel=0.01)
-
-
-def test_accumulation_repeats_the_accumulating_step_only(llama_like: Build):
-    prediction = predict(llama_like(), candidate("zero2+opt-cpu", 4, accumulation=4))
-    expected = 3 * prediction.accumulate_seconds + prediction.boundary_seconds
-    assert prediction.step_seconds(4) == pytest.approx(expected)
-    assert prediction.step_seconds(1) == prediction.boundary_seconds
-    assert prediction.tokens_per_second == pytest.approx(4 * 4 * 4 * 2048 / expected)
-
-
-def test_a_cpu_optimizer_dominates_the_boundary_and_a_disk_more_so(llama_like: Build):
-    extras = []
-    for rung in ("zero3", "zero3+opt-cpu", "zero3+opt-nvme"):
-        prediction = predict(llama_like(), candidate(rung))
-        extras.append(prediction.boundary_seconds - prediction.accumulate_seconds)
-    assert extras[1] > 10 * extras[0]
-    assert extras[2] > 5 * extras[1]
-
-
-def test_a_single_gpu_spends_nothing_on_communication(llama_like: Build):
-    alone = predict_speed(llama_like(), candidate("zero2", 8), world_size=1, machine=H200)
-    assert alone.accumulate_seconds < predict(llama_like(), candidate("zero2", 8)).accumulate_seconds
-
-
-def test_the_flops_of_a_token_are_six_for_each_weight_and_the_attention(llama_like: Build):
-    workload = llama_like()
-    matmuls = 6_738_415_616 - 32000 * 4096 - 65 * 4096
-    assert flops_per_token(workload) == 6 * matmuls + 6 * 32 * 4096 * 2048
-
-
 def test_utilisation_counts_all_gpus_and_is_unknown_for_an_unknown_one(llama_like: Build):
-    workload = llama_like()
-    tokens_per_second = 4 * 989e12 * 0.5 / flops_per_token(workload)
-    assert mfu(workload, tokens_per_second, 4, "NVIDIA H200") == pytest.approx(0.5)
-    assert mfu(workload, tokens_per_second, 4, "Imaginary GPU 9") is None
-    assert mfu(workload, tokens_per_second, 4, None) is None
+    one, four = (mfu(llama_like(), 10_000.0, ranks, "NVIDIA H200") for ranks in (1, 4))
+    assert one is not None
+    assert four == pytest.approx(one / 4)
+    assert mfu(llama_like(), 10_000.0, 4, "Imaginary GPU 9") is None
 
 
-@pytest.mark.parametrize(
-    ("name", "tera"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA B200", 2250),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA A100 80GB PCIe", 312),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA A10", 125),
-        ("NVIDIA A10G", 70),
-        ("Tesla V100-SXM2-16GB", 125),
-        ("Tesla T4", 65),
-        ("NVIDIA GeForce RTX 3090", 71),
-        ("NVIDIA GeForce RTX 4090", 165),
-    ],
-)
-def test_gpus_are_known_by_the_names_that_the_driver_gives(name: str, tera: int):
-    assert peak_flops(name) == tera * 1e12
+def test_a_gpu_is_not_taken_for_another_whose_name_is_a_part_of_its_own():
+    faster_first = [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"),
+        ("NVIDIA A10", "NVIDIA A10G"),
+        ("NVIDIA A100 80GB PCIe", "NVIDIA A10"),
+        ("NVIDIA L40S", "NVIDIA L4"),
+    ]
+    for fast, slow in faster_first:
+        assert (peak_flops(fast) or 0) > (peak_flops(slow) or 0) > 0, slow
+    assert peak_flops("NVIDIA GH200 480GB") == peak_flops("NVIDIA H100 80GB HBM3")
 
 
 def test_an_unknown_gpu_and_a_cpu_have_a_prior_too(llama_like: Build):
@@ -228,3 +174,111 @@ def test_a_machine_unlike_its_data_sheet_is_doubted_in_everything(timed):
     other = next(p for p in timed if p.num_layers == 32 and p.rung == "zero3")
     trusted, doubted = (predict(other.workload, other.candidate, learn(points)) for points in (usual, strange))
     assert doubted.high / doubted.low > 1.5 * trusted.high / trusted.low
+
+
+# What the prior of speed is made of: a slower link or bus slows down the steps that use it, and no others.
+
+SHAPES = Path(__file__).parents[2] / "benchmarks/models"
+MACHINE = machine_speed("NVIDIA H200", "cuda", 4, 64)
+SLOW_LINK = replace(MACHINE, link_bytes=MACHINE.link_bytes / 2)
+SLOW_BUS = replace(MACHINE, pcie_bytes=MACHINE.pcie_bytes / 10)
+
+
+def predict_on(workload: Workload, rung: str, machine: MachineSpeed = MACHINE) -> SpeedPrediction:
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, 4)
+    return predict_speed(workload, candidate, world_size=4, machine=machine)
+
+
+@pytest.mark.parametrize(("rung", "in_every_micro_step"), [("zero0", False), ("zero2", True)])
+def test_stage_0_reduces_all_gradients_once_in_an_optimizer_step_and_stage_2_in_every_micro_step(
+    rung: str, in_every_micro_step: bool, llama_like: Build
+) -> None:
+    fast, slow = (predict_on(llama_like(8), rung, machine) for machine in (MACHINE, SLOW_LINK))
+    assert (slow.accumulate_seconds > fast.accumulate_seconds) is in_every_micro_step
+    assert slow.boundary_seconds > fast.boundary_seconds
+
+
+@pytest.mark.parametrize(
+    ("rung", "in_every_micro_step"), [("zero1+opt-cpu", False), ("zero2+opt-cpu", True), ("zero3+opt-cpu", True)]
+)
+def test_offloaded_gradients_cross_the_bus_in_every_micro_step_from_stage_2_on_and_once_at_stage_1(
+    rung: str, in_every_micro_step: bool, llama_like: Build
+) -> None:
+    fast, slow = (predict_on(llama_like(8), rung, machine) for machine in (MACHINE, SLOW_BUS))
+    assert (slow.accumulate_seconds > fast.accumulate_seconds) is in_every_micro_step
+    assert slow.boundary_seconds > fast.boundary_seconds
+
+
+def test_parameters_on_nvme_are_read_in_every_pass_and_those_on_the_host_may_stay_live(llama_like: Build) -> None:
+    def fetching(rung: str, every: int) -> float:
+        return step_terms(llama_like(), Candidate(Engine(RUNGS_BY_NAME[rung]), every, 1, 4), 4, MACHINE).gather
+
+    on_drive, on_host = "zero3+param-nvme+opt-nvme", "zero3+param-cpu"
+    assert 1.2 * fetching(on_drive, 0) < fetching(on_drive, 2) < fetching(on_drive, 1)
+    assert fetching(on_host, 1) < 1.2 * fetching(on_host, 0)
+    assert fetching(on_host, 1) < fetching("zero3+param-cpu+opt-cpu+lean", 1)
+
+
+@pytest.mark.parametrize(("family", "rank", "recorded"), [("llama-3.2-1b", 8, 0.061), ("llama-3.2-1b", 256, 0.054)])
+def test_a_step_of_adapters_takes_the_host_as_long_as_was_recorded_with_any_rank(
+    family: str, rank: int, recorded: float
+) -> None:
+    """One H200, stage 0: a micro-step with the optimizer less one without, median of nine candidates."""
+    workload = bundled_workload(family, seq_len=1024, global_batch_size=4, lora=Lora(rank=rank))
+    candidate = Candidate(Engine(RUNGS_BY_NAME["zero0"]), 1, 1, 4)
+    said = predict_speed(workload, candidate, world_size=1, machine=machine_speed("NVIDIA H200", "cuda", 1, 16))
+    assert said.boundary_seconds - said.accumulate_seconds == pytest.approx(recorded, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rung", "micro_batch", "seconds"),
+    [  # a micro-step without the optimizer on two H100, as measured
+        ("fsdp2+no-reshard", 4, 0.169),
+        ("fsdp2+no-reshard", 8, 0.253),
+        ("fsdp2+no-reshard", 16, 0.489),
+        ("ddp", 4, 0.195),
+        ("ddp", 8, 0.302),
+    ],
+)
+def test_micro_steps_without_deepspeed_are_predicted_within_a_fifth_also_where_the_cpu_sets_the_pace(
+    rung: str, micro_batch: int, seconds: float
+) -> None:
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung], techniques=(LIGER,)), 0, micro_batch, 4)
+    machine = machine_speed("NVIDIA H100 80GB HBM3", "cuda", 2, 32)
+    predicted = predict_speed(bundled_workload("llama-3.2-1b", seq_len=2048), candidate, world_size=2, machine=machine)
+    assert predicted.accumulate_seconds == pytest.approx(seconds, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "engine", "micro_batch", "seconds"),
+    [  # a micro-step without the optimizer on one H100, as measured
+        ("gpt2", 1024, Engine(RUNGS_BY_NAME["zero0"]), 32, 0.180),  # an odd vocabulary, and an activation in Python
+        ("pythia-410m", 2048, Engine(RUNGS_BY_NAME["zero0"]), 16, 0.247),  # rotary positions without gates
+        ("pythia-410m", 2048, Engine(RUNGS_BY_NAME["ddp"]), 16, 0.291),  # norms in 32 bits
+        ("gemma-2b", 2048, Engine(RUNGS_BY_NAME["zero0"], techniques=(LIGER,)), 2, 0.217),  # 64 chunks of the head
+        ("mixture-of-experts-1b", 2048, Engine(RUNGS_BY_NAME["zero0"]), 16, 0.284),
+    ],
+    ids=["gpt2", "pythia", "pythia under autocast", "gemma", "experts"],
+)
+def test_micro_steps_of_other_families_are_predicted_within_a_seventh(
+    model: str, seq_len: int, engine: Engine, micro_batch: int, seconds: float
+) -> None:
+    workload = bundled_workload(str(SHAPES / f"{model}.json"), seq_len=seq_len)
+    machine = machine_speed("NVIDIA H100 80GB HBM3", "cuda", 1, 16)
+    predicted = predict_speed(workload, Candidate(engine, 0, micro_batch, 4), world_size=1, machine=machine)
+    assert predicted.accumulate_seconds == pytest.approx(seconds, rel=1 / 7)
+
+
+def test_experts_under_autocast_are_computed_in_fp32() -> None:
+    experts = bundled_workload(str(SHAPES / "mixture-of-experts-3b.json"))
+    ddp, fsdp2 = (
+        plain_terms(experts, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1, MACHINE) for rung in ("ddp", "fsdp2")
+    )
+    assert ddp.compute > 2 * fsdp2.compute
+
+
+def test_fp8_is_predicted_to_be_faster_only_where_it_is_compiled() -> None:
+    def compute(name: str) -> float:
+        return terms_of(bundled_workload("llama-2-7b"), Candidate(engine_named(name), 0, 8, 1), 2).compute
+
+    assert compute("ddp+compile+fp8") < compute("ddp") < compute("ddp+fp8")

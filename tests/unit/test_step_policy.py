@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ladder.events.step_policy import CandidateSpec, StepPolicy, relative_spread
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 
 POLICY = StepPolicy(minimum=2, seconds=4.0, target_spread=0.01, disagreement=0.04)
 LONG, SHORT = 10.0, 1.0
@@ -53,12 +53,6 @@ def test_a_timed_step_accumulates_for_as_long_as_is_asked_but_no_more_than_a_tra
     assert StepPolicy(sustained_seconds=sustained).micro_steps(candidate, 2, seconds) == micro_steps
 
 
-def test_a_larger_minimum_is_kept_however_long_it_takes() -> None:
-    policy = POLICY.model_copy(update={"minimum": 5})
-    assert not policy.is_enough(CANDIDATE, [3.0] * 4, 3.0, 1000.0, 1000.0)
-    assert policy.is_enough(CANDIDATE, [3.0] * 5, 3.0, 1000.0, 1000.0)
-
-
 def test_one_step_is_enough_of_what_loses_once_it_was_timed_for_long_enough() -> None:
     assert POLICY.is_enough(LOSER, [3.0], math.inf, 0.6, 0.6)
     assert not POLICY.is_enough(LOSER, [3.0], math.inf, 0.4, 0.6)
@@ -73,20 +67,12 @@ def test_what_loses_is_timed_until_its_steps_no_longer_get_much_shorter() -> Non
     assert POLICY.is_enough(LOSER, [5.0], 10.0, 3.0, LONG)  # a long time was spent on it
 
 
-def test_no_more_steps_are_timed_than_the_maximum() -> None:
-    unsteady = [1.0, 2.0] * 6
+def test_no_fewer_steps_are_timed_than_the_minimum_and_no_more_than_the_maximum() -> None:
+    five, unsteady = POLICY.model_copy(update={"minimum": 5}), [1.0, 2.0] * 6
+    assert not five.is_enough(CANDIDATE, [3.0] * 4, 3.0, 1000.0, 1000.0)
+    assert five.is_enough(CANDIDATE, [3.0] * 5, 3.0, 1000.0, 1000.0)
     assert POLICY.is_enough(CANDIDATE, unsteady, 1.0, SHORT, SHORT)
     assert not POLICY.is_enough(CANDIDATE, unsteady[:-1], 1.0, SHORT, SHORT)
-
-
-def test_a_step_is_that_of_the_candidates_own_accumulation() -> None:
-    assert CANDIDATE.step_seconds(0.5, 2.0) == 3.5
-    assert CANDIDATE.step_seconds(None, 2.0) == 2.0
-
-
-def test_the_spread_is_half_the_interquartile_range_over_the_median() -> None:
-    assert relative_spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1 / 3)
-    assert relative_spread([7.0]) == 0.0
 
 
 # As tunes have it: nobody chooses these figures

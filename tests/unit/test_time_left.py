@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from helpers import make_record
 from helpers.searches import fitting, make_space
 
-from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.search import belief as belief_module
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.cost import PROCESSES, comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.space import Space
-from ladder.search.speed import SpeedPrediction, predict_speed
 from ladder.search.time_left import TimeLeft, most_promising, within
-from ladder.workload.workload import Workload
 
 SPACE = make_space()
 FIRST = SPACE.by_key["zero3 ckpt=on mb=4"]
@@ -95,6 +90,8 @@ def test_a_machine_that_took_twice_as_long_is_expected_to_do_so_again() -> None:
     slow = TimeLeft(seconds=100, taken={"0001": {"engine": 2 * expected}})
     assert 1.4 < slow.pace(belief, records) < 2.0
     assert TimeLeft(seconds=100).pace(belief, records) == 1.0
+    failed = [make_record(FIRST, "gpu_oom", trial="0001")]
+    assert slow.pace(believe(SPACE, failed), failed) == 1.0, "what measured nothing does not count"
     ratio = slow.reserve(belief, records) / TimeLeft(seconds=100).reserve(belief, records)
     assert ratio == pytest.approx(slow.pace(belief, records))
 
@@ -138,43 +135,3 @@ def test_with_time_for_everything_the_search_decides_as_without_a_budget() -> No
     done = within(auto, SPACE, everything, TimeLeft(seconds=1.0))
     assert isinstance(done, Stop)
     assert not done.late
-
-
-def test_no_candidate_begins_whose_end_would_take_the_time_of_the_proof() -> None:
-    belief = believe(SPACE, ())
-    one = trial_of(SPACE, OTHER.key)
-    two = trial_of(SPACE, OTHER.key, "zero2+opt-cpu ckpt=on mb=8")
-    left = TimeLeft(seconds=200)
-    assert left.last_begin(belief, (), one) == pytest.approx(200 - left.reserve(belief, (), one.candidates))
-    assert left.last_begin(belief, (), two) < 200 - left.reserve(belief, (), two.candidates)
-
-
-def test_trials_that_measured_nothing_do_not_change_the_pace() -> None:
-    failed = make_record(FIRST, "gpu_oom", trial="0001")
-    left = TimeLeft(seconds=100, taken={"0001": {"engine": 500.0}})
-    assert left.pace(believe(SPACE, [failed]), [failed]) == 1.0
-
-
-def test_however_many_trials_there_is_no_time_for_each_speed_is_predicted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    space, asked = make_space(), list[str]()
-
-    def counted(workload: Workload, candidate: Candidate, **known: Any) -> SpeedPrediction:
-        asked.append(candidate.key)
-        return predict_speed(workload, candidate, **known)
-
-    monkeypatch.setattr(belief_module, "predict_speed", counted)
-    records = (fitting(space, FIRST),)
-    assert isinstance(within(auto, space, records, TimeLeft(seconds=0)), Stop)
-    assert len(asked) == len(set(asked)) > 10
-
-
-def test_one_belief_serves_all_who_ask_until_another_trial_has_ended_that_is_no_proof() -> None:
-    records = [fitting(SPACE, FIRST)]
-    known = believe(SPACE, records)
-    assert believe(SPACE, tuple(records)) is known
-    assert believe(SPACE, [*records, fitting(SPACE, OTHER)]) is not known
-    assert believe(SPACE, [fitting(SPACE, FIRST, slower=1.1)]) is not known
-    assert believe(SPACE, [*records, replace(fitting(SPACE, FIRST), purpose="proof")]) is known
-    assert believe(make_space(), records) is not known

@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 from helpers import bundled_workload, make_candidate
 from helpers.scripts import make_script
-from helpers.shapes import SMALL
+from helpers.searches import space_of
+from helpers.shapes import SMALL, llama_like
 
-from ladder.backends.activations import activations_of
-from ladder.backends.base import START
+from ladder.backends.activations import activations_of, terms_of
 from ladder.backends.registry import backend_of
+from ladder.backends.timing import token_seconds
 from ladder.errors import UsageError
 from ladder.machine.machine_speed import flops_per_token, machine_speed
-from ladder.workload.lora import Lora, lora_from_file, lora_from_mapping, lora_from_text
+from ladder.runs.snapshot import space_from_dict, space_to_dict
+from ladder.workload.lora import Lora, lora_from_file, lora_from_text
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import resolve_model
 from ladder.workload.trained import LoadIn, check_trained, freeze_pattern
-from ladder.workload.workload import Workload
+from ladder.workload.workload import CountedBlock, Workload
 
 LLAMA = resolve_model("llama-3.2-1b")
 ADAPTERS = Lora(rank=16)
@@ -106,6 +108,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(
         ({"lora": Lora(), "freeze": ("model.embed_tokens",)}, "--freeze has no effect with --lora"),
         ({"freeze": ("encoder",)}, r"--freeze encoder matches nothing .* model.layers.\*.self_attn.q_proj"),
         ({"freeze": ("model",)}, "--freeze freezes all of llama-3.2-1b"),
+        ({"freeze": ("",)}, "--freeze needs the name of a module"),
     ],
 )
 def test_what_a_model_cannot_have_is_refused_before_any_trial(settings: dict[str, Any], said: str) -> None:
@@ -122,80 +125,28 @@ def test_a_range_in_brackets_stands_for_its_numbers() -> None:
     assert not freeze_pattern("model.layers.1").fullmatch("model.layers.11")
 
 
-def test_only_adapters_are_trained_and_the_rest_keeps_its_bytes() -> None:
-    weights = workload(lora=ADAPTERS).weights
-    # Per block: q and o 2048 + 2048, k and v 2048 + 512, gate, up and down 2048 + 8192; rank 16; 16 blocks.
-    assert weights.trained == 16 * 16 * (2 * 4096 + 2 * 2560 + 3 * 10240)
-    assert weights.total == LLAMA.num_parameters + weights.trained
-    assert weights.bytes_held == 2 * weights.total
-    assert not weights.trains_head
-    assert len(weights.adapted) == 7
-
-
-def test_quantised_linear_layers_hold_half_a_byte_each_and_the_embeddings_two() -> None:
-    weights = workload(lora=ADAPTERS, load_in="4bit").weights
-    embeddings = LLAMA.vocab_size * LLAMA.hidden_size
-    assert weights.quantised == pytest.approx(LLAMA.num_parameters - embeddings, rel=1e-3)
-    assert weights.bytes_held == pytest.approx(0.516 * weights.quantised + 2 * (embeddings + weights.trained), rel=1e-3)
-
-
-def test_frozen_layers_at_the_bottom_need_no_backward_pass() -> None:
-    frozen = workload(freeze=("model.embed_tokens", "model.layers.[0-11]"))
-    assert frozen.weights.reached_blocks == 0.25
-    assert frozen.weights.trained_blocks == 0.25
-    assert flops_per_token(frozen) < 0.55 * flops_per_token(workload())
-
-
-def test_a_frozen_embedding_alone_leaves_all_blocks_as_they_are() -> None:
-    weights = workload(freeze=("model.embed_tokens",)).weights
-    assert (weights.reached_blocks, weights.trained_blocks) == (1.0, 1.0)
-    assert weights.trained == LLAMA.num_parameters - LLAMA.vocab_size * LLAMA.hidden_size
-
-
-@pytest.mark.parametrize("rung", ["zero0", "zero2", "zero3"])
-def test_adapters_have_no_states_for_frozen_weights(rung: str) -> None:
-    candidate = make_candidate(rung)
-
-    def at_rest(trained: Workload) -> float:
-        moment = backend_of(candidate.engine.rung).moments(trained, candidate, 2, "cuda")[0]
-        return moment.parameters + moment.optimizer + moment.gradients
-
-    adapters = workload(lora=ADAPTERS)
-    ranks = 1 if rung == "zero0" else 2
-    held = adapters.weights.bytes_held / (2 if rung == "zero3" else 1)
-    states = 14 if rung == "zero3" else 12
-    assert at_rest(adapters) == pytest.approx(held + states * adapters.weights.trained / ranks, rel=1e-3)
-    assert at_rest(adapters) < at_rest(workload()) / 3
+def test_frozen_layers_at_the_bottom_need_no_backward_pass_and_a_frozen_embedding_alone_changes_no_block() -> None:
+    bottom, table = workload(freeze=("model.embed_tokens", "model.layers.[0-11]")), workload(freeze=("*.embed_tokens",))
+    assert (bottom.weights.reached_blocks, bottom.weights.trained_blocks) == (0.25, 0.25)
+    assert (table.weights.reached_blocks, table.weights.trained_blocks) == (1.0, 1.0)
+    assert bottom.weights.trained < table.weights.trained < LLAMA.num_parameters
+    assert flops_per_token(bottom) < 0.55 * flops_per_token(workload())
+    candidate = make_candidate("zero0")
+    few, all_of_them = (activations_of(each, candidate) for each in (bottom, workload()))
+    assert few.block == all_of_them.block, "a block is recomputed whole"
+    assert few.kept < all_of_them.kept / 3
 
 
 def test_frozen_blocks_keep_less_for_backward_but_what_adapters_read() -> None:
-    candidate = make_candidate("zero0", checkpointing=False)
+    def kept(**settings: Any) -> float:
+        return activations_of(workload(**settings), make_candidate("zero0", checkpointing=False)).kept
 
-    def kept(trained: Workload) -> float:
-        return backend_of(candidate.engine.rung).moments(trained, candidate, 1, "cuda")[1].activations
-
-    everywhere, attention = workload(lora=ADAPTERS), workload(lora=Lora(rank=16, targets=("q_proj", "v_proj")))
-    assert kept(attention) < kept(everywhere) < kept(workload())
-    assert kept(workload(lora=Lora(rank=16, dropout=0.1))) > kept(everywhere)
-
-
-def test_the_host_waits_for_each_gradient_at_stage_2_alone() -> None:
-    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
-
-    def launch(rung: str, trained: Workload) -> float:
-        candidate = make_candidate(rung, checkpointing=False)
-        return backend_of(candidate.engine.rung).step_terms(trained, candidate, 1, machine).launch
-
-    # A and B of seven layers in each block; seven matrices and two norms.
-    for trained, tensors in ((workload(lora=ADAPTERS), 2 * 7), (workload(), 7 + 2)):
-        more = launch("zero2", trained) - launch("zero1", trained)
-        assert more == pytest.approx(0.15e-3 * tensors * LLAMA.num_layers)
-
-
-def test_the_fingerprint_changes_with_what_is_trained() -> None:
-    kinds = [workload(), workload(lora=ADAPTERS), workload(lora=Lora()), workload(lora=ADAPTERS, load_in="4bit")]
-    assert len({each.fingerprint() for each in kinds}) == 4
-    assert workload(freeze=("model.layers.0",)).fingerprint() != workload().fingerprint()
+    everywhere, attention = kept(lora=ADAPTERS), kept(lora=Lora(rank=16, targets=("q_proj", "v_proj")))
+    assert attention < everywhere < kept()
+    assert kept(lora=Lora(rank=16, dropout=0.1)) > everywhere
+    on = make_candidate("zero0")  # layers in 8 bits hold what they read even where they are checkpointed
+    in_4_bits, in_8_bits = (activations_of(workload(lora=ADAPTERS, load_in=bits), on).kept for bits in ("4bit", "8bit"))
+    assert in_8_bits > 2 * in_4_bits
 
 
 MIXTURE = shape_from_config(
@@ -203,30 +154,13 @@ MIXTURE = shape_from_config(
 )
 
 
-def test_the_few_outputs_of_a_router_bound_no_rank() -> None:
-    check_trained(MIXTURE, Lora(rank=16), None, ())
-
-
 @pytest.mark.parametrize("name", ["dropout", "dora"])
 def test_what_peft_cannot_do_with_experts_is_refused(name: str) -> None:
     lora = Lora(dropout=0.1) if name == "dropout" else Lora(dora=True)
+    check_trained(MIXTURE, Lora(rank=16), None, ())  # the few outputs of a router bound no rank
     with pytest.raises(UsageError, match=f"--lora {name}: peft has none for experts"):
         check_trained(MIXTURE, lora, None, ())
     check_trained(MIXTURE, replace(lora, targets=("q_proj",)), None, ())
-
-
-def test_a_module_without_a_name_is_not_frozen() -> None:
-    with pytest.raises(UsageError, match="--freeze needs the name of a module"):
-        check_trained(LLAMA, None, None, ("",))
-
-
-def test_quantised_weights_are_whole_on_every_rank_before_stage_3_divides_them() -> None:
-    adapters = workload(lora=ADAPTERS, load_in="4bit")
-    candidate = make_candidate("zero3")
-    moments = backend_of(candidate.engine.rung).moments(adapters, candidate, 8, "cuda")
-    assert max(moment.parameters for moment in moments if moment.name == START) == pytest.approx(
-        adapters.weights.bytes_held
-    )
 
 
 @pytest.mark.parametrize(
@@ -246,31 +180,69 @@ def test_a_rung_that_cannot_have_quantised_weights_says_what_can(load_in: LoadIn
     assert bool(why) == bool(said)
 
 
-def test_layers_in_8_bits_keep_what_they_read_where_their_blocks_are_checkpointed_too() -> None:
-    candidate = make_candidate("zero0")  # tests/contracts/test_quantised_models.py counts what it keeps
-    tokens = candidate.micro_batch * workload().seq_len
-
-    def kept(load_in: LoadIn) -> float:
-        return activations_of(workload(lora=ADAPTERS, load_in=load_in), candidate).kept
-
-    a_block = 2 * (3 * LLAMA.hidden_size + LLAMA.intermediate_size)
-    assert kept("8bit") - kept("4bit") == tokens * LLAMA.num_layers * a_block
-
-
-def test_a_block_is_recomputed_whole_however_many_below_it_are_frozen() -> None:
-    candidate = make_candidate("zero0")
-    frozen = workload(freeze=("model.embed_tokens", "model.layers.[0-11]"))
-    assert activations_of(frozen, candidate).block == activations_of(workload(), candidate).block
-    kept = activations_of(frozen, candidate).kept
-    assert kept == pytest.approx(activations_of(workload(), candidate).kept / 4)
-
-
-def test_a_mapping_of_peft_s_arguments_may_hold_nothing_else() -> None:
-    assert lora_from_mapping({"r": 16, "lora_alpha": 32}) == Lora(rank=16, alpha=32)
-    with pytest.raises(ValueError, match="rank is not among r, lora_alpha"):
-        lora_from_mapping({"rank": 16})
-
-
 def test_a_script_trains_what_it_was_seen_to_train_beside_its_adapters() -> None:
     more = make_script(num_parameters=10_000_000, num_trainable=4_000_000, lora=ADAPTERS.for_peft())
     assert workload(lora=ADAPTERS, script=more).weights.trained == 4_000_000
+
+
+# What transformers' own code was counted to do in a block takes the place of formulas.
+
+SEQ_LEN = 256
+BLOCK = CountedBlock(
+    kept=20000.0,
+    kept_by_length=4.0,
+    kept_for_weights=6000.0,
+    moved=70000.0,
+    moved_by_length=8.0,
+    kernels=107.0,
+    tensors=7.5,
+)
+
+
+def counted(block: CountedBlock | None = BLOCK, lora: Lora | None = None) -> Workload:
+    usual = llama_like(4, hidden=256, intermediate=512, heads=4, seq_len=SEQ_LEN, lora=lora)
+    return replace(usual, model=replace(usual.model, block=block))
+
+
+LAYERS_ALONE = make_candidate("zero0", checkpointing=False, micro_batch=2)
+
+
+def test_a_block_keeps_and_moves_what_was_counted_for_its_length() -> None:
+    more = replace(BLOCK, kept=2 * BLOCK.kept, kept_by_length=2 * BLOCK.kept_by_length, moved=2 * BLOCK.moved)
+    kept, doubled = (activations_of(counted(block), LAYERS_ALONE).kept for block in (BLOCK, more))
+    assert doubled == pytest.approx(2 * kept)
+    moved, doubled = (terms_of(counted(block), LAYERS_ALONE, 1).traffic for block in (BLOCK, more))
+    assert 1.9 * moved < doubled < 2 * moved
+    assert counted().tensors_of_a_block == 7.5
+    space = space_of(workload=counted())
+    assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space, "a run folder keeps it"
+
+
+def test_checkpointing_keeps_inputs_however_much_a_block_would_keep() -> None:
+    on = make_candidate("zero0", checkpointing=True, micro_batch=2)
+    assert activations_of(counted(), on).kept == activations_of(counted(None), on).kept
+    assert activations_of(counted(), on).block > activations_of(counted(None), on).block
+
+
+def test_a_block_with_as_many_kernels_as_a_llama_block_is_launched_as_fast() -> None:
+    assert terms_of(counted(), LAYERS_ALONE, 1).launches == pytest.approx(1.0, rel=0.01)
+    twice = replace(BLOCK, kernels=2 * BLOCK.kernels)
+    assert terms_of(counted(twice), LAYERS_ALONE, 1).launches == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_frozen_block_keeps_what_its_weights_do_not_need_and_what_adapters_do() -> None:
+    whole, queries, everything = (
+        activations_of(counted(lora=lora), LAYERS_ALONE).kept
+        for lora in (None, Lora(rank=8, targets=("q_proj",)), Lora(rank=8))
+    )
+    assert queries < everything < whole
+
+
+def test_products_in_32_bits_and_attention_with_a_mask_make_a_token_take_longer() -> None:
+    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
+
+    def seconds(block: CountedBlock) -> float:
+        return token_seconds(counted(block), LAYERS_ALONE, machine, terms_of(counted(block), LAYERS_ALONE, 1))
+
+    assert seconds(replace(BLOCK, flops_32=1e6, flops_32_by_length=1e3)) > 1.1 * seconds(BLOCK)
+    assert seconds(replace(BLOCK, masked=256.0)) > 1.01 * seconds(BLOCK)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ladder.cli import sbatch, tune_words
+from ladder.cli import tune_words
 from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.cli.main import main
 from ladder.tuning.declaring import declared, spread
@@ -84,7 +84,10 @@ def test_what_tune_would_refuse_is_refused_before_a_job_is_written(
     assert main(["sbatch", "tiny-llama", "--machine", "a100-80", "--job-file", job.name]) == 2
     assert main(["sbatch", "tiny-llama", "--account", "two words", "--job-file", job.name]) == 2
     assert main(["sbatch", "tiny-llama", "--time", "2h", "--job-file", job.name]) == 2
-    assert "--documented leaves out" in capsys.readouterr().err
+    assert main(["sbatch", "tiny-llama", "--launcher", "slurm-jobs"]) == 2
+    said = capsys.readouterr().err
+    assert "--documented leaves out" in said
+    assert "`ladder tune` itself submits those of --launcher slurm-jobs" in said
     assert not job.exists()
 
 
@@ -114,10 +117,6 @@ def test_the_printed_template_gives_the_same_job(job: Path, capsys: pytest.Captu
     built_in = capsys.readouterr().out
     assert main(["sbatch", "tiny-llama", "--template", "my.jinja"]) == 0
     assert capsys.readouterr().out == built_in
-
-
-def test_outside_a_virtual_environment_the_job_finds_ladder_by_its_path(tmp_path: Path) -> None:
-    assert sbatch._environment(tmp_path) == [f'export PATH={tmp_path}/bin:"$PATH"']
 
 
 @pytest.mark.parametrize(
@@ -151,11 +150,6 @@ def test_further_options_of_sbatch_are_lines_of_the_job(job: Path, capsys: pytes
     (tune,) = [line for line in written.splitlines() if line.startswith("ladder tune")]
     assert "--account" not in tune
     assert "--job-option" not in tune
-
-
-def test_a_job_that_would_submit_jobs_is_not_written(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sbatch", "tiny-llama", "--launcher", "slurm-jobs"]) == 2
-    assert "`ladder tune` itself submits those of --launcher slurm-jobs" in capsys.readouterr().err
 
 
 def test_an_extra_copy_ends_at_once_and_a_plan_works(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from helpers import bundled_workload, tiny_trial
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
-from ladder.events.protocol import Event, PhaseEvent, StepEvent
+from ladder.events.protocol import PhaseEvent, StepEvent
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
@@ -89,31 +89,6 @@ def test_a_step_that_moves_states_to_a_drive_may_take_long_after_short_ones_that
 
 def test_a_controller_that_is_slow_at_every_turn_still_finds_a_silent_rank(begun: Watch, clock: Clock) -> None:
     assert silent_for(200, begun, clock, turn=2.0)
-
-
-class Unread(list[Event]):
-    """Events that may be added to and asked for the last one, and no more."""
-
-    def __iter__(self) -> Iterator[Event]:
-        raise AssertionError("all events were looked at again")
-
-    __reversed__ = __iter__
-
-
-def test_what_a_rank_has_said_is_looked_at_once_however_often_its_silence_is_judged(
-    begun: Watch, tmp_path: Path, clock: Clock
-) -> None:
-    for file in begun.files.values():
-        file.events = Unread(file.events)
-    for rank in range(2):
-        events = (PhaseEvent(t=clock(), phase="measure"), StepEvent(t=clock(), candidate="any", seconds=1.0))
-        with (tmp_path / f"rank{rank}.jsonl").open("a") as written:
-            written.writelines(event.model_dump_json() + "\n" for event in events)
-    assert not silent_for(TURN, begun, clock)
-    assert silent_for(HOUR / 4, begun, clock, turn=1.0)
-    stop = begun.overdue()
-    assert stop is not None
-    assert stop.sentence == "rank 0 was silent for 120 s in measure"
 
 
 class Server:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from helpers import TINY, bundled_workload, problem_for, tiny_trial
-from helpers.scripts import make_script, script_workload
 from helpers.searches import make_space
 
 from ladder.backends.base import Moment, StepTerms
@@ -22,8 +21,7 @@ from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics
 from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import HYBRID, Hybrid
-from ladder.techniques.keys import candidate_of, engine_named
-from ladder.trial.steps import accumulate_seconds
+from ladder.techniques.keys import candidate_of
 from ladder.tuning.parity import as_parity_candidate, as_reference
 from ladder.tuning.trial_request import engine_config
 from ladder.workload.workload import Workload
@@ -62,38 +60,11 @@ def test_they_are_tried_with_several_nodes_of_several_gpus_each() -> None:
         assert not engines_having(HPZ, sharded, elsewhere) + engines_having(HYBRID, sharded, elsewhere)
 
 
-def test_a_key_says_how_many_ranks_a_group_has() -> None:
-    engine = engine_named("zero3+opt-cpu+liger+hpz=8")
-    assert engine.techniques[-1] == Hpz(8) != Hpz(4)
-    assert engine.has(HPZ)
-    assert not engine.has(HYBRID)
-    assert engine.name == "zero3+opt-cpu+liger+hpz=8"
-    for wrong in ("zero3+hpz", "zero3+hpz=1", "zero3+hpz=x", "zero3+hpz=08", "zero3+liger=8", "zero3+liger="):
-        with pytest.raises(KeyError):
-            engine_named(wrong)
-
-
-def test_a_copy_takes_two_bytes_a_parameter_over_the_gpus_of_a_node() -> None:
-    more = at_rest("zero3+hpz=8 ckpt=on mb=1").parameters - at_rest("zero3 ckpt=on mb=1").parameters
-    assert more == pytest.approx(2.0 * P / 8)
-
-
-def test_what_is_divided_within_a_node_is_divided_by_its_gpus_only() -> None:
-    whole, node = (at_rest(f"{name} ckpt=on mb=1") for name in ("fsdp2", "fsdp2+hybrid=8"))
-    assert node.parameters + node.optimizer == pytest.approx(2 * (whole.parameters + whole.optimizer))
-
-
 def test_only_the_first_forward_pass_of_a_step_gathers_from_other_nodes() -> None:
     one, four = (f"ckpt=off mb={size}" for size in (4, 1))
-    usual = terms(f"zero3 {one}").gather
-    assert terms(f"zero3 {four}").gather == usual
-    # Forward is half of all gathering; inside a node it takes a ninth of the time.
-    assert terms(f"zero3+hpz=8 {one}").gather == pytest.approx(usual / 2, rel=0.2)
-    assert terms(f"zero3+hpz=8 {four}").gather < terms(f"zero3+hpz=8 {one}").gather
-
-
-def test_fsdp2_divided_within_nodes_sends_only_each_rank_s_part_of_the_gradients_to_the_other_nodes() -> None:
-    whole, node = (terms(f"{name} ckpt=on mb=1") for name in ("fsdp2", "fsdp2+hybrid=8"))
+    assert terms(f"zero3 {four}").gather == terms(f"zero3 {one}").gather
+    assert terms(f"zero3+hpz=8 {four}").gather < terms(f"zero3+hpz=8 {one}").gather < terms(f"zero3 {one}").gather
+    whole, node = (terms(f"{name} {four}") for name in ("fsdp2", "fsdp2+hybrid=8"))
     assert node.gather < whole.gather
     assert node.update < whole.update
 
@@ -103,16 +74,10 @@ def test_a_link_measured_in_a_node_says_nothing_of_the_network() -> None:
     known = known_speed(TWO_NODES, rates, {})
     assert (known.node_link_bytes, known.link_bytes) == (2e11, TWO_NODES.link_bytes)
     assert known.belief("gather", 0.4) == TWO_NODES.belief("gather", 0.4)
+    both = known_speed(TWO_NODES, {"link_bytes": 2e11, "network_bytes": 1e10}, {})
+    assert (both.node_link_bytes, both.link_bytes) == (2e11, 1e10)
     on_one = machine_speed(A100, "cuda", 8, 128)
     assert known_speed(on_one, rates, {}).link_bytes == 2e11
-
-
-def test_a_measured_network_replaces_what_was_assumed_of_it_and_is_doubted_less() -> None:
-    known = known_speed(TWO_NODES, {"link_bytes": 2e11, "network_bytes": 1e10}, {})
-    assert (known.node_link_bytes, known.link_bytes) == (2e11, 1e10)
-    right = known_speed(TWO_NODES, {"network_bytes": TWO_NODES.link_bytes}, {})
-    assert right.node_link_bytes == TWO_NODES.node_link_bytes
-    assert right.belief("gather", 0.4)[1] < TWO_NODES.belief("gather", 0.4)[1]
 
 
 def expected(key: str, num_nodes: int = 2, **rates: float) -> float:
@@ -128,20 +93,6 @@ def test_a_search_begins_with_the_measured_network() -> None:
     assert ahead > 1.2 * expected(special) / expected(usual)
 
 
-def test_several_nodes_are_foretold_with_less_doubt_once_their_network_is_measured() -> None:
-    def doubt(**rates: float) -> float:
-        space = make_space(world_size=16, num_nodes=2, num_cores=256, rates=tuple(rates.items()))
-        forecast = Scaling([(make_space(world_size=8), ())]).best(space)
-        assert forecast is not None
-        return forecast.deviation
-
-    assert doubt(network_bytes=TWO_NODES.link_bytes) < doubt()
-
-
-def test_one_node_is_not_predicted_by_the_network_of_several() -> None:
-    assert expected("zero3 ckpt=on mb=1", 1, network_bytes=2e9) == expected("zero3 ckpt=on mb=1", 1)
-
-
 @pytest.mark.parametrize(("plain", "special"), [("zero3", "zero3+hpz=8"), ("fsdp2", "fsdp2+hybrid=8")])
 def test_the_simulator_agrees_by_its_own_account_that_both_are_faster_between_nodes_in_more_memory(
     plain: str, special: str
@@ -149,8 +100,13 @@ def test_the_simulator_agrees_by_its_own_account_that_both_are_faster_between_no
     physics = Physics(PAPER, LLAMA, 16)
     usual, other = (physics.truth(of(f"{name} ckpt=on mb=1")) for name in (plain, special))
     assert other.step_seconds(4) < 0.9 * usual.step_seconds(4)
-    expected = 2.0 * P / 8 if plain == "zero3" else 12.0 * P / 16
-    assert other.allocated - usual.allocated == pytest.approx(expected, rel=0.15)
+    assert other.allocated > usual.allocated + P / 8
+    at_rest = [
+        backend_of(of(f"{name} ckpt=on mb=1").engine.rung).moments(LLAMA, of(f"{name} ckpt=on mb=1"), 16, "cuda")[0]
+        for name in (plain, special)
+    ]
+    held = [moment.parameters + moment.optimizer + moment.gradients for moment in at_rest]
+    assert held[1] - held[0] == pytest.approx(other.allocated - usual.allocated, rel=0.25)
     guesses = [
         predict_speed(LLAMA, of(f"{name} ckpt=on mb=1"), world_size=16, machine=TWO_NODES).tokens_per_second
         for name in (plain, special)
@@ -186,26 +142,11 @@ def test_losses_are_compared_after_equally_many_micro_steps() -> None:
         assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == 1
 
 
-def test_a_first_micro_step_that_differs_counts_once() -> None:
-    assert accumulate_seconds([], 4, first_differs=True) is None
-    assert accumulate_seconds([3.0, 1.0], 2, first_differs=True) == 3.0
-    assert accumulate_seconds([3.0, 1.0], 5, first_differs=True) == pytest.approx(1.5)
-    assert accumulate_seconds([3.0, 1.0, 1.0], 5, first_differs=False) == 1.0
+def test_several_nodes_are_foretold_with_less_doubt_once_their_network_is_measured() -> None:
+    def doubt(**rates: float) -> float:
+        space = make_space(world_size=16, num_nodes=2, num_cores=256, rates=tuple(rates.items()))
+        forecast = Scaling([(make_space(world_size=8), ())]).best(space)
+        assert forecast is not None
+        return forecast.deviation
 
-
-def test_accelerate_and_its_variables_say_how_many_gpus_divide_and_how_many_nodes_repeat() -> None:
-    hybrid = Hybrid(8)
-    assert hybrid.environment(32) == {
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "4",
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8",
-    }
-    sizes = hybrid.accelerate_config(32)["parallelism_config"]
-    assert sizes == {"parallelism_config_dp_replicate_size": 4, "parallelism_config_dp_shard_size": 8}
-    assert "use --for accelerate or torchrun" in str(hybrid.export("trainer"))
-
-
-def test_copies_are_refused_for_quantised_weights_and_for_a_script() -> None:
-    assert HPZ.refusal(LLAMA, "cuda") == ""
-    assert "quantised" in HPZ.refusal(replace(LLAMA, load_in="4bit"), "cuda")
-    assert "scripts" in HPZ.refusal(script_workload(make_script("train.py")), "cuda")
+    assert doubt(network_bytes=TWO_NODES.link_bytes) < doubt()
