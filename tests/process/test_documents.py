@@ -57,7 +57,7 @@ def blocks() -> Iterator[Block]:
             yield Block(document, language, mark.strip(), text)
 
 
-RUN = [block for block in blocks() if block.language in ("bash", "python") and not block.mark]
+RUN = list({each.text: each for each in blocks() if each.language in ("bash", "python") and not each.mark}.values())
 PARSED = [block for block in blocks() if block.language == "bash" and block.mark not in ("", "shown")]
 SCRIPTS = [block for block in blocks() if block.language == "python" and block.mark]
 

@@ -20,6 +20,7 @@ from ladder.backends.plain.backend import PLAIN
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.events.protocol import PhaseEvent
 from ladder.launch.counting import counting
+from ladder.techniques.hpz import Hpz
 from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config, usual_task
 from ladder.workload.workload import Workload
@@ -146,5 +147,6 @@ def test_fsdp2_fails_with_the_models_that_it_is_not_tried_with_and_with_no_other
 def test_a_rank_whose_deepspeed_keeps_no_copy_of_the_weights_in_its_node_says_so(
     warm_bench: Bench, tmp_path: Path
 ) -> None:
-    run = warm_bench.run(engine_trial(tmp_path / "0001", "zero3+hpz=1", ranks=4, accumulation=3))  # DeepSpeed's default
+    alone = Hpz(1)  # DeepSpeed's default
+    run = warm_bench.run(tiny_trial(tmp_path / "0001", 1, rung="zero3", technique=alone, ranks=4, accumulation=3))
     assert "no copy of the weights" in failures(run)[0].message
