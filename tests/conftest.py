@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,26 +88,52 @@ def simulated_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes a folder that is the same for all pytest processes side by side: the first one that asks fills it."""
+    ours = tmp_path_factory.getbasetemp()
+    root = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
+
+    def made(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, filled = root / name, root / f"{name} is filled"
+        with (root / f"{name} lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not filled.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+                folder.mkdir()
+                fill(folder)
+                filled.touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def small_tune_done(
-    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]
+    made_once: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]
 ) -> tuple[Path, Finished]:
     """A folder with an awkward name in which a real tune has run, on two CPU ranks, and what was seen of it."""
-    folder = tmp_path_factory.mktemp('it\'s a "small" tune é')
-    done = ladder(*SMALL_TUNE, folder=folder)
-    assert done.status == 0, done.errors
-    return folder, done
+
+    def tune(folder: Path) -> None:
+        done = ladder(*SMALL_TUNE, folder=folder)
+        assert done.status == 0, done.errors
+        (folder / "seen.json").write_text(json.dumps(asdict(done)))
+
+    made = made_once('it\'s a "small" tune é', tune)
+    folder = tmp_path_factory.mktemp("own copy") / made.name
+    shutil.copytree(made, folder)
+    return folder, Finished(**json.loads((folder / "seen.json").read_text()))
 
 
 @pytest.fixture(scope="session")
 def small_tune(small_tune_done: tuple[Path, Finished]) -> Path:
-    """Its folder: best_config.json and its companions, and ladder-runs/. Add files to it, but change none."""
+    """This process's copy of it: best_config.json and its companions, and ladder-runs/. Add files, but change none."""
     return small_tune_done[0]
 
 
 @pytest.fixture(scope="session")
-def script_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script_inputs(made_once: Callable[..., Path]) -> Path:
     """The tiny models and data that the scripts of tests/scripts read. Copy the folder: scripts write into theirs."""
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
+    return made_once("inputs", make_inputs)
 
 
 @pytest.fixture(scope="session")

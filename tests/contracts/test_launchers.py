@@ -115,8 +115,15 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 @pytest.fixture(scope="module", params=QUICK_TO_START)
+def quick_bench(request: pytest.FixtureRequest) -> Bench:
+    """A cold launcher's ranks are a warm one's, forked seconds later."""
+    bench: Bench = request.getfixturevalue(request.param)
+    return bench
+
+
+@pytest.fixture(scope="module", params=[name for name in QUICK_TO_START if name != "nodes_bench"])
 def ranks_bench(request: pytest.FixtureRequest) -> Bench:
-    """For what the ranks decide among themselves: a cold launcher's are a warm one's, forked seconds later."""
+    """For what the ranks decide among themselves, wherever they are."""
     bench: Bench = request.getfixturevalue(request.param)
     return bench
 
@@ -228,9 +235,9 @@ def test_a_candidate_that_loses_is_left_once_its_steps_get_no_shorter_but_not_be
         assert len(event.boundary_seconds) < 1000
 
 
-def test_a_spent_time_budget_leaves_one_step_of_the_first_candidate(ranks_bench: Bench, tmp_path: Path) -> None:
+def test_a_spent_time_budget_leaves_one_step_of_the_first_candidate(quick_bench: Bench, tmp_path: Path) -> None:
     policy = StepPolicy(minimum=1000, maximum=1000, seconds=600)
-    run = ranks_bench.run(tiny_trial(tmp_path / "0001", 1, 2, stop_at=0.0, steps=policy))
+    run = quick_bench.run(tiny_trial(tmp_path / "0001", 1, 2, stop_at=0.0, steps=policy))
     assert [len(events) for events in of_kind(run, MeasuredEvent)] == [1] * WORLD_SIZE
     assert {len(event.boundary_seconds) for (event,) in of_kind(run, MeasuredEvent)} == {1}
     assert all(isinstance(events[-1], DoneEvent) for events in run.events)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.fake_nvml import FakeGpus
 from faults.groups import CGROUPS, own_group
 from faults.provocation import FaultyBench, Provocation
 from helpers import wait_until
@@ -77,3 +78,24 @@ def small_group() -> Iterator[Path]:
         (group.parent / "cgroup.procs").write_text(pid)
     wait_until(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Built once for each driver that is asked for."""
+    built: dict[tuple[str, ...], Path] = {}
+
+    def build(*defines: str) -> Path:
+        if defines not in built:
+            built[defines] = FakeGpus(tmp_path_factory.mktemp("nvml")).build(*defines).folder / "lib"
+        return built[defines]
+
+    return build
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, libraries: Callable[..., Path]) -> FakeGpus:
+    """Two free GPUs under a driver of today."""
+    fake = FakeGpus(tmp_path, {"LD_LIBRARY_PATH": str(libraries())})
+    fake.set(count=2)
+    return fake

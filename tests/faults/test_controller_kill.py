@@ -1,4 +1,4 @@
-"""`kill -9` of the controller, twenty times at random moments: no rank outlives it, and the tune loses nothing."""
+"""`kill -9` of the controller, many times at random moments: no rank outlives it, and the tune loses nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from faults.command import Command, started
 from faults.steady_ladder import ANSWER
 from helpers import wait_until
 
-NUM_KILLS = 20
 SEED = 5
 LONGEST_START_SECONDS, LONGEST_TRIAL_SECONDS = 3.0, 0.8
 
@@ -44,11 +43,14 @@ def _has_begun(command: Command, before: int) -> bool:
 
 
 @pytest.mark.timeout(600)
-def test_twenty_kills_of_the_controller_leave_no_process_and_lose_at_most_the_trial_they_hit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_kills", [9, pytest.param(20, marks=pytest.mark.night)])
+def test_kills_of_the_controller_leave_no_process_and_lose_at_most_the_trial_they_hit(
+    tmp_path: Path, num_kills: int
+) -> None:
     moment = random.Random(SEED)
     num_killed, num_with_ranks = 0, 0
     done: list[str] = []
-    for index in range(NUM_KILLS):
+    for index in range(num_kills):
         with started(tmp_path) as command:
             sleep_until_the_moment(command, moment, in_a_trial=index % 3 == 1)
             num_with_ranks += len(command.marked()) >= 3
@@ -58,8 +60,8 @@ def test_twenty_kills_of_the_controller_leave_no_process_and_lose_at_most_the_tr
             now_done = recorded(command.run_dir)
             assert now_done[: len(done)] == done
             done = now_done
-    assert num_killed >= NUM_KILLS - 2  # the tune may have come to its end before the last ones
-    assert num_with_ranks >= 4
+    assert num_killed >= num_kills - 2  # the tune may have come to its end before the last ones
+    assert num_with_ranks >= num_kills // 5
 
     with started(tmp_path) as command:
         assert command.process.wait(timeout=120) == 0, command.errors()

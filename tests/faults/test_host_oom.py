@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from faults.groups import own_group
 from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
-from helpers import WORLD_SIZE, bundled_workload, is_alive, tiny_trial
+from helpers import WORLD_SIZE, bundled_workload, is_alive, machine_with, tiny_trial
 from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.rungs import RUNGS
@@ -16,7 +17,6 @@ from ladder.candidates import Rung
 from ladder.events.protocol import FailedEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
-from ladder.machine.described import Gpu, Machine
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import ranking
 from ladder.tuning.tune_events import Note, TuneEvent
@@ -91,29 +91,19 @@ class NeverAskedTo(Launcher):
         """There is nothing to end."""
 
 
-class Notes:
-    """Keeps the sentences that a tune tells."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def __call__(self, event: TuneEvent) -> None:
-        if isinstance(event, Note):
-            self.notes.append(event.text)
-
-
-def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[TuneResult, NeverAskedTo, Notes]:
-    workload = bundled_workload("meta-llama/Llama-2-7b-hf", seq_len=2048)
-    gpus = tuple(Gpu(f"GPU-{index}", "NVIDIA H200", 140 * GIB) for index in range(WORLD_SIZE))
-    machine = Machine(
-        device="cuda", world_size=WORLD_SIZE, gpus=gpus, memory_limit=40 * GIB, host_memory=host_memory, num_cores=16
-    )
+def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[TuneResult, set[str], list[str]]:
+    """The result, the keys of what was tried, and the sentences that were told."""
+    machine = replace(machine_with(WORLD_SIZE), memory_limit=40 * GIB, host_memory=host_memory, num_cores=16)
     rungs: list[Rung] = [rung for rung in RUNGS if "nvme" not in rung.devices]
-    launcher, notes = NeverAskedTo(), Notes()
-    result = tune_over(
-        launcher, folder, workload, strategy=STRATEGIES[strategy], machine=machine, rungs=rungs, tell=notes
-    )
-    return result, launcher, notes
+    launcher, notes = NeverAskedTo(), list[str]()
+
+    def tell(event: TuneEvent) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    workload = bundled_workload("meta-llama/Llama-2-7b-hf", seq_len=2048)
+    options = {"strategy": STRATEGIES[strategy], "machine": machine, "rungs": rungs, "tell": tell}
+    return tune_over(launcher, folder, workload, **options), launcher.tried, notes
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -121,8 +111,8 @@ def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_
     tmp_path: Path, strategy: str
 ) -> None:
     """7 billion parameters offloaded need 36 to 161 GiB of host memory: 32 GiB is too little for any such rung."""
-    result, launcher, notes = tune_a_7b_model(tmp_path / "run", strategy, host_memory=32 * GIB)
-    assert not any("-cpu" in key for key in launcher.tried)
+    result, tried, notes = tune_a_7b_model(tmp_path / "run", strategy, host_memory=32 * GIB)
+    assert not any("-cpu" in key for key in tried)
     refused = [record for record in result.records if "refused" in record.outcome.sentence]
     assert all("-cpu" in record.candidate_key for record in refused)
     for record in refused:
@@ -130,13 +120,13 @@ def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_
         assert record.outcome.bytes_asked is not None
         assert record.outcome.bytes_asked > 32 * GIB
         assert "they may use 32.00 GiB" in record.outcome.sentence
-        assert any(record.candidate_key in note and "refused" in note for note in notes.notes)
+        assert any(record.candidate_key in note and "refused" in note for note in notes)
     if strategy != "auto":  # which need not ask for what it believes cannot fit
         assert refused
     assert ranking(result.records) == []
 
 
 def test_with_enough_host_memory_the_same_rungs_are_tried(tmp_path: Path) -> None:
-    result, launcher, _ = tune_a_7b_model(tmp_path / "run", "exhaustive", host_memory=1024 * GIB)
-    assert any("-cpu" in key for key in launcher.tried)
+    result, tried, _ = tune_a_7b_model(tmp_path / "run", "exhaustive", host_memory=1024 * GIB)
+    assert any("-cpu" in key for key in tried)
     assert not any("refused" in record.outcome.sentence for record in result.records)

@@ -44,18 +44,6 @@ time.sleep(60)
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FakeGpus(tmp_path_factory.mktemp("nvml")).build().folder / "lib"
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, library: Path) -> FakeGpus:
-    fake = FakeGpus(tmp_path, {"LD_LIBRARY_PATH": str(library)})
-    fake.set(count=2)
-    return fake
-
-
 @contextmanager
 def holding(
     gpus: FakeGpus, count: int = 2, environment: Mapping[str, str] = MappingProxyType({})

@@ -24,26 +24,30 @@ from ladder.launch.nodes.connection import Node
 from ladder.launch.nodes.hostfile import hostfile_nodes
 
 FREE_SECONDS = 5.0
+EARLIER: list[psutil.Process] = []
+"""Agents of other tests in this process."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts(
     ssh: Cluster,
     bench_over: Callable[[Sequence[Node]], AbstractContextManager[Bench]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Bench]:
-    monkeypatch.setenv("PATH", ssh.environment["PATH"])
-    (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
-    with bench_over(hostfile_nodes(tmp_path / "hosts", None)[0]) as bench:
-        yield bench
+    EARLIER.extend(agents())
+    file = tmp_path_factory.mktemp("hosts") / "hosts"
+    file.write_text("worker-1 slots=1\nworker-2 slots=1\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", ssh.environment["PATH"])
+        with bench_over(hostfile_nodes(file, None)[0]) as bench:
+            yield bench
 
 
 def agents() -> list[psutil.Process]:
     """On both hosts, in the order of their start."""
     ours = processes_with("LADDER_CACHE", os.environ["LADDER_CACHE"])
-    found = [each for each in ours if each.cmdline()[-1:] == ["ladder.launch.nodes.agent"]]
-    return sorted(found, key=lambda each: each.create_time())
+    found = {each for each in ours if each.cmdline()[-1:] == ["ladder.launch.nodes.agent"]}
+    return sorted(found.difference(EARLIER), key=lambda each: each.create_time())
 
 
 def test_a_link_that_is_cut_frees_both_hosts_within_five_seconds(hosts: Bench, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from helpers import TINY, tiny_trial
 from helpers.tunes import tune_over
 
 from ladder.events.protocol import Event, MeasuredEvent, PhaseEvent, StepEvent, TrialSpec
-from ladder.events.step_policy import CandidateSpec, StepPolicy
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.search.policy import exhaustive, walk
@@ -106,82 +106,3 @@ def test_a_fit_with_hardly_any_memory_left_is_a_warning(bench: FaultyBench, tmp_
             break
         limit = int(record.measurement.peak_device / 0.985)
     assert thin
-
-
-class OverflowingSubject:
-    """As training under fp16: the first optimizer steps overflow, are skipped, and are quicker for it."""
-
-    NUM_SKIPPED, SECONDS = 3, 0.02
-    is_even = True
-    shared_seconds = 0.0
-
-    def __init__(self) -> None:
-        self.skipped_steps = 0
-
-    def begin_step(self) -> None: ...
-
-    def draw(self, *_: Any, **__: Any) -> None: ...
-
-    def train_on(self, *_: Any, **__: Any) -> float:
-        if self.skipped_steps < self.NUM_SKIPPED:
-            self.skipped_steps += 1
-        else:
-            self.step()
-        return 0.0
-
-    def step(self) -> None:
-        time.sleep(self.SECONDS)
-
-
-def timed_by_a_stepper(subject: Any, folder: Path, policy: StepPolicy, *, untimed: int = 0) -> Any:
-    import torch.distributed as dist
-
-    from ladder.trial.reporter import Reporter
-    from ladder.trial.steps import Stepper
-
-    spec = tiny_trial(folder, 1)
-    spec = spec.model_copy(update={"deepspeed": {**spec.deepspeed, "gradient_accumulation_steps": 1}})
-    candidate: CandidateSpec = spec.candidates[0]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
-        stepper = Stepper(subject, spec, Reporter(folder / "rank0.jsonl"))
-        stepper.warm_up(candidate, untimed)
-        return stepper.time(candidate, policy)
-    finally:
-        dist.destroy_process_group()
-
-
-def test_steps_that_fp16_overflow_skips_are_not_counted(tmp_path: Path) -> None:
-    """The training is a stand-in: DeepSpeed's fp16 needs a GPU."""
-    policy = StepPolicy(minimum=4, maximum=4, target_spread=0.0, seconds=60.0)
-    timings = timed_by_a_stepper(OverflowingSubject(), tmp_path, policy)
-    assert timings.skipped == OverflowingSubject.NUM_SKIPPED
-    assert len(timings.boundary) == 4
-    assert min(timings.boundary) >= OverflowingSubject.SECONDS
-
-
-class UnsteadySubject(OverflowingSubject):
-    """One that takes the given seconds, step by step."""
-
-    NUM_SKIPPED = 0
-
-    def __init__(self, *seconds: float) -> None:
-        self.skipped_steps, self._seconds = 0, list(seconds)
-
-    def step(self) -> None:
-        time.sleep(self._seconds.pop(0))
-
-
-def test_where_time_is_short_a_third_step_says_which_of_two_was_disturbed(tmp_path: Path) -> None:
-    policy = StepPolicy(seconds=0.0, target_spread=0.0)
-    disturbed = timed_by_a_stepper(UnsteadySubject(0.2, 0.6, 0.2), tmp_path, policy)
-    assert len(disturbed.boundary) == 3
-    assert len(timed_by_a_stepper(UnsteadySubject(1.0, 1.0), tmp_path, policy).boundary) == 2
-
-
-def test_a_long_step_is_timed_once_where_the_untimed_one_before_it_agrees(tmp_path: Path) -> None:
-    policy = StepPolicy(seconds=0.5, target_spread=0.0)
-    agreeing = timed_by_a_stepper(UnsteadySubject(0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
-    assert len(agreeing.boundary) == 1
-    disturbed = timed_by_a_stepper(UnsteadySubject(0.5, 0.3, 0.5, 0.5), tmp_path, policy, untimed=2)
-    assert len(disturbed.boundary) == 2

@@ -30,27 +30,6 @@ print(use.utilisation, use.watts and round(use.watts / 100), use.sm_clock_mhz, u
 """
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Built once for each driver that is asked for."""
-    built: dict[tuple[str, ...], Path] = {}
-
-    def build(*defines: str) -> Path:
-        if defines not in built:
-            built[defines] = FakeGpus(tmp_path_factory.mktemp("nvml")).build(*defines).folder / "lib"
-        return built[defines]
-
-    return build
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, libraries: Callable[..., Path]) -> FakeGpus:
-    """Two free GPUs under a driver of today."""
-    fake = FakeGpus(tmp_path, {"LD_LIBRARY_PATH": str(libraries())})
-    fake.set(count=2)
-    return fake
-
-
 def detect(number: int | None = None) -> str:
     return DETECT.format(gpus=number)
 

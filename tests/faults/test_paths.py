@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import socket
 import subprocess
 import sys
@@ -12,71 +10,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import yaml
-from faults.hard_tune import HardTune, hard_tune
 from helpers import Bench, tiny_trial
 
 from ladder.cli.main import main
-from ladder.emit import load_best_config
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def tuned() -> HardTune:
-    return hard_tune()
-
-
-def test_a_tune_among_such_paths_finds_its_answer_and_leaves_no_process(tuned: HardTune) -> None:
-    assert tuned.status == 0, tuned.said
-    assert "Traceback" not in tuned.said
-    assert tuned.num_processes >= 4  # a build, the server and two ranks at the least
-    assert tuned.num_left == 0
-    for path in (tuned.run, tuned.output, tuned.drive):
-        assert "\n" in str(path)
-        assert '"' in str(path)
-
-
-def test_everything_is_where_it_was_asked_for_and_nowhere_else(tuned: HardTune) -> None:
-    companions = {tuned.output.with_name(tuned.output.stem + end) for end in (".trainer.json", ".accelerate.yaml")}
-    companions |= {tuned.output, tuned.output.with_name(tuned.output.stem + ".launch.sh")}
-    others = {path for path in tuned.folder.iterdir() if path.is_file()}
-    assert others == companions
-    assert list(Path.cwd().glob("pwned*")) == list(tuned.folder.rglob("pwned")) == []
-    assert {path.name for path in tuned.run.iterdir()} >= {"journal.log", "trials", "trials.csv", "server.log"}
-
-
-def test_what_was_written_is_read_back_with_the_paths_in_it(tuned: HardTune) -> None:
-    config = load_best_config(tuned.output)
-    assert Path(config["ladder"]["run_dir"]) == tuned.run
-    accelerate = yaml.safe_load(tuned.output.with_name(tuned.output.stem + ".accelerate.yaml").read_text())
-    assert Path(accelerate["deepspeed_config"]["deepspeed_config_file"]) == tuned.output
-    trainer = json.loads(tuned.output.with_name(tuned.output.stem + ".trainer.json").read_text())
-    assert Path(trainer["deepspeed"]) == tuned.output
-    assert set(pd.read_csv(tuned.run / "trials.csv")["outcome"]) <= {"answer", "fits"}
-
-
-def test_the_launch_script_is_one_that_a_shell_reads(tuned: HardTune) -> None:
-    script = tuned.output.with_name(tuned.output.stem + ".launch.sh")
-    subprocess.run(["bash", "-n", str(script)], check=True, timeout=20)
-    done = subprocess.run(
-        ["bash", str(script)], check=False, capture_output=True, text=True, timeout=20, cwd=tuned.folder
-    )
-    assert done.returncode == 2
-    assert "usage" in done.stderr
-    assert not (tuned.folder / "pwned").exists()
-
-
-def test_swap_files_of_an_earlier_tune_of_this_run_folder_are_gone_and_others_are_there(tuned: HardTune) -> None:
-    assert [path.name for path in tuned.drive.iterdir()] == ["ladder-0000000000000000-0001"]
-
-
-def test_names_from_outside_do_not_break_a_line_of_the_messages(tuned: HardTune) -> None:
-    introduction = next(line for line in tuned.said.splitlines() if "illion parameters" in line)
-    assert re.search(r"\\n\\x1b\[31mred", introduction)
-    assert "\x1b[31m" not in tuned.said
 
 
 def test_bytes_that_are_no_text_are_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent,
 from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.launch.watch import now
+from ladder.tuning.tune_events import TrialEnds
+from ladder.tuning.watch.plain import plain_lines
+from ladder.units import MIB
 
 RANKS = pytest.mark.parametrize("rank", range(WORLD_SIZE))
 ROOM_BYTES = 1 << 40
@@ -159,3 +162,37 @@ def test_one_rank_out_of_memory_while_its_peer_waits_is_named_and_all_are_gone_w
 
 def is_cause(event: Event) -> bool:
     return isinstance(event, FailedEvent) and not event.consequence
+
+
+# What ranks print is theirs alone
+
+
+def test_a_rank_that_prints_without_end_keeps_a_short_log_and_its_measurement(
+    bench: FaultyBench, tmp_path: Path
+) -> None:
+    log = tmp_path / "0001" / "rank1.log"
+    printing = Once(bench, a_step_of(1), lambda: bench.provoke(bench.rank(1), "print_a_lot"))
+    run = bench.run(tiny_trial(log.parent, 1, steps=StepPolicy(minimum=20, maximum=20)), printing)
+    assert int(bench.provoke.happened()[0]) >= 96 * MIB
+    assert [record.outcome.kind for record in records_of(run)] == ["fits"]
+    assert log.read_bytes().startswith(b"ladder: ")  # the beginning is kept
+    assert b"\x1b[2J" in log.read_bytes()
+    assert log.stat().st_size <= 17 * MIB < 96 * MIB
+
+
+def test_a_hostile_message_reaches_the_terminal_as_text_only(
+    bench: FaultyBench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank = 1
+    fail = Once(bench, a_step_of(rank), lambda: bench.provoke(bench.rank(rank), "raise_hostile_text"))
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), fail)
+    (failure,) = [event for event in run.events[rank] if isinstance(event, FailedEvent)]
+    assert "\x1b]0;owned\x07" in failure.message
+    outcome = outcome_of(run)
+    assert (outcome.kind, outcome.rank) == ("crash", rank)
+    capfd.readouterr()
+    plain_lines(TrialEnds(run, records_of(run)))
+    shown = capfd.readouterr().err
+    assert r"RuntimeError: \x1b[31m\x1b]0;owned\x07[/bold]" in shown
+    assert all(each.isprintable() or each == "\n" for each in shown)
+    assert shown.count("\n") == 2  # the outcome and the times: a message adds no line

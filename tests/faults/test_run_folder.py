@@ -193,59 +193,62 @@ def test_another_workloads_history_is_refused_and_left_as_it_is(copied: Path) ->
 # Disks
 
 
-def test_a_read_only_disk_is_the_environments_fault_and_the_history_stays(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "tmpfs", "size=4m") as disk:
-        write_all(disk / "run")
-        make_read_only(disk)
-        with pytest.raises(OSError, match="Read-only file system"):
-            (disk / "run" / "probe").touch()
-        assert "cannot be written (Read-only file system)" in refused(disk / "run")
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    with mounted(tmp_path / "disk", "tmpfs", "size=1m") as folder:
+        yield folder
 
 
-def test_when_the_disk_fills_while_records_are_added_all_of_them_are_kept(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "tmpfs", "size=1m") as disk:
-        with opened(disk / "run") as history:
-            history.add(RECORDS[:1], BY_KEY, {"measure": 2.0})
-            filler = fill(disk)
-            with pytest.raises(OSError, match="No space left") as full:
-                (disk / "probe").write_bytes(bytes(4096))
-            assert full.value.errno == errno.ENOSPC
-            # The journal's own page may have room left; many candidates of one trial use that up.
-            many = [make_record(CANDIDATES[1], "gpu_oom", trial="0002") for _ in range(20)]
-            with pytest.raises(EnvironmentFaultError, match="full; free some space"):
-                history.add(many, BY_KEY, {})
-        filler.unlink()
-        assert len(records_in(disk / "run")) == 1 + len(many)
-        with opened(disk / "run") as history:
-            history.add(RECORDS[1:], BY_KEY, {})
-        assert records_in(disk / "run") == [RECORDS[0], *many, *RECORDS[1:]]
+def test_a_read_only_disk_is_the_environments_fault_and_the_history_stays(disk: Path) -> None:
+    write_all(disk / "run")
+    make_read_only(disk)
+    with pytest.raises(OSError, match="Read-only file system"):
+        (disk / "run" / "probe").touch()
+    assert "cannot be written (Read-only file system)" in refused(disk / "run")
 
 
-def test_when_even_the_reserve_is_not_enough_the_trial_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "tmpfs", "size=1m") as disk:
-        with opened(disk / "run") as history:
-            history.add(RECORDS[:1], BY_KEY, {})
-            (history.folder / "reserve").unlink()
-            filler = fill(disk)
-            many = [make_record(CANDIDATES[1], "gpu_oom", trial="0002") for _ in range(20)]
-            with pytest.raises(EnvironmentFaultError, match=r"Trial 0002 could not be written .* run again"):
-                history.add(many, BY_KEY, {})
-            kept = len(history.records)
-        filler.unlink()
-        assert records_in(disk / "run") == [RECORDS[0], *many[: kept - 1]]
-
-
-def test_a_disk_that_is_full_from_the_start_is_said_before_any_trial(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "tmpfs", "size=1m") as disk:
-        write_all(disk / "run")
+def test_when_the_disk_fills_while_records_are_added_all_of_them_are_kept(disk: Path) -> None:
+    with opened(disk / "run") as history:
+        history.add(RECORDS[:1], BY_KEY, {"measure": 2.0})
         filler = fill(disk)
-        assert "is full" in refused(disk / "run", advice="free some space")
-        filler.unlink()
-        assert records_in(disk / "run") == RECORDS
+        with pytest.raises(OSError, match="No space left") as full:
+            (disk / "probe").write_bytes(bytes(4096))
+        assert full.value.errno == errno.ENOSPC
+        # The journal's own page may have room left; many candidates of one trial use that up.
+        many = [make_record(CANDIDATES[1], "gpu_oom", trial="0002") for _ in range(20)]
+        with pytest.raises(EnvironmentFaultError, match="full; free some space"):
+            history.add(many, BY_KEY, {})
+    filler.unlink()
+    assert len(records_in(disk / "run")) == 1 + len(many)
+    with opened(disk / "run") as history:
+        history.add(RECORDS[1:], BY_KEY, {})
+    assert records_in(disk / "run") == [RECORDS[0], *many, *RECORDS[1:]]
 
 
-def test_a_disk_that_fills_under_any_other_file_of_the_run_is_no_bug_of_ladder(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "tmpfs", "size=1m") as disk, opened(disk / "run") as history:
+def test_when_even_the_reserve_is_not_enough_the_trial_is_named_and_the_rest_is_kept(disk: Path) -> None:
+    with opened(disk / "run") as history:
+        history.add(RECORDS[:1], BY_KEY, {})
+        (history.folder / "reserve").unlink()
+        filler = fill(disk)
+        many = [make_record(CANDIDATES[1], "gpu_oom", trial="0002") for _ in range(20)]
+        with pytest.raises(EnvironmentFaultError, match=r"Trial 0002 could not be written .* run again"):
+            history.add(many, BY_KEY, {})
+        kept = len(history.records)
+    filler.unlink()
+    assert records_in(disk / "run") == [RECORDS[0], *many[: kept - 1]]
+
+
+def test_a_disk_that_is_full_from_the_start_is_said_before_any_trial(disk: Path) -> None:
+    write_all(disk / "run")
+    filler = fill(disk)
+    assert "is full" in refused(disk / "run", advice="free some space")
+    filler.unlink()
+    assert records_in(disk / "run") == RECORDS
+
+
+def test_a_disk_that_fills_under_any_other_file_of_the_run_is_no_bug_of_ladder(disk: Path) -> None:
+    with opened(disk / "run") as history:
         fill(disk)
         with pytest.raises(EnvironmentFaultError, match="is full"), _disk_faults(history):
             (disk / "run" / "server.log").write_bytes(bytes(4096))

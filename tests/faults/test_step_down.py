@@ -57,6 +57,7 @@ def test_a_training_steps_down_and_goes_on_from_its_last_checkpoint_with_the_sam
     assert [after["global_step"], after["epoch"], after["train_batch_size"]] == [8, 1.0, 16]
 
 
+@pytest.mark.night  # it goes on in the same way, only from the beginning
 def test_a_training_without_a_checkpoint_begins_again(short_of_memory: Path) -> None:
     words = ["--", SCRIPT, "--output_dir", "begun_again", "--save_steps", "8"]
     (short_of_memory / "begun_again" / "checkpoint-90").mkdir(parents=True)  # of another training, long ago

@@ -1,6 +1,6 @@
 """Prints how many elements DeepSpeed's stage 3 has gathered at most in a micro-step of a small Llama, on one CPU rank.
 
-python live_parameters.py CONFIG ZERO CHECKPOINTING    (two JSON objects, and 0 or 1)
+python live_parameters.py CONFIG CASES    (JSON: the model's, and a list of settings with 0 or 1 for checkpointing)
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 
 
 def main() -> None:
-    config, zero, checkpointing = (json.loads(argument) for argument in sys.argv[1:])
+    config, cases = (json.loads(argument) for argument in sys.argv[1:])
     deepspeed.init_distributed(dist_backend="gloo")
+    print("live", json.dumps([most_gathered(config, *case) for case in cases]), flush=True)
+
+
+def most_gathered(config: dict[str, Any], zero: dict[str, Any], checkpointing: int) -> int:
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
@@ -48,7 +52,9 @@ def main() -> None:
         most = 0
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)
         engine.step()
-    print(f"live {most}", flush=True)
+    PartitionedParameterCoordinator.fetch_sub_module = fetch
+    engine.destroy()
+    return most
 
 
 if __name__ == "__main__":

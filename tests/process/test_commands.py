@@ -8,20 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.programs import program, python
 
-ROOT = Path(__file__).parents[2]
-HEAVY = (
-    "torch",
-    "deepspeed",
-    "transformers",
-    "accelerate",
-    "optuna",
-    "pandas",
-    "plotly",
-    "huggingface_hub",
-    "pynvml",
-    "yaml",
-)
+HEAVY = {"torch", "deepspeed", "transformers", "accelerate", "optuna", "pandas", "plotly", "huggingface_hub", "pynvml"}
+HEAVY |= {"yaml"}
 COMMAND = [sys.executable, "-m", "ladder.cli.main"]
 
 
@@ -33,35 +23,27 @@ COMMAND = [sys.executable, "-m", "ladder.cli.main"]
 def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from ladder.cli.main import main; status = main(sys.argv[1:]);"
-        f"print('loaded:', *sorted({set(HEAVY)!r} & set(sys.modules))); sys.exit(status)"
+        f"print('loaded:', *sorted({HEAVY!r} & set(sys.modules))); sys.exit(status)"
     )
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "loaded:"
-    assert "tune" in done.stdout
+    said = python(code, *arguments).stdout
+    assert said.splitlines()[-1] == "loaded:"
+    assert "tune" in said
 
 
-def test_emitting_imports_no_heavy_library() -> None:
-    heavy = "{'torch', 'deepspeed', 'transformers', 'accelerate', 'pydantic'}"
-    code = f"import sys, ladder.emit; sys.exit(str({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_a_bundled_name_is_resolved_without_importing_the_hub_library_or_transformers() -> None:
-    code = (
-        "import sys; from ladder.workload.source import resolve_model; resolve_model('tiny-llama');"
-        "assert not {'huggingface_hub', 'transformers', 'torch'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=30)
-
-
-def test_a_plan_imports_nothing_heavy():
-    code = (
-        "import sys, typer; from ladder.cli.plan import plan; app = typer.Typer(); app.command()(plan);"
-        "app(['llama-2-7b', '--machine', 'a100-80'], standalone_mode=False);"
-        "assert not {'torch', 'pynvml', 'deepspeed', 'transformers', 'optuna', 'pandas'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+@pytest.mark.parametrize(
+    ("act", "heavy"),
+    [
+        ("import ladder.emit", {"torch", "deepspeed", "transformers", "accelerate", "pydantic"}),
+        (
+            "from ladder.workload.source import resolve_model; resolve_model('tiny-llama')",
+            {"huggingface_hub", "transformers", "torch"},
+        ),
+    ],
+    ids=["emitting", "a bundled name"],
+)
+def test_what_needs_no_heavy_library_loads_none(act: str, heavy: set[str]) -> None:
+    code = f"import sys; {act}; print('loaded:', *sorted({heavy!r} & set(sys.modules)))"
+    assert python(code).stdout == "loaded:\n"
 
 
 def test_a_tune_loads_no_pandas_and_only_a_simulated_one_a_simulator(tmp_path: Path) -> None:
@@ -70,18 +52,13 @@ def test_a_tune_loads_no_pandas_and_only_a_simulated_one_a_simulator(tmp_path: P
         "from ladder.cli.main import main; status = main(sys.argv[1:]);"
         "assert 'ladder.simulation.launcher' in sys.modules and 'pandas' not in sys.modules; sys.exit(status)"
     )
-    arguments = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--quiet"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, timeout=60)
-    assert done.returncode == 0
+    python(code, "tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--quiet", folder=tmp_path)
 
 
 @pytest.mark.parametrize(("call", "frozen"), [("main()", True), ("main(['schema'])", False)])
 def test_only_a_command_that_ends_its_process_leaves_no_object_to_search_for_garbage(call: str, frozen: bool) -> None:
     code = f"import gc, sys; from ladder.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "schema"], check=True, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == str(frozen)
+    assert python(code, "schema").stdout.splitlines()[-1] == str(frozen)
 
 
 def test_what_a_full_disk_does_not_take_is_said_in_one_sentence() -> None:
@@ -101,9 +78,7 @@ def test_a_reader_that_has_seen_enough_is_no_bug() -> None:
 
 
 def test_a_locale_that_lacks_a_character_is_no_bug() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([*COMMAND, "tune", "--help"], check=False, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert program(*COMMAND, "tune", "--help", environment={"PYTHONIOENCODING": "ascii"}).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -116,16 +91,27 @@ def test_a_locale_that_lacks_a_character_is_no_bug() -> None:
     ],
 )
 def test_a_shell_completes_models_machines_and_rungs(typed: str, offered: set[str]) -> None:
-    environment = {**os.environ, "_LADDER_COMPLETE": "complete_bash", "COMP_WORDS": f"ladder {typed}"}
+    environment = {"_LADDER_COMPLETE": "complete_bash", "COMP_WORDS": f"ladder {typed}"}
     environment["COMP_CWORD"] = str(len(typed.split()))
-    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'ladder'; from ladder.cli.main import main; main()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert set(done.stdout.split()) == offered, done.stderr
+    code = "import sys; sys.argv[0] = 'ladder'; from ladder.cli.main import main; main()"
+    assert set(python(code, environment=environment, status=None).stdout.split()) == offered
 
 
 def test_it_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ladder", "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "Usage: " in done.stdout
-    assert "__main__" not in done.stdout
+    said = program(sys.executable, "-m", "ladder", "--help").stdout
+    assert "Usage: " in said
+    assert "__main__" not in said
+
+
+PUBLISHES = """
+from ladder.trial.script.publishing import publish_nothing
+publish_nothing()
+from huggingface_hub import HfApi, create_repo, upload_file
+print(HfApi().create_repo("somebody/model", exist_ok=True).repo_id, create_repo("somebody/other").repo_id)
+print(HfApi().upload_folder(repo_id="somebody/model", folder_path="."), upload_file(path_or_fileobj=b""))
+"""
+
+
+def test_a_script_that_makes_a_repository_and_uploads_goes_on_and_nothing_leaves_the_machine() -> None:
+    """While it is looked at or tried."""
+    assert python(PUBLISHES).stdout.splitlines()[-2:] == ["somebody/model somebody/other", "None None"]

@@ -92,7 +92,16 @@ def test_without_a_compiler_the_warning_says_which_was_looked_for(monkeypatch: p
     assert "apt-get install g++" in check.fix
 
 
-def test_a_cpu_build_of_torch_beside_a_driver_fails() -> None:
+@pytest.fixture(scope="module")
+def about_torch() -> dict[str, Any]:
+    """What the doctor hears of torch from a process that imports it."""
+    return software.about_torch()
+
+
+def test_a_cpu_build_of_torch_beside_a_driver_fails(
+    about_torch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(software, "about_torch", lambda: about_torch)
     check, *others = software.torch_and_driver((12, 8))
     if "CPU only" not in check.sentence:
         pytest.skip("this torch is built for CUDA")
@@ -103,9 +112,9 @@ def test_a_cpu_build_of_torch_beside_a_driver_fails() -> None:
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_cpu_that_multiplies_bf16_slowly_is_told_and_no_reason_to_worry(
-    is_fast: bool, monkeypatch: pytest.MonkeyPatch
+    is_fast: bool, about_torch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = software.about_torch() | {"cuda": None, "cpu_bf16": is_fast}
+    about = about_torch | {"cuda": None, "cpu_bf16": is_fast}
     monkeypatch.setattr(software, "about_torch", lambda: about)
     check = only(software.torch_and_driver(None))
     assert check.status == "OK"

@@ -10,11 +10,9 @@ A block of `bash` or `python` without a mark is run as it stands, in a folder wh
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import NamedTuple
 import pytest
 import typer
 import yaml
+from helpers.programs import BESIDE_PYTHON, program
 
 from ladder.cli.main import _with_script, app
 
@@ -34,6 +33,9 @@ LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 OURS = re.compile(r"https://github\.com/oom-ladder/oom-ladder/(?:tree|blob)/main/(.*)")
 SITE_PAGE = re.compile(r"https://oom-ladder\.github\.io/oom-ladder/([^#]*)")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+OFFLINE = {"PATH": BESIDE_PYTHON, "HF_HUB_OFFLINE": "1"}
 
 
 class Block(NamedTuple):
@@ -55,7 +57,7 @@ def blocks() -> Iterator[Block]:
             yield Block(document, language, mark.strip(), text)
 
 
-RUN = [block for block in blocks() if block.language in ("bash", "python") and not block.mark]
+RUN = list({each.text: each for each in blocks() if each.language in ("bash", "python") and not each.mark}.values())
 PARSED = [block for block in blocks() if block.language == "bash" and block.mark not in ("", "shown")]
 SCRIPTS = [block for block in blocks() if block.language == "python" and block.mark]
 
@@ -70,19 +72,8 @@ def folder(small_tune: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.name)
 def test_every_command_runs(block: Block, folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     shell = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
-    done = subprocess.run(
-        [*shell, block.text],
-        check=False,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in program(*shell, block.text, folder=folder, environment=OFFLINE).stderr
 
 
 @pytest.mark.parametrize("block", PARSED, ids=lambda block: block.name)
@@ -115,16 +106,7 @@ def test_every_script_compiles(block: Block) -> None:
 def test_the_tutorial_s_script_trains_with_the_answer(folder: Path) -> None:
     (block,) = (block for block in SCRIPTS if block.document == DOCS / "tutorial.md")
     (folder / "train.py").write_text(block.text)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "best_config.launch.sh", "train.py"],
-        check=False,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
-        timeout=240,
-    )
+    done = program("bash", "best_config.launch.sh", "train.py", folder=folder, environment=OFFLINE, status=None)
     # Not the status: in the interpreter's own end one of torch's threads now and then aborts the process.
     assert "'train_loss'" in done.stdout, done.stdout + done.stderr
 
@@ -133,11 +115,7 @@ def test_the_output_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> 
     command = "ladder tune llama-2-7b --launcher simulated --machine a100-40 --output simulated.json"
     (shown,) = [block for block in blocks() if block.language == "text" and block.document.name == "README.md"]
     assert [block for block in PARSED if command in block.text.splitlines()]
-    program = str(Path(sys.executable).parent / "ladder")
-    done = subprocess.run(
-        [program, *command.split()[1:]], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = program("bash", "-c", command, folder=tmp_path, environment=OFFLINE)
     printed = {line.rstrip() for line in done.stdout.splitlines()}
     assert [line for line in shown.text.splitlines() if line not in printed] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.answers import AWKWARD, answer
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import CHECKPOINTING, HALF, Candidate, Engine, Technique
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
-from ladder.events.outcome import Measurement
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.versions import package_versions
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import Workload
 
 for needed in ("torch", "deepspeed", "transformers", "accelerate"):
     pytest.importorskip(needed)
@@ -36,60 +36,37 @@ PROGRAMS = Path(__file__).parents[2] / "examples"
 WORLD_SIZE = 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WORLD_SIZE)]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
-AWKWARD = 'it\'s "quite" a $HOME `dir`; # é'
 
 
-def answer_on(rung: str) -> Answer:
-    shape = ModelShape(
-        name="tiny-llama",
-        source="file",
-        config={"model_type": "llama"},
-        model_type="llama",
-        hidden_size=64,
-        intermediate_size=128,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=64 // 4,
-        vocab_size=128,
-        max_positions=16,
-        num_parameters=98_624,
-        num_matmul_parameters=90_112,
-        num_block_parameters=41_088,
-        largest_parameter=8_192,
-        gated_mlp=True,
-        is_encoder_decoder=False,
-    )
-    return Answer(
-        workload=Workload(model=shape, task="causal-lm", seq_len=16, global_batch_size=8, gradient_clipping=0.5),
-        candidate=Candidate(Engine(RUNGS_BY_NAME[rung]), checkpoint_every=1, micro_batch=2, accumulation=2),
-        measurement=Measurement(
-            accumulate_seconds=0.1,
-            boundary_seconds=0.1,
-            spread=0.01,
-            num_steps=4,
-            peak_allocated=1 << 20,
-            peak_reserved=1 << 21,
-            peak_device=1 << 22,
-            outside_torch=0,
-            peak_host=1 << 30,
-        ),
-        tokens_per_second=640.0,
-        step_seconds=0.2,
-        mfu=None,
-        world_size=WORLD_SIZE,
-        device="cpu",
-        gpu_name=None,
-        memory_limit=1 << 30,
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 16,
+}
+TWO_STEPS = ["--lr_scheduler_type", "constant", "--max_steps", "2"]
+
+
+def answer_on(rung: str, **changes: Any) -> Answer:
+    """An answer for the model of the examples on two CPU ranks. The word auto in it is no value left to others."""
+    shape = shape_from_config(TINY, name="tiny-llama", source="file")
+    workload = Workload(model=shape, task="causal-lm", seq_len=16, global_batch_size=8, gradient_clipping=0.5)
+    settings: dict[str, Any] = {
+        "candidate": Candidate(Engine(RUNGS_BY_NAME[rung]), checkpoint_every=1, micro_batch=2, accumulation=2),
+        "world_size": WORLD_SIZE,
+        "device": "cpu",
+        "gpu_name": None,
         # A count that nobody would choose here: neither torchrun's one nor accelerate's cores over ranks.
-        host_threads=3,
-        allocator={},
-        nvme_path=None,
-        versions={"flash.attention": "auto", **package_versions()},
-        run_dir=Path("auto"),
-        proof={"steps": 4, "evaluation": True, "gathered_weights": True},
-        warnings=("auto",),
-    )
+        "host_threads": 3,
+        "allocator": {},
+        "versions": {"flash.attention": "auto", **package_versions()},
+        "run_dir": Path("auto"),
+        "warnings": ("auto",),
+    }
+    return replace(answer(rung), workload=workload, **settings | changes)
 
 
 @pytest.fixture
@@ -117,7 +94,7 @@ def run(argv: list[str], reports: Path, environment: dict[str, str] | None = Non
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail(f"hung: {shlex.join(argv)}\n{process.communicate()[0][-4000:]}")
@@ -143,34 +120,16 @@ def facts(reports: Path, name: str, answer: Answer) -> list[dict[str, Any]]:
     return ranks
 
 
-def test_deepspeed_initialize_trains_with_the_configuration_at_stage_2_and_at_stage_3(
+def test_deepspeed_initialize_trains_with_the_configuration_and_takes_an_optimizer_that_is_in_it(
     tmp_path: Path, reports: Path
 ) -> None:
-    answers = {rung: answer_on(rung) for rung in ("zero2", "zero3")}
-    configs = [str(emit_all(answer, tmp_path / AWKWARD / f"{rung}.json")[0]) for rung, answer in answers.items()]
+    answers = {"zero2": answer_on("zero2"), "zero3": answer_on("zero3"), "own": answer_on("zero2", learning_rate=2e-3)}
+    configs = [str(emit_all(answer, tmp_path / AWKWARD / f"{name}.json")[0]) for name, answer in answers.items()]
     run([*TORCHRUN, str(PROGRAMS / "train_deepspeed.py"), *configs], reports, launch_environment(answers["zero2"]))
-    for rung, answer in answers.items():
-        for rank in facts(reports, rung, answer):
+    for name, each in answers.items():
+        for rank in facts(reports, name, each):
             assert rank["optimizer_steps"] == 2
-            assert rank["learning_rate"] == 3e-3
-
-
-def test_a_script_without_an_optimizer_of_its_own_takes_the_one_in_the_answer(tmp_path: Path, reports: Path) -> None:
-    answer = dataclasses.replace(answer_on("zero2"), learning_rate=2e-3)
-    config = str(emit_all(answer, tmp_path / AWKWARD / "zero2.json")[0])
-    run([*TORCHRUN, str(PROGRAMS / "train_deepspeed.py"), config], reports, launch_environment(answer))
-    for rank in facts(reports, "zero2", answer):
-        assert rank["learning_rate"] == 2e-3
-
-
-def test_the_trainer_takes_the_optimizer_in_the_answer_with_its_learning_rate(tmp_path: Path, reports: Path) -> None:
-    answer = dataclasses.replace(answer_on("zero2"), learning_rate=2e-3)
-    config = emit_all(answer, tmp_path / AWKWARD / "best_config.json")[0]
-    own = ["--lr_scheduler_type", "constant", "--max_steps", "2"]
-    emitted = shlex.split(trainer_command_line(trainer_arguments(answer, config)))
-    run([*TORCHRUN, str(PROGRAMS / "train_trainer.py"), *own, *emitted], reports, launch_environment(answer))
-    for rank in facts(reports, "trainer", answer):
-        assert rank["learning_rate"] == 2e-3
+            assert rank["learning_rate"] == (2e-3 if name == "own" else 3e-3)
 
 
 def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_own_learning_rate(
@@ -178,27 +137,28 @@ def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_
 ) -> None:
     answer = answer_on("zero2")
     config = emit_all(answer, tmp_path / AWKWARD / "best_config.json")[0]
-    own = ["--learning_rate", "2e-3", "--lr_scheduler_type", "constant", "--max_steps", "2"]
     emitted = shlex.split(trainer_command_line(trainer_arguments(answer, config)))
+    own = ["--learning_rate", "2e-3", *TWO_STEPS]
     run([*TORCHRUN, str(PROGRAMS / "train_trainer.py"), *own, *emitted], reports, launch_environment(answer))
-    for rank in facts(reports, "trainer", answer):
-        assert rank["learning_rate"] == 2e-3
-        assert rank["checkpointed_layers"] == [True, True]
-        # Two steps of the global batch of 8 are all 16 sequences: each rank took its own half.
-        assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
+    check_trainer(reports, answer)
 
 
-def test_a_trainer_script_trains_under_the_launch_script_of_files_that_were_moved(
+def test_a_trainer_script_takes_the_answer_s_optimizer_under_the_launch_script_of_files_that_were_moved(
     tmp_path: Path, reports: Path
 ) -> None:
-    answer = answer_on("zero3")
+    answer = answer_on("zero3", learning_rate=2e-3)
     emit_all(answer, tmp_path / "before" / "best config.json")
     moved = (tmp_path / "before").rename(tmp_path / AWKWARD)
-    own = ["--learning_rate", "2e-3", "--lr_scheduler_type", "constant", "--max_steps", "2"]
     launch = OutputPaths.beside(moved / "best config.json").launch
-    run(["bash", str(launch), "--trainer", str(PROGRAMS / "train_trainer.py"), *own], reports)
+    run(["bash", str(launch), "--trainer", str(PROGRAMS / "train_trainer.py"), *TWO_STEPS], reports)
+    check_trainer(reports, answer)
+
+
+def check_trainer(reports: Path, answer: Answer, **facts_of_a_rank: Any) -> None:
+    expected = {"learning_rate": 2e-3, "checkpointed_layers": [True, True]} | facts_of_a_rank
     for rank in facts(reports, "trainer", answer):
-        assert rank["learning_rate"] == 2e-3
+        assert {name: rank[name] for name in expected} == expected
+        # Two steps of the global batch of 8 are all 16 sequences: each rank took its own half.
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 
@@ -208,16 +168,11 @@ def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_st
 ) -> None:
     usual = answer_on("zero3").candidate
     beyond = replace(usual, engine=usual.engine.having(numerics), checkpoint_every=HALF)
-    answer = replace(answer_on("zero3"), candidate=beyond)
-    emit_all(answer, tmp_path / "best_config.json")
-    paths = OutputPaths.beside(tmp_path / "best_config.json")
+    answer = answer_on("zero3", candidate=beyond)
+    paths = emitted_beside(answer, tmp_path / "best_config.json")
     run(["bash", str(paths.launch), str(PROGRAMS / "train_trainer.py"), str(paths.trainer)], reports)
-    for rank in facts(reports, "trainer", answer):
-        assert rank["learning_rate"] == 2e-3
-        assert rank["checkpointed_layers"] == [True, False]
-        assert rank["master_dtype"] == master
-        assert rank["moments_of_8_bits"] is (numerics == ADAM_8BIT)
-        assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
+    moments = numerics == ADAM_8BIT
+    check_trainer(reports, answer, checkpointed_layers=[True, False], master_dtype=master, moments_of_8_bits=moments)
 
 
 def test_a_trainer_script_s_ranks_share_each_sequence_where_the_environment_says_so(
@@ -225,9 +180,7 @@ def test_a_trainer_script_s_ranks_share_each_sequence_where_the_environment_says
 ) -> None:
     usual = answer_on("zero3").candidate
     shared = replace(usual, engine=usual.engine.having(ULYSSES), micro_batch=1, accumulation=8)
-    answer = replace(answer_on("zero3"), candidate=shared)
-    emit_all(answer, tmp_path / "best_config.json")
-    paths = OutputPaths.beside(tmp_path / "best_config.json")
+    paths = emitted_beside(answer_on("zero3", candidate=shared), tmp_path / "best_config.json")
     run(["bash", str(paths.launch), str(PROGRAMS / "train_trainer.py"), str(paths.trainer)], reports)
     ranks = [json.loads(path.read_text()) for path in sorted(reports.glob("trainer-*.json"))]
     assert len(ranks) == WORLD_SIZE
@@ -246,8 +199,7 @@ def test_transformers_takes_the_arguments_without_a_warning_about_checkpointing(
 
     every, offload = CHECKPOINTING[kind]
     changed = replace(answer_on("zero0").candidate, checkpoint_every=every, offload_activations=offload)
-    answer = replace(answer_on("zero0"), candidate=changed)
-    emitted = trainer_arguments(answer, tmp_path / "best_config.json")
+    emitted = trainer_arguments(answer_on("zero0", candidate=changed), tmp_path / "best_config.json")
     del emitted["deepspeed"]  # which would make this process a rank
     (tmp_path / "arguments.json").write_text(json.dumps(emitted))
     parser = HfArgumentParser(TrainingArguments)
@@ -261,41 +213,38 @@ def test_transformers_takes_the_arguments_without_a_warning_about_checkpointing(
         assert arguments.gradient_checkpointing_kwargs == ({"use_reentrant": False, **partial} if every else None)
 
 
+def emitted_beside(answer: Answer, config: Path) -> OutputPaths:
+    emit_all(answer, config)
+    return OutputPaths.beside(config)
+
+
 def test_accelerate_launch_trains_a_plain_script_with_the_yaml_at_stage_2(tmp_path: Path, reports: Path) -> None:
     answer = answer_on("zero2")
-    emit_all(answer, tmp_path / "best_config.json")
-    yaml = OutputPaths.beside(tmp_path / "best_config.json").accelerate
+    yaml = emitted_beside(answer, tmp_path / "best_config.json").accelerate
     script = str(PROGRAMS / "train_accelerate.py")
     run([*ACCELERATE, "--config_file", str(yaml), script], reports, launch_environment(answer))
     check_accelerate(reports, answer, argv=[])
 
 
-def test_the_launch_script_trains_a_plain_accelerate_script_at_stage_3_from_an_awkward_folder(
-    tmp_path: Path, reports: Path
+# A script with a dummy optimizer takes the one in the answer.
+@pytest.mark.parametrize(
+    ("rung", "learning_rate"),
+    [("zero3", None), ("zero3", 2e-3), pytest.param("zero2", 2e-3, marks=pytest.mark.night)],
+)
+def test_the_launch_script_trains_an_accelerate_script_from_an_awkward_folder(
+    rung: str, learning_rate: float | None, tmp_path: Path, reports: Path
 ) -> None:
-    answer = answer_on("zero3")
-    emit_all(answer, tmp_path / AWKWARD / "best config.json")
-    launch = OutputPaths.beside(tmp_path / AWKWARD / "best config.json").launch
+    answer = answer_on(rung, learning_rate=learning_rate)
+    launch = emitted_beside(answer, tmp_path / AWKWARD / "best config.json").launch
     run(["bash", str(launch), str(PROGRAMS / "train_accelerate.py"), "--data", "a folder's $name"], reports)
     check_accelerate(reports, answer, argv=["--data", "a folder's $name"])
 
 
-@pytest.mark.parametrize("rung", ["zero2", "zero3"])
-def test_an_accelerate_script_with_a_dummy_optimizer_takes_the_one_in_the_answer(
-    rung: str, tmp_path: Path, reports: Path
-) -> None:
-    answer = dataclasses.replace(answer_on(rung), learning_rate=2e-3)
-    emit_all(answer, tmp_path / "best_config.json")
-    launch = OutputPaths.beside(tmp_path / "best_config.json").launch
-    run(["bash", str(launch), str(PROGRAMS / "train_accelerate.py")], reports)
-    check_accelerate(reports, answer, argv=[], learning_rate=2e-3)
-
-
-def check_accelerate(reports: Path, answer: Answer, argv: list[str], learning_rate: float = 3e-3) -> None:
+def check_accelerate(reports: Path, answer: Answer, argv: list[str]) -> None:
     ranks = facts(reports, "accelerate", answer)
     for rank in ranks:
         assert rank["argv"] == argv
-        assert rank["learning_rate"] == learning_rate
+        assert rank["learning_rate"] == (answer.learning_rate or 3e-3)
         assert rank["world_size"] == WORLD_SIZE
         # 16 sequences: four micro-batches of two a rank, so two optimizer steps.
         assert (len(rank["losses"]), rank["optimizer_steps"]) == (4, 2)

@@ -6,13 +6,13 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
 from helpers import ladder
+from helpers.programs import program
 from reference_words import SCRIPT_KEYS
 
 from ladder.cli.main import app
@@ -21,22 +21,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_notebook_runs_and_leaves_an_answer(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "notebook.py")],
-        check=False,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = program(sys.executable, str(EXAMPLES / "notebook.py"), folder=tmp_path)
     assert "on a100-40" in done.stdout
     assert (tmp_path / "best_config.json").exists()
 
 
 def test_bash_and_ladder_take_the_job(tmp_path: Path) -> None:
     job = EXAMPLES / "train.sbatch"
-    subprocess.run(["bash", "-n", str(job)], check=True, timeout=30)
+    program("bash", "-n", str(job))
     (tune,) = re.findall(r"^ *ladder (tune .*)$", job.read_text("utf-8"), re.MULTILINE)
     command, *options = shlex.split(tune)
     typer.main.get_command(app).commands[command].make_context(command, options)  # type: ignore[attr-defined]

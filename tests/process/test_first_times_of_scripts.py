@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers import ladder
 from helpers.scripts import SCRIPTS
 
@@ -22,6 +23,7 @@ def events_of_the_proof(folder: Path) -> list[dict[str, Any]]:
     raise AssertionError("there was no proof")
 
 
+@pytest.mark.night  # a minute; tests/contracts/test_first_times.py sees what the proof asks
 def test_a_proof_does_not_count_the_steps_in_which_kernels_were_compiled(tmp_path: Path) -> None:
     command = [str(SCRIPTS / "compiles.py"), "--output_dir", "out", "--per_device_train_batch_size", "1", "--use_cpu"]
     options = ["--gpus", "0", "--backend", "deepspeed", "--rung", "zero2", "--micro-batch", "1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from helpers import tiny_trial
 
-from ladder.events.step_policy import CandidateSpec
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.trial.gauge import Reading
 from ladder.trial.measuring import _measure
 from ladder.trial.reporter import Reporter
@@ -88,22 +89,33 @@ class Idle:
 
     def begin_step(self) -> None: ...
 
-    def draw(self, *_: Any, **__: Any) -> None: ...
+    def draw(self, *_: Any, **__: Any) -> Any: ...
 
     def train_on(self, *_: Any, **__: Any) -> float:
         return 0.0
 
 
-class Lengths:
+@pytest.fixture
+def stepper_of(tmp_path: Path) -> Iterator[Callable[..., tuple[Stepper, CandidateSpec]]]:
+    """A stepper of a training by one rank, and its candidate; keywords are changes to the trial."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+    def made(subject: Any, accumulation: int = 1, **changes: Any) -> tuple[Stepper, CandidateSpec]:
+        spec = tiny_trial(tmp_path, 1, accumulation=accumulation).model_copy(update=changes)
+        return Stepper(subject, spec, Reporter(tmp_path / "rank0.jsonl")), spec.candidates[0]
+
+    yield made
+    dist.destroy_process_group()
+
+
+class Lengths(Idle):
     """A training that prepares kernels for each new length of a batch, for half of its micro-steps."""
 
-    is_even, skipped_steps, shared_seconds = False, 0, 0.0
+    is_even = False
     USUAL, PREPARING, SHARE = 0.01, 0.1, 0.5
 
     def __init__(self, prepares: bool) -> None:
         self.seconds: dict[Kind, float] = {"usual": self.USUAL, "new": self.USUAL + prepares * self.PREPARING}
-
-    def begin_step(self) -> None: ...
 
     def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
         return self.SHARE
@@ -116,22 +128,16 @@ class Lengths:
         return 0.0
 
 
+@pytest.mark.alone  # it times sleeps of hundredths of a second
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("prepares", [True, False])
 def test_a_step_takes_longer_by_the_share_of_new_lengths_that_a_training_meets(
-    tmp_path: Path, prepares: bool, accumulation: int
+    stepper_of: Any, prepares: bool, accumulation: int
 ) -> None:
-    spec = tiny_trial(tmp_path, 1)
-    spec = spec.model_copy(update={"deepspeed": {**spec.deepspeed, "gradient_accumulation_steps": accumulation}})
-    candidate = spec.candidates[0].model_copy(update={"accumulation": accumulation})
-    subject: Any = Lengths(prepares)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
-        stepper = Stepper(subject, spec, Reporter(tmp_path / "rank0.jsonl"))
-        stepper.settle_in(candidate)
-        timings = stepper.time(candidate, spec.steps)
-    finally:
-        dist.destroy_process_group()
+    subject = Lengths(prepares)
+    stepper, candidate = stepper_of(subject, accumulation)
+    stepper.settle_in(candidate)
+    timings = stepper.time(candidate, StepPolicy(maximum=3, seconds=0.2))
     assert timings.new_length is not None
     expected = NewLength(subject.PREPARING, subject.SHARE)
     if prepares:
@@ -147,18 +153,57 @@ def test_a_step_takes_longer_by_the_share_of_new_lengths_that_a_training_meets(
 @pytest.mark.parametrize("beat", [None, 1e-9])
 @pytest.mark.parametrize("long_seconds", [0.0, 60.0])
 def test_a_second_untimed_step_is_left_out_after_a_long_one_of_a_proof_and_one_that_cannot_win(
-    tmp_path: Path, long_seconds: float, beat: float | None, proof: bool
+    stepper_of: Any, long_seconds: float, beat: float | None, proof: bool
 ) -> None:
-    spec = tiny_trial(tmp_path, 1)
-    steps = spec.steps.model_copy(update={"long_seconds": long_seconds})
-    spec = spec.model_copy(update={"steps": steps, "proof": proof})
-    candidate = spec.candidates[0].model_copy(update={"beat_step_seconds": beat})
-    idle: Any = Idle()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    try:
-        stepper = Stepper(idle, spec, Reporter(tmp_path / "rank0.jsonl"))
-        stepper.warm_up(candidate, 1)
-        is_long = proof and long_seconds == 0
-        assert stepper.needs_one_more(candidate) is (not is_long and beat is None)
-    finally:
-        dist.destroy_process_group()
+    steps = StepPolicy(maximum=3, seconds=0.2, long_seconds=long_seconds)
+    stepper, candidate = stepper_of(Idle(), steps=steps, proof=proof)
+    candidate = candidate.model_copy(update={"beat_step_seconds": beat})
+    stepper.warm_up(candidate, 1)
+    is_long = proof and long_seconds == 0
+    assert stepper.needs_one_more(candidate) is (not is_long and beat is None)
+
+
+class Unsteady(Idle):
+    """A training whose steps take the given seconds, but for the first ones, which it skips."""
+
+    def __init__(self, *seconds: float, num_skipped: int = 0) -> None:
+        self._seconds, self._num_skipped = list(seconds), num_skipped
+
+    def train_on(self, *_: Any, **__: Any) -> float:
+        if self.skipped_steps < self._num_skipped:
+            self.skipped_steps += 1
+        else:
+            time.sleep(self._seconds.pop(0))
+        return 0.0
+
+
+def timed(stepper_of: Any, subject: Unsteady, policy: StepPolicy, *, untimed: int = 0) -> Timings:
+    stepper, candidate = stepper_of(subject)
+    stepper.warm_up(candidate, untimed)
+    timings: Timings = stepper.time(candidate, policy)
+    return timings
+
+
+def test_steps_that_fp16_overflow_skips_are_not_counted(stepper_of: Any) -> None:
+    """DeepSpeed's fp16 needs a GPU: the first optimizer steps overflow, are skipped, and are quicker for it."""
+    policy = StepPolicy(minimum=4, maximum=4, target_spread=0.0, seconds=60.0)
+    timings = timed(stepper_of, Unsteady(*[0.02] * 4, num_skipped=3), policy)
+    assert timings.skipped == 3
+    assert len(timings.boundary) == 4
+    assert min(timings.boundary) >= 0.02
+
+
+@pytest.mark.parametrize(("seconds", "num_timed"), [((0.2, 0.6, 0.2), 3), ((1.0, 1.0), 2)])
+def test_where_time_is_short_a_third_step_says_which_of_two_was_disturbed(
+    stepper_of: Any, seconds: tuple[float, ...], num_timed: int
+) -> None:
+    policy = StepPolicy(seconds=0.0, target_spread=0.0)
+    assert len(timed(stepper_of, Unsteady(*seconds), policy).boundary) == num_timed
+
+
+@pytest.mark.parametrize(("seconds", "num_timed"), [((0.3, 0.5, 0.5), 1), ((0.5, 0.3, 0.5, 0.5), 2)])
+def test_a_long_step_is_timed_once_where_the_untimed_one_before_it_agrees(
+    stepper_of: Any, seconds: tuple[float, ...], num_timed: int
+) -> None:
+    policy = StepPolicy(seconds=0.5, target_spread=0.0)
+    assert len(timed(stepper_of, Unsteady(*seconds), policy, untimed=2).boundary) == num_timed

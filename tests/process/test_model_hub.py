@@ -32,13 +32,14 @@ RESOLVE = """
 import json, sys, time
 from ladder.errors import LadderError
 from ladder.workload.source import resolve_model
-start = time.monotonic()
-try:
-    shape = resolve_model(sys.argv[1])
-    answer = {"source": shape.source, "note": shape.note, "layers": shape.num_layers}
-except LadderError as error:
-    answer = {"error": str(error), "exit_code": error.exit_code}
-print(json.dumps(answer | {"seconds": time.monotonic() - start}))
+for model in sys.argv[1:]:
+    start = time.monotonic()
+    try:
+        shape = resolve_model(model)
+        answer = {"source": shape.source, "note": shape.note, "layers": shape.num_layers}
+    except LadderError as error:
+        answer = {"error": str(error), "exit_code": error.exit_code}
+    print(json.dumps(answer | {"seconds": time.monotonic() - start}))
 """
 
 
@@ -94,7 +95,12 @@ def refuse(hub: Any, status: int, code: str) -> None:
 
 
 def resolve(model: str, hub: Any, cache: Path, **environment: str) -> dict[str, Any]:
-    """What a fresh process makes of `model`; `hub` is a server or a port.
+    (answer,) = resolved([model], hub, cache, **environment)
+    return answer
+
+
+def resolved(models: list[str], hub: Any, cache: Path, **environment: str) -> list[dict[str, Any]]:
+    """What a fresh process makes of each of the `models`; `hub` is a server or a port.
 
     Telemetry is off, so that huggingface_hub makes no request of its own and ours can be counted.
     """
@@ -109,7 +115,7 @@ def resolve(model: str, hub: Any, cache: Path, **environment: str) -> dict[str, 
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     completed = subprocess.run(
-        [sys.executable, "-c", RESOLVE, model],
+        [sys.executable, "-c", RESOLVE, *models],
         env=clean | settings | environment,
         capture_output=True,
         text=True,
@@ -117,20 +123,16 @@ def resolve(model: str, hub: Any, cache: Path, **environment: str) -> dict[str, 
         check=True,
     )
     assert completed.stderr == ""
-    answer: dict[str, Any] = json.loads(completed.stdout)
-    return answer
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
-def test_the_configuration_is_fetched_and_nothing_else(hub: Any, tmp_path: Path) -> None:
+def test_the_configuration_is_fetched_and_nothing_else_also_where_its_shape_is_bundled(
+    hub: Any, tmp_path: Path
+) -> None:
     serve(hub, CONFIG)
-    answer = resolve(UNKNOWN, hub, tmp_path)
-    assert (answer["source"], answer["layers"], answer["note"]) == ("hub", 3, "")
-    assert {path for path, _ in hub.seen} == {f"/{UNKNOWN}/resolve/main/config.json"}
-
-
-def test_the_hub_goes_before_the_bundled_shape_of_the_same_id(hub: Any, tmp_path: Path) -> None:
-    serve(hub, CONFIG)
-    assert resolve(BUNDLED, hub, tmp_path)["source"] == "hub"
+    for answer in resolved([UNKNOWN, BUNDLED], hub, tmp_path):
+        assert (answer["source"], answer["layers"], answer["note"]) == ("hub", 3, "")
+    assert {path for path, _ in hub.seen} == {f"/{model}/resolve/main/config.json" for model in (UNKNOWN, BUNDLED)}
 
 
 def test_a_token_is_taken_from_the_login_and_rather_from_the_environment(hub: Any, tmp_path: Path) -> None:
@@ -173,10 +175,9 @@ def test_a_refusal_is_told_for_an_unknown_model_and_bridged_for_a_bundled_one(
     hub: Any, tmp_path: Path, status: int, code: str, words: list[str]
 ) -> None:
     refuse(hub, status, code)
-    unknown = resolve(UNKNOWN, hub, tmp_path)
+    unknown, bundled = resolved([UNKNOWN, BUNDLED], hub, tmp_path)
     assert unknown["exit_code"] == 5
     assert all(word in unknown["error"] for word in [*words, "folder with its config.json"])
-    bundled = resolve(BUNDLED, hub, tmp_path)
     assert (bundled["source"], bundled["layers"]) == ("bundled", 32)
     assert words[0] in bundled["note"]
     assert len(hub.seen) == 2
@@ -185,7 +186,7 @@ def test_a_refusal_is_told_for_an_unknown_model_and_bridged_for_a_bundled_one(
 def test_a_closed_port_is_given_up_at_once(hub: Any, tmp_path: Path) -> None:
     port = hub.server_address[1]
     hub.server_close()
-    unknown, bundled = resolve(UNKNOWN, port, tmp_path), resolve(BUNDLED, port, tmp_path)
+    unknown, bundled = resolved([UNKNOWN, BUNDLED], port, tmp_path)
     assert "cannot be reached" in unknown["error"]
     assert bundled["source"] == "bundled"
     assert max(unknown["seconds"], bundled["seconds"]) < 4
@@ -211,9 +212,9 @@ def test_a_configuration_fetched_before_works_when_the_hub_is_gone(hub: Any, tmp
 
 
 def test_offline_asks_nobody_and_says_why(hub: Any, tmp_path: Path) -> None:
-    unknown = resolve(UNKNOWN, hub, tmp_path, HF_HUB_OFFLINE="1")
+    unknown, bundled = resolved([UNKNOWN, BUNDLED], hub, tmp_path, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE" in unknown["error"]
-    assert "HF_HUB_OFFLINE" in resolve(BUNDLED, hub, tmp_path, HF_HUB_OFFLINE="1")["note"]
+    assert "HF_HUB_OFFLINE" in bundled["note"]
     assert hub.seen == []
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
+import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +14,30 @@ from typing import Any
 import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
+from helpers import Bench
 from helpers.answers import answer
+from helpers.engines import engine_trial, measured
+from helpers.programs import BESIDE_PYTHON, program
 from transformers import HfArgumentParser, TrainingArguments
 
-from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import HALF, Candidate, Engine
+from ladder.candidates import HALF, Candidate
 from ladder.emit import Answer
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import emit_plain, plain_output
 from ladder.emit.trainer import trainer_command_line
+from ladder.machine.cores import usable_by_place
+from ladder.techniques.bound_cores import BIND_CORES
 from ladder.techniques.keys import engine_named
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
+HERE = usable_by_place()
+SHARES = BIND_CORES.cores_of_ranks(HERE, 2) if len(HERE) > 1 else []
 
 
-def plain_answer(rung: str, **changes: object) -> Answer:
+def plain_answer(engine: str, **changes: object) -> Answer:
     base = answer("zero2")
     workload = replace(base.workload, global_batch_size=8, gradient_clipping=0.5)
-    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), checkpoint_every=1, micro_batch=2, accumulation=2)
+    candidate = Candidate(engine_named(engine), checkpoint_every=1, micro_batch=2, accumulation=2)
     return replace(base, workload=workload, candidate=candidate, world_size=2, **changes)  # type: ignore[arg-type]
 
 
@@ -43,16 +47,15 @@ def trained(on_cpu: Answer, tmp_path: Path) -> list[dict[str, Any]]:
     launch = OutputPaths.beside(plain_output(tmp_path / "best_config.json")).launch
     assert launch.name == "best_plain.launch.sh"
     own = [str(tmp_path), "--output_dir", str(tmp_path / "out"), "--max_steps", "3", "--report_to", "none"]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    command = ["bash", str(launch), "--trainer", str(SCRIPT), *own]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    program("bash", str(launch), "--trainer", str(SCRIPT), *own, environment={"PATH": BESIDE_PYTHON})
     return [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_measured(tmp_path: Path) -> None:
-    ranks = trained(plain_answer("ddp", device="cpu", gpu_name=None), tmp_path)
+def test_a_trainer_script_trains_with_ddp_on_cores_of_its_own_under_the_launch_script(tmp_path: Path) -> None:
+    usual = plain_answer("ddp+bind-cores" if SHARES else "ddp", device="cpu", gpu_name=None)
+    ranks = trained(usual, tmp_path)
     assert ranks[0]["sum"] == ranks[1]["sum"], "each has its own data, so they agree only if gradients were reduced"
+    assert not SHARES or [seen["cores"] for seen in ranks] == SHARES
     for seen in ranks:
         assert (seen["kind"], seen["weights"]) == ("MULTI_CPU", "torch.float32")
         assert seen["autocast"] is True
@@ -61,21 +64,26 @@ def test_a_trainer_script_trains_with_ddp_under_the_launch_script_as_it_was_meas
         assert seen["compiled"] == []
 
 
+@pytest.mark.skipif(not SHARES, reason="two ranks need two cores")
+@pytest.mark.parametrize("engine", ["zero1+bind-cores", "ddp+bind-cores"])
+def test_each_rank_of_a_trial_runs_on_cores_of_its_own(warm_bench: Bench, tmp_path: Path, engine: str) -> None:
+    measured(warm_bench.run(engine_trial(tmp_path / "0001", engine)))
+    for rank, share in enumerate(SHARES):
+        (said,) = re.findall(r"ladder: bound to cores \[(.*)\]", (tmp_path / f"0001/rank{rank}.log").read_text())
+        assert [int(core) for core in said.split(", ")] == share
+
+
 @pytest.mark.night
 @pytest.mark.timeout(400)
 def test_the_launch_script_has_the_trainer_compile_what_was_measured(tmp_path: Path) -> None:
-    usual = plain_answer("ddp", device="cpu", gpu_name=None)
-    compiled = replace(usual, candidate=replace(usual.candidate, engine=engine_named("ddp+compile")))
-    for seen in trained(compiled, tmp_path):
+    for seen in trained(plain_answer("ddp+compile", device="cpu", gpu_name=None), tmp_path):
         assert {"module.model.layers.0", "module.model.layers.1"} <= set(seen["compiled"]), "each block by itself"
         assert math.isfinite(seen["loss"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 def test_the_launch_script_has_the_trainer_compute_in_fp8(tmp_path: Path) -> None:
-    usual = plain_answer("ddp", device="cpu", gpu_name=None)
-    in_fp8 = replace(usual, candidate=replace(usual.candidate, engine=engine_named("ddp+fp8")))
-    for seen in trained(in_fp8, tmp_path):
+    for seen in trained(plain_answer("ddp+fp8", device="cpu", gpu_name=None), tmp_path):
         assert {"model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj"} <= set(seen["float8"])
         assert "lm_head" not in seen["float8"]
         assert seen["weights"] == "torch.float32"

@@ -28,6 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.night  # test_plain_scripts.py tunes torch alone too, and on paper its files are seen
 def test_torch_alone_is_tuned_and_proven_and_only_its_own_files_are_written(folder: Path) -> None:
     done = ladder("tune", "config.json", *SMALL, "--backend", "torch", "--format", "json", folder=folder)
     assert done.status == 0, done.errors

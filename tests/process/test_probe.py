@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from helpers import TINY_CONFIG, Bench, make_candidate
@@ -22,46 +22,35 @@ DEEP = TINY_CONFIG | {"num_hidden_layers": 24}
 CANDIDATE = make_candidate("zero2", micro_batch=1, accumulation=2)
 
 
-class Specs:
-    """Keeps what the ranks were asked for."""
-
-    def __init__(self) -> None:
-        self.seen: list[TrialSpec] = []
-
-    def __call__(self, event: TuneEvent) -> None:
-        if isinstance(event, TrialBegins):
-            self.seen.append(event.spec)
-
-
 def probe_then_measure(space: Space, records: Sequence[Record]) -> Measure | Stop:
     if len(records) == 2:
         return Stop("both are done")
     return Measure(CANDIDATE.engine, (CANDIDATE,), "asked for", probe=not records)
 
 
-def test_a_probe_runs_few_layers_takes_less_time_and_is_not_the_answer(
-    local_bench: Callable[..., Bench], tmp_path: Path
-) -> None:
+def test_a_probe_runs_few_layers_takes_less_time_and_is_not_the_answer(warm_bench: Bench, tmp_path: Path) -> None:
     workload = Workload(
         model=shape_from_config(DEEP, name="deep", source="file"), task="causal-lm", seq_len=64, global_batch_size=4
     )
-    bench, specs = local_bench(), Specs()
-    try:
-        result = tune_over(
-            bench.launcher,
-            tmp_path / "run",
-            workload,
-            strategy=probe_then_measure,
-            rungs=[RUNGS_BY_NAME["zero2"]],
-            micro_batches=(1,),
-            tell=specs,
-            steps=StepPolicy(maximum=5, seconds=1.0),
-        )
-    finally:
-        bench.launcher.close()
+    seen: list[TrialSpec] = []
+
+    def tell(event: TuneEvent) -> None:
+        if isinstance(event, TrialBegins):
+            seen.append(event.spec)
+
+    result = tune_over(
+        warm_bench.launcher,
+        tmp_path / "run",
+        workload,
+        strategy=probe_then_measure,
+        rungs=[RUNGS_BY_NAME["zero2"]],
+        micro_batches=(1,),
+        tell=tell,
+        steps=StepPolicy(maximum=5, seconds=1.0),
+    )
     probe, whole, proof = result.records
     assert [record.purpose for record in result.records] == ["probe", "measure", "proof"]
-    assert [spec.model_config_json["num_hidden_layers"] for spec in specs.seen] == [4, 24, 24]
+    assert [spec.model_config_json["num_hidden_layers"] for spec in seen] == [4, 24, 24]
     assert probe.measurement is not None
     assert whole.measurement is not None
     assert probe.measurement.boundary_seconds < whole.measurement.boundary_seconds

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Bench, tiny_trial
+from helpers.programs import program, python
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
@@ -30,8 +31,7 @@ TEARDOWN_SECONDS = 15.0  # a server that sees no rank end is given up after thir
 
 def ladder(*arguments: str, closed: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line with descriptors closed as a shell closes them: `closed` is `>&-` or the like."""
-    command = ["bash", "-c", f'exec "$@" {closed}', "bash", *COMMAND, *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder, timeout=120)
+    return program("bash", "-c", f'exec "$@" {closed}', "bash", *COMMAND, *arguments, folder=folder, status=None)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -49,27 +49,22 @@ def test_what_is_for_a_closed_stderr_is_not_printed_among_the_answer(tmp_path: P
 
 
 def test_children_are_waited_for_where_their_ends_were_ignored(trial_environment: dict[str, str]) -> None:
-    program = (
+    code = (
         "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);"
         "from ladder.cli import main as cli; from ladder.launch.operator_builds import build_operators;"
         "cli.app = lambda **_: int(build_operators(['shm_comm'], {}) != {'shm_comm': None});"
         "sys.exit(cli.main())"
     )
-    environment = {**os.environ, **trial_environment}
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "Traceback" not in python(code, environment=trial_environment).stderr
 
 
 def test_the_command_lets_the_ends_of_its_children_through_where_they_were_blocked() -> None:
-    program = (
+    python(
         "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD});"
         "from ladder.cli import main as cli;"
         "cli.app = lambda **_: len(signal.pthread_sigmask(signal.SIG_BLOCK, ()));"
         "sys.exit(cli.main())"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
 
 
 def test_a_trial_server_sees_its_ranks_end_where_that_signal_was_blocked(
@@ -89,9 +84,7 @@ def test_a_trial_server_sees_its_ranks_end_where_that_signal_was_blocked(
 
 def test_a_module_is_run_with_its_arguments_and_with_no_current_folder_among_its_paths(tmp_path: Path) -> None:
     (tmp_path / "shows.py").write_text("import json, sys; print(json.dumps([__name__, sys.argv, sys.path]))")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = module_command("shows", "--a", "b c")
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=60)
+    done = program(*module_command("shows", "--a", "b c"), environment={"PYTHONPATH": str(tmp_path)})
     name, arguments, path = json.loads(done.stdout)
     assert (name, arguments) == ("__main__", [str(tmp_path / "shows.py"), "--a", "b c"])
     assert str(tmp_path) in path
@@ -122,12 +115,9 @@ def test_compiled_python_is_kept_in_the_cache_where_torch_has_none(
     package.touch()
     if is_compiled:
         py_compile.compile(str(package))
-    program = "import json; from ladder.launch.modules import module_environment as ours; print(json.dumps(ours({})))"
+    shows = "import json; from ladder.launch.modules import module_environment as ours; print(json.dumps(ours({})))"
     found = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
     own = {"PYTHONPATH": found, "PYTHONDONTWRITEBYTECODE": "1", "LADDER_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=os.environ | own, timeout=60
-    )
-    environment = json.loads(done.stdout)
+    environment = json.loads(python(shows, environment=own).stdout)
     assert environment.get("PYTHONPYCACHEPREFIX") == (str(tmp_path / "cache" / "bytecode") if is_kept else None)
     assert ("PYTHONDONTWRITEBYTECODE" in environment) != is_kept

@@ -7,14 +7,15 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 import pytest
-from helpers import WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
+from helpers import TINY_CONFIG, WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
 from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, TrialSpec
@@ -27,14 +28,24 @@ from ladder.machine.gpus import visible_gpus
 ENDLESS = StepPolicy(minimum=100_000, maximum=100_000)
 
 
+Servers = Callable[..., AbstractContextManager[TrialServer]]
+
+
 @pytest.fixture
-def server(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]) -> Iterator[TrialServer]:
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    server = TrialServer(marker=marker, job=trial_job, environment=trial_environment, log=tmp_path / "server.log")
-    server.wait_ready()
-    yield server
-    server.close()
-    assert processes_with(RUN_MARKER, marker) == []
+def servers(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]) -> Servers:
+    """Starts a server that finds modules in `tmp_path` first, with changes to its job; it may leave no process."""
+    found_first = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
+
+    @contextmanager
+    def started(environment: Mapping[str, str] = MappingProxyType({}), **job: Any) -> Iterator[TrialServer]:
+        marker = f"ladder-test-{secrets.token_hex(8)}"
+        told = {**trial_environment, "PYTHONPATH": found_first, **environment}
+        server = TrialServer(marker=marker, job=trial_job | job, environment=told, log=tmp_path / "server.log")
+        with closing(server):
+            yield server
+        assert processes_with(RUN_MARKER, marker) == []
+
+    return started
 
 
 def test_a_server_killed_in_the_middle_of_a_trial_is_noticed_and_the_next_trial_works(
@@ -61,30 +72,60 @@ def test_a_server_killed_in_the_middle_of_a_trial_is_noticed_and_the_next_trial_
     assert all(isinstance(events[-1], DoneEvent) for events in run.events)
 
 
-def test_the_end_of_its_stdin_ends_the_server_and_its_ranks(server: TrialServer, tmp_path: Path) -> None:
-    (tmp_path / "0001").mkdir()
-    spec = tmp_path / "0001" / "spec.json"
-    spec.write_text(tiny_trial(spec.parent, 1, steps=ENDLESS).model_dump_json())
-    server.start("0001", spec)
-    wait_until(lambda: b'"step"' in b"".join(path.read_bytes() for path in spec.parent.glob("rank*.jsonl")))
-    assert len(processes_with(RUN_MARKER, server.marker)) >= 1 + WORLD_SIZE
-
-    assert server._process.stdin is not None
-    server._process.stdin.close()
-    wait_until(lambda: not processes_with(RUN_MARKER, server.marker), seconds=5)
-    assert server._process.wait(timeout=5) == 0
-
-
-def test_a_server_that_cannot_import_what_it_needs_says_why(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+def test_a_server_loads_more_operators_on_request_and_ends_with_its_ranks_when_its_stdin_does(
+    servers: Servers, tmp_path: Path
 ) -> None:
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    job = trial_job | {"model_config": {"model_type": "no-such-model"}}
-    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
-    with pytest.raises(ModelNotAccessibleError, match=r"does not know this model .*no-such-model") as error:
-        server.wait_ready()
-    assert len(str(error.value)) < 400
-    assert processes_with(RUN_MARKER, marker) == []
+    """Its model's configuration is longer than an argument may be."""
+    labels = {str(index): "a label of some length" for index in range(20_000)}
+    with servers(model_config=TINY_CONFIG | {"id2label": labels}, operators=[]) as server:
+        assert server.wait_ready()
+
+        def is_loaded() -> bool:
+            return any("shm_comm" in module.path for module in psutil.Process(server.pid).memory_maps())
+
+        assert not is_loaded()
+        assert server.load(["shm_comm"])
+        assert is_loaded()
+
+        (tmp_path / "0001").mkdir()
+        spec = tmp_path / "0001" / "spec.json"
+        spec.write_text(tiny_trial(spec.parent, 1, steps=ENDLESS).model_dump_json())
+        server.start("0001", spec)
+        wait_until(lambda: b'"step"' in b"".join(path.read_bytes() for path in spec.parent.glob("rank*.jsonl")))
+        assert len(processes_with(RUN_MARKER, server.marker)) >= 1 + WORLD_SIZE
+        assert server._process.stdin is not None
+        server._process.stdin.close()
+        wait_until(lambda: not processes_with(RUN_MARKER, server.marker), seconds=5)
+        assert server._process.wait(timeout=5) == 0
+
+
+def test_a_server_that_is_asked_for_an_operator_that_does_not_load_names_it(servers: Servers) -> None:
+    with servers(operators=[]) as server:
+        assert server.wait_ready()
+        with pytest.raises(EnvironmentFaultError, match="no-such-operator"):
+            server.load(["no-such-operator"])
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "said"),
+    [
+        (
+            {"model_config": {"model_type": "no-such-model"}},
+            ModelNotAccessibleError,
+            r"does not know this model .*no-such-model",
+        ),
+        ({"operators": ["no-such-operator"]}, EnvironmentFaultError, "no-such-operator"),
+    ],
+    ids=["model", "operator"],
+)
+def test_a_server_that_cannot_load_what_it_needs_says_why(
+    servers: Servers, job: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    with servers(**job) as server:
+        with pytest.raises(kind, match=said) as error:
+            server.wait_ready()
+        assert len(str(error.value)) < 400
+        assert processes_with(RUN_MARKER, server.marker) == []
 
 
 def test_only_processes_with_the_marker_are_killed() -> None:
@@ -101,40 +142,6 @@ def test_only_processes_with_the_marker_are_killed() -> None:
         for process in sleepers.values():
             process.kill()
             process.wait()
-
-
-def test_a_model_whose_configuration_is_longer_than_an_argument_may_be_is_preloaded(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    labels = {str(index): "a label of some length" for index in range(20_000)}
-    job = trial_job | {"model_config": trial_job["model_config"] | {"id2label": labels}}
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
-    try:
-        assert server.wait_ready()
-    finally:
-        server.close()
-
-
-def test_a_server_that_is_ready_loads_more_operators_on_request(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    marker, log = f"ladder-test-{secrets.token_hex(8)}", tmp_path / "server.log"
-    server = TrialServer(marker=marker, job=trial_job | {"operators": []}, environment=trial_environment, log=log)
-    try:
-        assert server.wait_ready()
-
-        def is_loaded() -> bool:
-            return any("shm_comm" in module.path for module in psutil.Process(server.pid).memory_maps())
-
-        assert not is_loaded()
-        assert server.load(["shm_comm"])
-        assert is_loaded()
-        with pytest.raises(EnvironmentFaultError, match="no-such-operator"):
-            server.load(["no-such-operator"])
-    finally:
-        server.close()
-    assert processes_with(RUN_MARKER, marker) == []
 
 
 def test_what_a_server_may_leave_out_does_not_keep_trials_from_starting(
@@ -155,75 +162,43 @@ def test_what_a_server_may_leave_out_does_not_keep_trials_from_starting(
     assert run.exits == {0: 0, 1: 0}
 
 
-def test_an_operator_that_does_not_load_is_named(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    marker, job = f"ladder-test-{secrets.token_hex(8)}", trial_job | {"operators": ["no-such-operator"]}
-    server = TrialServer(marker=marker, job=job, environment=trial_environment, log=tmp_path / "server.log")
-    with pytest.raises(EnvironmentFaultError, match="no-such-operator"):
-        server.wait_ready()
-    assert processes_with(RUN_MARKER, marker) == []
-
-
-def test_a_server_of_a_tune_that_ends_before_it_is_ready_ends_with_it(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    server = TrialServer(marker=marker, job=trial_job, environment=trial_environment, log=tmp_path / "server.log")
-    assert server._process.stdin is not None
-    server._process.stdin.close()
-    assert server._process.wait(timeout=60) in (0, 1)
+def test_a_server_of_a_tune_that_ends_before_it_is_ready_ends_with_it(servers: Servers, tmp_path: Path) -> None:
+    with servers() as server:
+        assert server._process.stdin is not None
+        server._process.stdin.close()
+        assert server._process.wait(timeout=60) in (0, 1)
     assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
-@pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
-def test_what_touches_the_gpu_when_imported_is_no_part_of_a_server(
-    package: str, tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
-) -> None:
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
-    (tmp_path / "eager.py").write_text(f"import importlib.util\nassert importlib.util.find_spec({package!r}) is None\n")
-    found_first = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
-    marker = f"ladder-test-{secrets.token_hex(8)}"
-    environment, job = trial_environment | {"PYTHONPATH": found_first}, trial_job | {"preload": ["eager"]}
-    server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
-    try:
+def test_what_touches_the_gpu_when_imported_is_no_part_of_a_server(servers: Servers, tmp_path: Path) -> None:
+    packages = ("bitsandbytes", "torchao")
+    for package in packages:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    finds = f"import importlib.util\nassert not any(map(importlib.util.find_spec, {packages!r}))\n"
+    (tmp_path / "eager.py").write_text(finds)
+    with servers(preload=["eager"]) as server:
         assert server.wait_ready()
-    finally:
-        server.close()
     assert not (tmp_path / "imported").exists()
 
 
-@pytest.fixture
-def curious(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]) -> Callable[[str], None]:
-    """Waits for a server for GPUs that imports a module with this code; it leaves no process."""
-
-    def wait_ready(code: str) -> None:
-        (tmp_path / "curious.py").write_text(code)
-        found = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
-        marker = f"ladder-test-{secrets.token_hex(8)}"
-        environment = trial_environment | {"PYTHONPATH": found, "DS_ACCELERATOR": "cuda"}
-        job = trial_job | {"preload": ["curious"], "operators": []}
-        server = TrialServer(marker=marker, job=job, environment=environment, log=tmp_path / "server.log")
-        try:
-            server.wait_ready()
-        finally:
-            assert processes_with(RUN_MARKER, marker) == []
-
-    return wait_ready
-
-
-def test_who_touches_the_gpu_while_a_server_imports_is_named(curious: Callable[[str], None]) -> None:
+def test_who_touches_the_gpu_while_a_server_imports_is_named(servers: Servers, tmp_path: Path) -> None:
     asks = "import torch\nfrom contextlib import suppress\nwith suppress(Exception):\n    torch.cuda.current_device()\n"
-    # Where there is no GPU, the fork that tries to use it cannot either.
-    with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 initialises CUDA, so forked ranks cannot"):
-        curious(asks)
+    (tmp_path / "curious.py").write_text(asks)
+    with servers({"DS_ACCELERATOR": "cuda"}, preload=["curious"], operators=[]) as server:
+        # Where there is no GPU, the fork that tries to use it cannot either.
+        with pytest.raises(EnvironmentFaultError, match=r"/curious\.py:4 initialises CUDA, so forked ranks cannot"):
+            server.wait_ready()
+        assert processes_with(RUN_MARKER, server.marker) == []
 
 
 @pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")
-def test_a_package_that_initialises_cuda_without_torch_is_noticed(curious: Callable[[str], None]) -> None:
-    with pytest.raises(EnvironmentFaultError, match="forked process: a package has initialised it without torch"):
-        curious("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+def test_a_package_that_initialises_cuda_without_torch_is_noticed(servers: Servers, tmp_path: Path) -> None:
+    (tmp_path / "curious.py").write_text("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+    with servers({"DS_ACCELERATOR": "cuda"}, preload=["curious"], operators=[]) as server:
+        with pytest.raises(EnvironmentFaultError, match="forked process: a package has initialised it without torch"):
+            server.wait_ready()
+        assert processes_with(RUN_MARKER, server.marker) == []
 
 
 WRITE = """

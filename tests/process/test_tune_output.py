@@ -8,19 +8,19 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
+
+from ladder.cli.main import main
 
 LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--run-dir", "run"]
 TUNE += ["--rung", "zero2", "--rung", "zero3"]
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
-
-
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*LADDER, *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 def on_a_terminal(*arguments: str, folder: Path, **environment: str) -> str:
@@ -57,37 +57,50 @@ def test_no_color_is_heeded(tmp_path: Path) -> None:
 
 
 def test_in_a_pipe_there_is_no_escape_sequence(tmp_path: Path) -> None:
-    done = run(*TUNE, folder=tmp_path)
-    assert done.returncode == 0
+    done = subprocess.run([*LADDER, *TUNE], check=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "\x1b" not in done.stdout + done.stderr
     assert "trial 0001" in done.stderr
     assert "trial 0001:" not in done.stdout
 
 
-def test_json_is_one_document_on_stdout_and_says_what_the_files_say(tmp_path: Path) -> None:
-    done = run(*TUNE, "--format", "json", folder=tmp_path)
-    document: dict[str, Any] = json.loads(done.stdout)
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Tunes in this process: the status, and what was printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def tune(*arguments: str) -> tuple[int, str, str]:
+        status = main([*TUNE, *arguments])
+        return status, *capsys.readouterr()
+
+    return tune
+
+
+def test_json_is_one_document_on_stdout_and_says_what_the_files_say(tmp_path: Path, run: Run) -> None:
+    _, output, errors = run("--format", "json")
+    document: dict[str, Any] = json.loads(output)
     config = json.loads((tmp_path / "best_config.json").read_text())
     assert document["answer"] == config["ladder"]
     assert len(document["candidates"]) == len(pd.read_csv(tmp_path / "run" / "trials.csv"))
-    assert "trial 0001" in done.stderr
+    assert "trial 0001" in errors
 
 
-def test_json_stays_one_document_when_there_is_no_answer(tmp_path: Path) -> None:
-    nothing = run(*TUNE, "--gpu-memory", "2GiB", "--format", "json", folder=tmp_path)
-    assert nothing.returncode == 3
-    assert json.loads(nothing.stdout)["answer"] is None
-    refused = run(*TUNE, "--global-batch-size", "7", "--format", "json", "--quiet", folder=tmp_path)
-    assert refused.returncode == json.loads(refused.stdout)["exit_code"] == 2
-    assert refused.stderr == f"ladder: {json.loads(refused.stdout)['error']}\n"
+def test_json_stays_one_document_when_there_is_no_answer(run: Run) -> None:
+    status, output, _ = run("--gpu-memory", "2GiB", "--format", "json")
+    assert (status, json.loads(output)["answer"]) == (3, None)
+    status, output, errors = run("--global-batch-size", "7", "--format", "json", "--quiet")
+    assert status == json.loads(output)["exit_code"] == 2
+    assert errors == f"ladder: {json.loads(output)['error']}\n"
 
 
-def test_quiet_leaves_only_the_answer(tmp_path: Path) -> None:
-    done = run(*TUNE, "--quiet", folder=tmp_path)
-    assert done.stderr == ""
-    assert done.stdout.startswith("zero")
-    assert "tokens/s" in done.stdout
-    assert "Stopped" not in done.stdout
+def test_quiet_leaves_only_the_answer(run: Run) -> None:
+    _, output, errors = run("--quiet")
+    assert errors == ""
+    assert output.startswith("zero")
+    assert "tokens/s" in output
+    assert "Stopped" not in output
 
 
 def test_on_forty_columns_every_rung_can_be_read(tmp_path: Path) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import ladder
 
 from ladder.emit.config import _digest
-
-COMMAND = [sys.executable, "-m", "ladder.cli.main"]
-
-
-def ladder(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], check=False, cwd=folder, capture_output=True, text=True, timeout=280)
 
 
 def promise(
@@ -43,10 +36,10 @@ def promise(
 def test_slower_than_promised_has_a_status_of_its_own_and_the_figures_beside_each_other(small_tune: Path) -> None:
     file = promise(small_tune, "fast.json", tokens_per_second=1e6)
     done = ladder("verify", file, "--minutes", "0.1", "--format", "json", folder=small_tune)
-    assert done.returncode == 6, done.stderr
-    assert "slower than it promises" in done.stderr
-    assert "proof of" in done.stderr
-    document = json.loads(done.stdout)
+    assert done.status == 6, done.errors
+    assert "slower than it promises" in done.errors
+    assert "proof of" in done.errors
+    document = json.loads(done.output)
     assert (document["fits"], document["holds"]) == (True, False)
     assert document["seconds"] > 6  # it trained for as long as it was told
     seen = document["peak_device_gib"]
@@ -59,7 +52,7 @@ def test_the_steps_that_are_asked_for_are_whole_and_those_of_a_proof_have_two_mi
 ) -> None:
     file = promise(small_tune, "accumulating.json", batch=12)
     done = ladder("verify", file, *asked, "--tolerance", "0.99", "--format", "json", folder=small_tune)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.errors
     section = json.loads((small_tune / file).read_text())["ladder"]
     whole = 12 // section["world_size"] // section["micro_batch"]
     assert whole > 2
@@ -68,13 +61,13 @@ def test_the_steps_that_are_asked_for_are_whole_and_those_of_a_proof_have_two_mi
     (measure,) = [event["t"] for event in events if event["kind"] == "phase" and event["phase"] == "measure"]
     (end,) = [event["t"] for event in events if event["kind"] == "phase" and event["phase"] == "evaluation"]
     timed = [event for event in events if event["kind"] == "step" and measure < event["t"] < end]
-    steps = json.loads(done.stdout)["optimizer_steps"]
+    steps = json.loads(done.output)["optimizer_steps"]
     assert len(timed) == steps * (whole if is_whole else 2)
     assert not asked or steps == 2
 
 
 def test_what_no_longer_fits_says_where_it_ran_out(small_tune: Path) -> None:
     done = ladder("verify", promise(small_tune, "small.json", limit=200 << 20), folder=small_tune)
-    assert done.returncode == 3
-    assert "no longer fits here: rank" in done.stderr
-    assert done.stderr.count("Traceback") == 0
+    assert done.status == 3
+    assert "no longer fits here: rank" in done.errors
+    assert done.errors.count("Traceback") == 0

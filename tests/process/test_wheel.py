@@ -43,14 +43,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fresh" / "bin"
 
 
-def test_the_installed_command_says_its_version_from_the_wheel_alone(programs: Path, tmp_path: Path) -> None:
+def test_the_installed_command_says_its_version_and_holds_the_bundled_models_and_machines(
+    programs: Path, tmp_path: Path
+) -> None:
     from ladder import __version__
 
     assert run(programs / "ladder", "--version", folder=tmp_path).splitlines()[0] == f"ladder {__version__}"
     place = run(programs / "python", "-c", "import ladder; print(ladder.__file__)", folder=tmp_path)
     assert Path(place.strip()).is_relative_to(programs.parent)
-
-
-def test_the_wheel_holds_the_bundled_models_and_machines(programs: Path, tmp_path: Path) -> None:
     planned = run(programs / "ladder", "plan", "llama-2-7b", "--machine", "a100-40", folder=tmp_path)
     assert "zero3" in planned
