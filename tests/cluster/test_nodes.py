@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import TINY_CONFIG, processes_with, wait_until
-from helpers.clusters import Cluster, Slurm, running_slurm
+from helpers.clusters import LADDER, Cluster, Slurm, running_slurm
 from helpers.scripts import SCRIPTS, folder_with_inputs
 
 from ladder.emit import load_best_config
@@ -29,7 +29,6 @@ from ladder.runs.stored_run import read_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_TWO = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
-LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--backend", "deepspeed", "--quiet"]
 _ALLOCATION = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
 Check = Callable[[], None]
@@ -84,12 +83,17 @@ def test_doctor_measures_the_links_between_the_nodes_of_a_job_and_a_tune_over_th
     assert read_run(tmp_path / "run").space.rates == tuple(sorted(rates.items()))
 
 
-def test_doctor_measures_the_links_between_the_hosts_of_a_hostfile(ssh: Cluster, tmp_path: Path) -> None:
+def test_doctor_measures_the_links_between_the_hosts_of_a_hostfile_and_a_tune_over_them_is_proven(
+    ssh: Cluster, tmp_path: Path, leaves_nothing: Check
+) -> None:
     (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
-    done = ssh.run(
-        *MEASURE, "--hostfile", "hosts", folder=tmp_path, timeout=240, environment={"LADDER_CACHE": str(tmp_path)}
-    )
+    cache = {"LADDER_CACHE": str(tmp_path)}
+    done = ssh.run(*MEASURE, "--hostfile", "hosts", folder=tmp_path, timeout=240, environment=cache)
     assert measured_rates(done)["network_bytes"] > 1e6
+    done = ssh.run(*TUNE, "--hostfile", "hosts", "--time-budget", "10s", folder=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
+    leaves_nothing()
 
 
 def test_a_job_with_fewer_nodes_than_asked_for_ends_before_the_first_trial(slurm: Slurm, tmp_path: Path) -> None:
@@ -143,15 +147,8 @@ def test_a_job_that_is_over_is_told(slurm: Slurm, tmp_path: Path) -> None:
 
 def _begun(slurm: Slurm, folder: Path) -> subprocess.Popen[bytes]:
     """A tune over two nodes in the middle of a trial."""
-    with (folder / "out.txt").open("wb") as out:
-        tune = subprocess.Popen(
-            [*ON_TWO, *TUNE, "--nodes", "2", "--run-dir", "run", "--time-budget", "25s"],
-            cwd=folder,
-            env=slurm.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
+    command = [*ON_TWO, *TUNE, "--nodes", "2", "--run-dir", "run", "--time-budget", "25s"]
+    tune = slurm.begin(*command, folder=folder)
     wait_until(lambda: any("step" in file.read_text() for file in (folder / "run").glob("trials/*/rank1.jsonl")), 60)
     return tune
 
@@ -222,14 +219,6 @@ def test_a_tune_that_is_ended_leaves_nothing_on_any_node(
     began = time.monotonic()
     tune.wait(timeout=30)
     assert time.monotonic() - began < 10
-    leaves_nothing()
-
-
-def test_a_tune_over_the_hosts_of_a_hostfile_is_proven(ssh: Cluster, tmp_path: Path, leaves_nothing: Check) -> None:
-    (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
-    done = ssh.run(*TUNE, "--hostfile", "hosts", "--time-budget", "10s", folder=tmp_path, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
     leaves_nothing()
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers import wait_until
-from helpers.clusters import Cluster
+from helpers.clusters import LADDER, Cluster
 
 from ladder.emit import load_best_config
 
-LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--launcher", "ray", "--backend", "deepspeed", "--quiet"]
 
 
@@ -40,15 +37,7 @@ def test_a_tune_over_two_nodes_of_a_ray_cluster_is_proven(
 def test_a_tune_that_is_killed_leaves_nothing_on_any_node_of_ray(
     ray: Cluster, tmp_path: Path, leaves_nothing: Callable[[], None]
 ) -> None:
-    with (tmp_path / "out.txt").open("wb") as out:
-        tune = subprocess.Popen(
-            [*TUNE, "--nodes", "2", "--run-dir", "run"],
-            cwd=tmp_path,
-            env=ray.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
+    tune = ray.begin(*TUNE, "--nodes", "2", "--run-dir", "run", folder=tmp_path)
     trials = tmp_path / "run" / "trials"
     wait_until(lambda: any("step" in file.read_text() for file in trials.glob("*/rank1.jsonl")), 90)
     tune.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`ladder sbatch` and `srun ladder` in a real Slurm: `pytest -m cluster tests/cluster`."""
+"""`ladder sbatch` and `srun ladder` in a real Slurm."""
 
 from __future__ import annotations
 
@@ -37,12 +37,6 @@ def in_the_middle(slurm: Slurm, folder: Path, job: str) -> bytes:
     return journal.read_bytes()
 
 
-def require_continued(folder: Path, history: bytes) -> None:
-    assert (folder / "best_config.json").exists(), output(folder)
-    assert (folder / "run" / "journal.log").read_bytes().startswith(history)
-    assert "Continuing: " in output(folder), output(folder)
-
-
 def test_the_written_job_tunes_to_its_end(slurm: Slurm, tmp_path: Path) -> None:
     job = written(slurm, tmp_path, "tiny-llama", *SIMULATED, "--partition", "all", "--time", "00:30:00")
     ended = slurm.wait_for(job)
@@ -50,14 +44,25 @@ def test_the_written_job_tunes_to_its_end(slurm: Slurm, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "best_config.json").read_text())["ladder"]
 
 
-def test_a_job_without_time_left_queues_itself_and_goes_on(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "again",
+    [
+        # What `--signal=B:TERM@120` does two minutes before the end; Slurm's clock of time limits counts in minutes.
+        ("scancel", "--batch", "--signal=TERM"),
+        ("scontrol", "requeue"),
+    ],
+)
+def test_a_job_without_time_left_or_that_somebody_queues_again_goes_on(
+    slurm: Slurm, tmp_path: Path, again: tuple[str, ...]
+) -> None:
     job = written(slurm, tmp_path, *LONG)
     history = in_the_middle(slurm, tmp_path, job)
-    # What `--signal=B:TERM@120` does two minutes before the end; Slurm's clock of time limits counts in minutes.
-    slurm.run("scancel", "--batch", "--signal=TERM", job, folder=tmp_path)
+    slurm.run(*again, job, folder=tmp_path)
     slurm.wait_for(job, "PENDING")
     assert slurm.wait_for(job, "COMPLETED", "FAILED")["Restarts"] == "1", output(tmp_path)
-    require_continued(tmp_path, history)
+    assert (tmp_path / "best_config.json").exists(), output(tmp_path)
+    assert (tmp_path / "run" / "journal.log").read_bytes().startswith(history)
+    assert "Continuing: " in output(tmp_path), output(tmp_path)
 
 
 @pytest.mark.night
@@ -76,15 +81,6 @@ def test_a_job_whose_time_is_nearly_up_is_told_by_slurm_and_goes_on(slurm: Slurm
     slurm.run("scancel", job, folder=tmp_path)
     assert slurm.wait_for(job)["JobState"] == "CANCELLED"
     assert (tmp_path / "run" / "journal.log").read_bytes().startswith(history)
-
-
-def test_a_job_that_somebody_queues_again_goes_on(slurm: Slurm, tmp_path: Path) -> None:
-    job = written(slurm, tmp_path, *LONG)
-    history = in_the_middle(slurm, tmp_path, job)
-    slurm.run("scontrol", "requeue", job, folder=tmp_path)
-    slurm.wait_for(job, "PENDING")
-    assert slurm.wait_for(job, "COMPLETED", "FAILED")["Restarts"] == "1", output(tmp_path)
-    require_continued(tmp_path, history)
 
 
 def test_a_job_that_somebody_cancels_stays_cancelled(slurm: Slurm, tmp_path: Path) -> None:

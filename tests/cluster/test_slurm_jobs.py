@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import Bench, tiny_trial, wait_until
-from helpers.clusters import Slurm
+from helpers.clusters import LADDER, Slurm
 
 from ladder.emit import load_best_config
 from ladder.launch.jobs import files
@@ -20,7 +19,6 @@ from ladder.launch.jobs.launcher import JobsLauncher
 from ladder.launch.watch import now
 
 pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
-LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [
     *(*LADDER, "tune", "tiny-llama", "--launcher", "slurm-jobs", "--gpus", "0", "--cpus-per-task", "2"),
     *("--backend", "deepspeed", "--run-dir", "run"),
@@ -47,15 +45,7 @@ def job_of(slurm: Slurm) -> str:
 @contextmanager
 def begun(slurm: Slurm, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A tune in the background, which is over at the end of the block."""
-    with (folder / "out.txt").open("wb") as out:
-        tune = subprocess.Popen(
-            [*TUNE, *ON_TWO, *LONG],
-            cwd=folder,
-            env=slurm.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
+    tune = slurm.begin(*TUNE, *ON_TWO, *LONG, folder=folder)
     try:
         yield tune
     finally:

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.clusters import Cluster
+from helpers.clusters import LADDER, Cluster
 
 from ladder.emit import load_best_config
 
 pytestmark = pytest.mark.night
-LADDER = [sys.executable, "-m", "ladder.cli.main"]
 TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--launcher", "ray", "--nodes", "2"]
 
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import secrets
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import Bench
 
+from ladder.launch.local import LocalLauncher
 from ladder.machine.gpus import visible_gpus
+from ladder.machine.machine import detect_machine
+from ladder.tuning.preparation import rank_environment
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gpu-tests"
 
@@ -30,6 +37,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--part-seconds") is not None:
         config.pluginmanager.register(_Part(config.getoption("--part-seconds")))
+
+
+@pytest.fixture(scope="session")
+def bench_on(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[int, dict[str, Any]], AbstractContextManager[Bench]]:
+    """Makes benches on the first so many GPUs, for the model of a configuration."""
+
+    @contextmanager
+    def made(gpus: int, config: dict[str, Any]) -> Iterator[Bench]:
+        machine = detect_machine(gpus=gpus, gpu_memory=None, host_memory=None, nvme_path=None)
+        marker = f"ladder-test-{secrets.token_hex(8)}"
+        launcher = LocalLauncher(
+            marker=marker,
+            job={"model_config": config, "task": "causal-lm", "operators": []},
+            environment=rank_environment(machine),
+            log=tmp_path_factory.mktemp("server") / "server.log",
+            gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus),
+        )
+        bench = Bench(launcher, [], marker)
+        with closing(launcher):
+            yield bench
+        assert bench.processes() == []
+
+    return made
 
 
 class _Part:

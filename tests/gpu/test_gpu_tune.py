@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pynvml
@@ -25,7 +26,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="ne
 
 
 VOCABULARY = 128_000
-BATCH = 16
 needs_bitsandbytes = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
 needs_liger = pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")
@@ -36,15 +36,22 @@ def used_bytes() -> int:
     return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(visible_gpus()[0].uuid)).used)
 
 
+SIXTEEN = ["--global-batch-size", "16", "--seq-len", "1024"]
+
+
+def tune(folder: Path, *arguments: str, run: str = "run", **changes: Any) -> pd.DataFrame:
+    """What trials.csv says of a tune on one GPU; `changes` are to the configuration of the four layers."""
+    (folder / "config.json").write_text(json.dumps({**FOUR_LAYERS_CONFIG, **changes}))
+    files = ["--run-dir", str(folder / run), "--output", str(folder / "best_config.json")]
+    assert main(["tune", str(folder), "--gpus", "1", *arguments, *files]) == 0
+    return pd.read_csv(folder / run / "trials.csv")
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpu tune")
-    (folder / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
     (folder / "used before").write_text(str(used_bytes()))
-    arguments = ["tune", str(folder), "--gpus", "1", "--gpu-memory", "8GiB", "--global-batch-size", str(BATCH)]
-    arguments += ["--seq-len", "1024", "--rung", "zero2", "--rung", "zero2+opt-cpu", "--rung", "zero3"]
-    arguments += ["--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]
-    assert main(arguments) == 0
+    tune(folder, *SIXTEEN, "--gpu-memory", "8GiB", *("--rung", "zero2", "--rung", "zero2+opt-cpu", "--rung", "zero3"))
     return folder
 
 
@@ -70,7 +77,7 @@ def test_energy_and_utilisation_are_recorded_but_not_where_the_optimizer_s_share
     assert (told["watts"] > 50).all()
     assert (told["joules_per_token"] > 0).all()
     # With one or two micro-steps in a step, a trial's steps are those of a training.
-    whole = fits[fits["micro_batch"] >= BATCH // 2]
+    whole = fits[fits["micro_batch"] >= 8]
     assert len(whole) > 0
     assert whole["watts"].notna().all()
 
@@ -88,11 +95,8 @@ def test_no_gpu_memory_is_left_behind(tuned: Path) -> None:
 
 def tuned_with_logits(folder: Path, rung: str, *arguments: str) -> pd.DataFrame:
     """The checkpointed candidates, by rung and micro-batch, of a tune whose logits are most of what it holds."""
-    (folder / "config.json").write_text(json.dumps({**FOUR_LAYERS_CONFIG, "vocab_size": VOCABULARY}))
-    workload = ["tune", str(folder), "--gpus", "1", "--global-batch-size", "32", "--seq-len", "1024", *arguments]
-    workload += ["--rung", rung, "--strategy", "exhaustive"]
-    assert main([*workload, "--run-dir", str(folder / "run"), "--output", str(folder / "best_config.json")]) == 0
-    table = pd.read_csv(folder / "run" / "trials.csv").query("checkpointing == 'on'")
+    workload = ["--global-batch-size", "32", "--seq-len", "1024", "--rung", rung, "--strategy", "exhaustive"]
+    table = tune(folder, *workload, *arguments, vocab_size=VOCABULARY).query("checkpointing == 'on'")
     return table.set_index(["rung", "micro_batch"])
 
 
@@ -125,14 +129,11 @@ def test_on_liger_s_kernels_what_did_not_fit_does_and_losses_are_the_same(tmp_pa
 def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memory_in_between(
     tmp_path: Path, rung: str, allowed: list[str]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
-    arguments = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
-    arguments += ["--rung", rung, "--micro-batch", "4", "--strategy", "exhaustive", *allowed]
-    assert main([*arguments, "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]) == 0
+    options = ["--no-liger", "--rung", rung, "--micro-batch", "4", "--strategy", "exhaustive", *allowed]
+    table = tune(tmp_path, *SIXTEEN, *options)
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert section["proof"]["gathered_16bit_weights"]
     assert not any("losses" in warning for warning in section["warnings"])
-    table = pd.read_csv(tmp_path / "run" / "trials.csv")
     assert not table["why"].str.contains("losses differ from those").any()
     for _, engine in table.groupby("rung"):
         allocated = engine.set_index("checkpointing")["peak_allocated_gib"]
@@ -143,12 +144,8 @@ def test_what_lies_beyond_the_ladder_is_proven_and_half_checkpointing_takes_memo
 @needs_liger
 @pytest.mark.skipif("cpu" not in ways_of_checkpointing(version("transformers")), reason="needs a transformers that can")
 def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_host(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({**FOUR_LAYERS_CONFIG, "num_hidden_layers": 12, "max_position_embeddings": 65536})
-    )
-    workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "2", "--seq-len", "65536", "--liger"]
-    workload += ["--rung", "zero2+opt-cpu", "--gpu-memory", "10GiB"]
-    assert main([*workload, "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]) == 0
+    options = ["--global-batch-size", "2", "--seq-len", "65536", "--liger", "--rung", "zero2+opt-cpu"]
+    tune(tmp_path, *options, "--gpu-memory", "10GiB", num_hidden_layers=12, max_position_embeddings=65536)
     section = load_best_config(tmp_path / "best_config.json")["ladder"]
     assert section["offload_activations"], "the only one that fits, whose losses were compared with those of zero1"
     assert not any("losses" in warning for warning in section["warnings"])
@@ -156,13 +153,8 @@ def test_a_sequence_too_long_for_the_gpu_is_trained_with_its_activations_on_the_
 
 @needs_torchao
 def test_fp8_on_one_gpu_trains_like_16_bits_and_is_faster_with_compiled_blocks(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
-    workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", "--no-liger"]
-    workload += ["--backend", "torch", "--rung", "ddp", "--micro-batch", "8", "--strategy", "exhaustive"]
-    allowed = ["--allow", "fp8", "--allow", "compile"]
-    output = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]
-    assert main([*workload, *allowed, *output]) == 0
-    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    options = ["--backend", "torch", "--rung", "ddp", "--micro-batch", "8", "--strategy", "exhaustive", "--no-liger"]
+    table = tune(tmp_path, *SIXTEEN, *options, "--allow", "fp8", "--allow", "compile")
     fits = set(table[table["outcome"] == "fits"]["rung"])
     assert {"ddp", "ddp+fp8", "ddp+compile", "ddp+compile+fp8"} <= fits
     speeds = table.query("checkpointing == 'off'").set_index("rung")["tokens_per_second"]
@@ -180,12 +172,8 @@ def test_fp8_on_one_gpu_trains_like_16_bits_and_is_faster_with_compiled_blocks(t
     ],
 )
 def test_fsdp2_on_one_gpu_is_tried_and_proven(tmp_path: Path, adapters: list[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
-    workload = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024", *adapters]
-    workload += ["--backend", "torch", "--rung", "fsdp2", "--rung", "fsdp2+no-reshard", "--micro-batch", "4"]
-    output = ["--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "best_config.json")]
-    assert main([*workload, "--no-liger", "--strategy", "exhaustive", *output]) == 0
-    table = pd.read_csv(tmp_path / "run" / "trials.csv")
+    rungs = ["--backend", "torch", "--rung", "fsdp2", "--rung", "fsdp2+no-reshard", "--micro-batch", "4"]
+    table = tune(tmp_path, *SIXTEEN, *adapters, *rungs, "--no-liger", "--strategy", "exhaustive")
     fits = table[table["outcome"] == "fits"]
     assert {"fsdp2", "fsdp2+no-reshard"} <= set(fits["rung"])
     print(fits[["rung", "checkpointing", "tokens_per_second"]])
@@ -193,15 +181,11 @@ def test_fsdp2_on_one_gpu_is_tried_and_proven(tmp_path: Path, adapters: list[str
 
 
 def test_engines_in_processes_that_stayed_are_measured_as_in_new_ones(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(FOUR_LAYERS_CONFIG))
-    arguments = ["tune", str(tmp_path), "--gpus", "1", "--global-batch-size", "16", "--seq-len", "1024"]
-    arguments += ["--backend", "deepspeed", "--no-liger", "--strategy", "exhaustive", "--micro-batch", "4"]
-    arguments += ["--rung", "zero0", "--rung", "zero1", "--rung", "zero2"]
+    options = ["--backend", "deepspeed", "--no-liger", "--strategy", "exhaustive", "--micro-batch", "4"]
+    options += ["--rung", "zero0", "--rung", "zero1", "--rung", "zero2"]
     tables = {}
     for name, extra in {"stayed": [], "new": ["--cold"]}.items():
-        files = ["--run-dir", str(tmp_path / name), "--output", str(tmp_path / f"{name}.json")]
-        assert main([*arguments, *extra, *files]) == 0
-        table = pd.read_csv(tmp_path / name / "trials.csv")
+        table = tune(tmp_path, *SIXTEEN, *options, *extra, run=name)
         tables[name] = table[table["outcome"] == "fits"].set_index(["rung", "checkpointing"])
     stayed, new = tables["stayed"], tables["new"]
     logs = [file.read_text() for file in (tmp_path / "stayed" / "trials").glob("*/rank0.log")]

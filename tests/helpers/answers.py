@@ -11,28 +11,10 @@ from ladder.candidates import Candidate, Engine
 from ladder.emit import Answer
 from ladder.events.outcome import Measurement
 from ladder.units import GIB
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.source import resolve_model
+from ladder.workload.workload import Workload
 
-SHAPE = ModelShape(
-    name="meta-llama/Llama-2-7b-hf",
-    source="bundled",
-    config={"model_type": "llama"},
-    model_type="llama",
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=32,
-    head_dim=4096 // 32,
-    vocab_size=32000,
-    max_positions=4096,
-    num_parameters=6_738_415_616,
-    num_matmul_parameters=6_607_077_376,
-    num_block_parameters=202_383_360,
-    largest_parameter=131_072_000,
-    gated_mlp=True,
-    is_encoder_decoder=False,
-)
+SHAPE = dataclasses.replace(resolve_model("llama-2-7b"), name="meta-llama/Llama-2-7b-hf")
 MEASUREMENT = Measurement(
     accumulate_seconds=0.9,
     boundary_seconds=1.1,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+LADDER = (sys.executable, "-m", "ladder.cli.main")
 NODES = ("node1", "node2")
 _CORES = 4
 """Of each virtual node. Chosen: enough for four tasks; Slurm is told not to compare it with the machine."""
@@ -49,6 +50,13 @@ class Cluster:
             text=True,
             timeout=timeout,
         )
+
+    def begin(self, *command: str, folder: Path) -> subprocess.Popen[bytes]:
+        """Start `command` in `folder`, with its output in the file out.txt there."""
+        with (folder / "out.txt").open("wb") as out:
+            return subprocess.Popen(
+                command, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
 
 
 class Slurm(Cluster):

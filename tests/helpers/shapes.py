@@ -10,7 +10,8 @@ from typing import Any
 
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.candidates import Candidate, Engine, Knob
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.shapes import shape_from_config
+from ladder.workload.workload import Workload
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -103,29 +104,17 @@ def llama_like(
     **changes: object,
 ) -> Workload:
     """A workload on a Llama shape with an untied output head; `changes` are of the workload's own fields."""
-    kv_heads = heads if kv_heads is None else kv_heads
-    block = 2 * hidden**2 + 2 * hidden * (hidden // heads * kv_heads) + 3 * hidden * intermediate + 2 * hidden
-    parameters = 2 * vocab * hidden + num_layers * block + hidden
-    model = ModelShape(
-        name="llama-like",
-        source="file",
-        config={},
-        model_type="llama",
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_layers=num_layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        vocab_size=vocab,
-        max_positions=4096,
-        num_parameters=parameters,
-        num_matmul_parameters=parameters - vocab * hidden - (2 * num_layers + 1) * hidden,
-        num_block_parameters=block,
-        largest_parameter=vocab * hidden,
-        gated_mlp=True,
-        is_encoder_decoder=False,
-    )
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+    }
+    model = shape_from_config(config, name="llama-like", source="file")
     settings = {"task": "causal-lm", "seq_len": seq_len, "global_batch_size": 64} | changes
     return Workload(model=model, **settings)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A tune without the command line: its loop over whatever launcher a test brings."""
+"""Tunes without the command line: the loop over whatever launcher a test brings, and the call on a machine on paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers.values import WORLD_SIZE, space_on
+import ladder
+from helpers.values import PAPER, WORLD_SIZE, space_on
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung
 from ladder.launch.base import Launcher
@@ -43,3 +44,10 @@ def tune_over(
             launcher=launcher,
             **options,
         ).tune(strategy)
+
+
+def on_paper(folder: Path, model: str, **options: Any) -> ladder.Tuned:
+    """A tune on one H200 on paper, or on what `options` say, with all its files in `folder`."""
+    folder.mkdir(exist_ok=True)
+    files = {"run_dir": folder / "run", "output": folder / "best_config.json"}
+    return ladder.tune(model, **{**PAPER, **files, **options})

@@ -9,14 +9,16 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from arguments import stubs
+from helpers.tunes import on_paper
+from helpers.values import PAPER
 
 import ladder
 from ladder.cli.main import main
@@ -30,13 +32,13 @@ from ladder.tuning.run import run_tune
 from ladder.tuning.scale_options import ScaleOptions
 from ladder.tuning.tune_events import TrialBegins, TrialEnds, TuneEvent
 
-PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "a100-40", "quiet": True}
-
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> ladder.Tuned:
     folder = tmp_path_factory.mktemp("api")
-    return ladder.tune("llama-2-7b", rungs=["zero2"], run_dir=folder / "run", output=str(folder / "best.json"), **PAPER)
+    return on_paper(
+        folder, "llama-2-7b", rungs=["zero2"], machine="a100-40", gpus=None, output=str(folder / "best.json")
+    )
 
 
 def test_importing_ladder_loads_nothing_heavy_and_shows_its_api() -> None:
@@ -56,14 +58,10 @@ def test_a_tune_returns_what_its_file_says(tuned: ladder.Tuned) -> None:
     assert tuned.deepspeed_config() == {key: value for key, value in document.items() if key != "ladder"}
     assert tuned.best.candidate.engine.rung.name == document["ladder"]["rung"] == "zero2"
     assert f"{tuned.best.tokens_per_second:,.0f} tokens/s" in repr(tuned)
-
-
-def test_training_arguments_agree_with_the_configuration(tuned: ladder.Tuned) -> None:
+    assert repr(tuned).endswith(", simulated on a100-40>")
     arguments = tuned.training_arguments()
-    config = arguments["deepspeed"]
-    assert config == tuned.deepspeed_config()
-    assert arguments["per_device_train_batch_size"] == config["train_micro_batch_size_per_gpu"]
-    assert arguments["gradient_accumulation_steps"] == config["gradient_accumulation_steps"]
+    assert arguments["deepspeed"] == tuned.deepspeed_config()
+    assert arguments["per_device_train_batch_size"] == document["train_micro_batch_size_per_gpu"]
 
 
 def test_the_trials_are_a_frame_and_a_notebook_shows_them(tuned: ladder.Tuned) -> None:
@@ -76,7 +74,7 @@ def test_the_trials_are_a_frame_and_a_notebook_shows_them(tuned: ladder.Tuned) -
 
 
 def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: Path) -> None:
-    nothing = ladder.tune("llama-2-7b", gpu_memory="2GiB", run_dir=tmp_path, output=tmp_path / "best.json", **PAPER)
+    nothing = on_paper(tmp_path, "llama-2-7b", gpu_memory="2GiB")
     assert "nothing proven" in repr(nothing)
     with pytest.raises(NothingFitsError, match=r"What would fit, by prediction: .*GPUs of \d+ GiB"):
         _ = nothing.best
@@ -87,35 +85,17 @@ def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: P
     [
         ({"gpu": 4}, r"tune\(\) has no option gpu; did you mean gpus\?"),
         ({"gpu_memory": "lots"}, "'lots' is not a size"),
-        ({"gpu_memory": 0}, "gpu_memory: 0 is not valid; give a whole number of at least 1"),
-        ({"rungs": ["zero9"]}, "zero9"),
         ({"rungs": "zero9"}, 'rungs="zero9" is unknown'),
-        ({"rungs": None}, "rungs: None is not valid"),
         ({"strategy": "nope"}, "strategy: 'nope' is unknown; choose from auto, "),
-        ({"dtype": "fp32"}, "dtype: 'fp32' is unknown; choose from bf16, fp16"),
-        ({"optimizer": "lion"}, "optimizer: 'lion' is unknown"),
-        ({"task": ["causal-lm"]}, "task: .* is unknown"),
-        ({"launcher": "magic"}, "launcher: 'magic' is unknown"),
         ({"time_budget": "300"}, "time_budget: '300' is not a duration; write it like 15m"),
-        ({"time_budget": 0}, "time_budget: 0 is not valid"),
         ({"seq_len": "2048"}, "seq_len: '2048' is not valid; give a whole number of at least 2"),
-        ({"seq_len": -5}, "seq_len: -5 is not valid"),
-        ({"seq_len": 0}, "seq_len: 0 is not valid"),
-        ({"seq_len": 2048.0}, "seq_len: 2048.0 is not valid"),
-        ({"global_batch_size": 0}, "global_batch_size: 0 is not valid"),
-        ({"gpus": -1}, "gpus: -1 is not valid"),
         ({"gpus": True}, "gpus: True is not valid"),
         ({"micro_batches": [4, 0]}, "micro_batches: 0 is not valid"),
         ({"tolerance": -1}, "tolerance: -1 is not valid; give a number from 0 to 0.5"),
-        ({"audit": 2}, "audit: 2 is not valid"),
         ({"knobs": 1000}, "knobs: 1000 is not valid; give a whole number from 0 to 200"),
-        ({"gradient_clipping": -1.0}, "gradient_clipping: -1.0 is not valid"),
-        ({"gradient_clipping": None}, "gradient_clipping: None is not valid"),
         ({"gradient_clipping": float("nan")}, "gradient_clipping: nan is not valid"),
-        ({"gradient_clipping": float("inf")}, "gradient_clipping: inf is not valid"),
         ({"gradient_clipping": 10**400}, "gradient_clipping: 1000"),
         ({"output": None}, "output: None is not valid; give a path"),
-        ({"run_dir": 3}, "run_dir: 3 is not valid; give a path"),
         ({"liger": "yes"}, "liger: 'yes' is not valid; give True or False"),
         ({"machine": 40}, "machine: 40 is not valid; give a text"),
         ({"strategy": "walk", "tolerance": 0.1}, 'tolerance=… has no effect with strategy="walk"'),
@@ -123,16 +103,13 @@ def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: P
 )
 def test_an_option_that_cannot_be_is_a_usage_error(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        ladder.tune("llama-2-7b", **{**PAPER, **options})
+        ladder.tune("llama-2-7b", **(PAPER | options))
 
 
-def test_every_option_of_a_tune_is_checked() -> None:
+def test_every_option_of_a_tune_is_checked_at_the_latest_when_the_tune_begins() -> None:
     for name in declared(TuneOptions):
         with pytest.raises(UsageError):
             checked_values(TuneOptions, {name: object()})
-
-
-def test_options_that_were_not_checked_are_when_the_tune_begins() -> None:
     with pytest.raises(UsageError, match="--gradient-clipping: inf is not valid"):
         run_tune(TuneOptions(model="llama-2-7b", gradient_clipping=float("inf")))
 
@@ -157,43 +134,30 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"gpus": -4}, "gpus: -4 is not valid"),
+def test_a_plan_refuses_what_a_tune_refuses() -> None:
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"gpus": 0}, "gpus: 0 is not valid; give a whole number from 1 to 1024"),
-        ({"seq_len": -3}, "seq_len: -3 is not valid"),
-        ({"dtype": "fp32"}, "dtype: 'fp32' is unknown"),
-        ({"host_memory": 0}, "host_memory: 0 is not valid"),
-        ({"speed": 1}, r"plan\(\) has no option speed; choose from dtype, "),
-    ],
-)
-def test_a_plan_refuses_what_a_tune_refuses(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ladder.plan("llama-2-7b", **{"gpus": 4, "gpu_memory": "40GiB", **options})
+        ({"gpus": 4, "speed": 1}, r"plan\(\) has no option speed; choose from dtype, "),
+    )
+    for options, words in refused:
+        with pytest.raises(UsageError, match=words):
+            ladder.plan("llama-2-7b", gpu_memory="40GiB", **options)
 
 
 def test_a_plan_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
-    from ladder.cli.main import main
-
     planned = ladder.plan("llama-2-7b", gpus=4, gpu_memory="40GiB")
     assert main(["plan", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--format", "json"]) == 0
     assert planned.facts == json.loads(capsys.readouterr().out)
     assert list(planned.rungs["rung"]) == [row["rung"] for row in planned.facts["rungs"]]
+    assert repr(planned).startswith("<Planned: llama-2-7b on 4 GPUs of 40 GiB; expected winner ")
+    nothing = ladder.plan("llama-2-13b", gpus=1, gpu_memory="2GiB")
+    assert repr(nothing) == "<Planned: llama-2-13b on 1 GPU of 2 GiB; nothing is predicted to fit>"
 
 
 def test_a_tune_runs_off_the_main_thread(tmp_path: Path) -> None:
-    results: list[ladder.Tuned] = []
-
-    def work() -> None:
-        results.append(
-            ladder.tune("llama-2-7b", rungs=["zero3"], run_dir=tmp_path, output=tmp_path / "b.json", **PAPER)
-        )
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert results[0].best.candidate.engine.rung.name == "zero3"
+    with ThreadPoolExecutor() as threads:
+        tuned = threads.submit(on_paper, tmp_path, "llama-2-7b", rungs="zero3", micro_batches=1)
+    assert tuned.result().best.candidate.engine.rung.name == "zero3"
 
 
 class Pressing:
@@ -225,45 +189,27 @@ def pressed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_ctrl_c_ends_a_tune_and_not_the_process_and_the_same_call_goes_on(
     pressed: Pressing, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"run_dir": tmp_path, "output": tmp_path / "best.json", **PAPER}
+    options: dict[str, Any] = {"rungs": ["zero1", "zero2", "zero3"], "gpus": 4}
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped; what was measured is kept" if pressed.times == 1 else "^$"):
-        ladder.tune("llama-2-7b", **options)
+        on_paper(tmp_path, "llama-2-7b", **options)
     assert signal.getsignal(signal.SIGINT) is before
     assert "ending the trial" in capfd.readouterr().err
     pressed.times = 0
     begun = len(pressed.trials)
-    assert ladder.tune("llama-2-7b", **options).best.candidate.engine.rung.name
+    assert on_paper(tmp_path, "llama-2-7b", **options).best.candidate.engine.rung.name
     assert pressed.trials[0] not in pressed.trials[begun:]
 
 
-def test_a_simulated_result_says_so(tuned: ladder.Tuned) -> None:
-    assert repr(tuned).endswith(", simulated on a100-40>")
-
-
-def test_turned_knobs_are_in_the_report_and_the_table(tmp_path: Path) -> None:
-    turned = ladder.tune("llama-2-7b", rungs=["zero3"], knobs=4, run_dir=tmp_path, output=tmp_path / "b.json", **PAPER)
-    assert turned.trials["why"].str.contains("; with ").any()
-    assert "; with " in turned.report.read_text()
-
-
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [
-        (ladder.tune, TuneOptions),
-        (ladder.plan, PlanOptions),
-        (ladder.scale, ScaleOptions),
-        (ladder.verify, VerifyOptions),
-    ],
-)
-def test_a_signature_names_every_option_with_its_type_and_default(function: Any, options: type) -> None:
-    parameters = inspect.signature(function).parameters
-    assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    assert parameters.keys() >= declared(options).keys()
-    if options is TuneOptions:
-        assert parameters["strategy"].default == "auto"
-        assert parameters["time_budget"].annotation == float | str | None
-        assert "gpu_memory: int | str | None = None" in str(inspect.signature(function))
+def test_a_signature_names_every_option_with_its_type_and_default() -> None:
+    calls: dict[Any, type] = {ladder.tune: TuneOptions, ladder.plan: PlanOptions, ladder.scale: ScaleOptions}
+    for function, options in {**calls, ladder.verify: VerifyOptions}.items():
+        parameters = inspect.signature(function).parameters
+        assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        assert parameters.keys() >= declared(options).keys()
+    signature = inspect.signature(ladder.tune)
+    assert signature.parameters["strategy"].default == "auto"
+    assert "gpu_memory: int | str | None = None" in str(signature)
 
 
 def test_the_stubs_for_editors_are_as_the_options_are_declared() -> None:
@@ -300,8 +246,7 @@ def test_notes_name_options_as_python_callers_write_them_and_those_of_the_comman
         if isinstance(event, ladder.Note):
             notes.append(event.text)
 
-    files: dict[str, Any] = {"run_dir": tmp_path / "run", "output": tmp_path / "best.json"}
-    ladder.tune("llama-3.2-1b", gpus=3, rungs="zero3", callbacks=[keep], **files, **PAPER)
+    on_paper(tmp_path, "llama-3.2-1b", gpus=3, rungs="zero3", callbacks=[keep])
     assert any(note.endswith("over 3 ranks (global_batch_size=…).") for note in notes)
     assert not any("--" in note for note in notes)
     ladder.plan("llama-3.2-1b", gpus=3, gpu_memory="40GiB")
@@ -317,13 +262,6 @@ def test_every_expected_error_can_be_caught_by_its_public_name() -> None:
         assert issubclass(error, ladder.LadderError)
 
 
-def test_a_plan_says_what_it_expects() -> None:
-    planned = ladder.plan("llama-2-7b", gpus=8, gpu_memory="40GiB")
-    assert repr(planned).startswith("<Planned: llama-2-7b on 8 GPUs of 40 GiB; expected winner ")
-    nothing = ladder.plan("llama-2-13b", gpus=1, gpu_memory="2GiB")
-    assert repr(nothing) == "<Planned: llama-2-13b on 1 GPU of 2 GiB; nothing is predicted to fit>"
-
-
 def test_a_run_that_is_loaded_has_the_result_of_its_tune(tuned: ladder.Tuned) -> None:
     loaded = ladder.load_run(tuned.output.run_dir)
     assert not loaded.running
@@ -336,18 +274,18 @@ def test_a_run_that_is_loaded_has_the_result_of_its_tune(tuned: ladder.Tuned) ->
 
 
 def test_a_run_can_be_loaded_while_its_tune_goes_on(tmp_path: Path) -> None:
-    seen: list[tuple[bool, int, str]] = []
+    seen: list[bool] = []
 
     def look(event: TuneEvent) -> None:
         if isinstance(event, TrialEnds) and not seen:
             loaded = ladder.load_run(tmp_path / "run")
-            with pytest.raises(UsageError, match="is still running") as error:
+            assert loaded.trials["trial"].notna().any()
+            with pytest.raises(UsageError, match="is still running"):
                 _ = loaded.best
-            seen.append((loaded.running, int(loaded.trials["trial"].notna().sum()), str(error.value)))
+            seen.append(loaded.running)
 
-    folder: dict[str, Any] = {"run_dir": tmp_path / "run", "output": tmp_path / "best.json"}
-    ladder.tune("llama-2-7b", rungs=["zero3"], callbacks=[look], **folder, **PAPER)
-    assert [(running, number > 0) for running, number, _ in seen] == [(True, True)]
+    on_paper(tmp_path, "llama-2-7b", rungs="zero3", callbacks=[look])
+    assert seen == [True]
 
 
 def test_a_folder_that_is_no_run_is_a_usage_error(tmp_path: Path) -> None:

@@ -9,120 +9,95 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 from helpers.answers import answer
 
-from ladder.cli.export import Exported
 from ladder.cli.main import main
+from ladder.emit import emit_all
 from ladder.emit.config import best_config, load_best_config
-from ladder.emit.exporters.registry import EXPORTERS as EXPORTS
-from ladder.emit.exporters.registry import exported
+from ladder.emit.exporters.registry import EXPORTERS, exported
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.errors import UsageError
-from ladder.tuning.declaring import declared
 from ladder.workload.lora import Lora
-from ladder.workload.trained import LoadIn
+
+
+@dataclasses.dataclass
+class Written:
+    """An answer in its file, exported with changes to ladder's own section."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.document = load_best_config(self.path)
+        self.section = self.document["ladder"]
+
+    def text(self, target: str, **changes: Any) -> str:
+        return exported({**self.document, "ladder": {**self.section, **changes}}, self.path, target)
+
+    def words(self, target: str, **changes: Any) -> dict[str, Any]:
+        words: dict[str, Any] = yaml.safe_load(self.text(target, **changes))
+        return words
 
 
 @pytest.fixture(scope="module")
-def config(simulated_run: Path) -> Path:
-    return simulated_run.parent / "best_config.json"
-
-
-@pytest.fixture(scope="module")
-def document(config: Path) -> dict[str, Any]:
-    return load_best_config(config)
-
-
-def _lines(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
-
-
-def _with(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The same answer with other figures in ladder's section."""
-    return {**document, "ladder": {**document["ladder"], **changes}}
+def written(simulated_run: Path) -> Written:
+    return Written(simulated_run.parent / "best_config.json")
 
 
 def _asked_of_slurm(text: str) -> dict[str, str]:
     return dict(line.removeprefix("#SBATCH --").split("=") for line in text.splitlines() if line.startswith("#SBATCH"))
 
 
-def test_the_command_knows_every_export() -> None:
-    assert set(get_args(declared(Exported)["target"].kind.typed)) == set(EXPORTS)
-
-
-def test_the_trainer_and_accelerate_get_what_the_tune_wrote_beside_the_answer(
-    config: Path, document: dict[str, Any]
+def test_the_trainer_and_accelerate_get_what_the_tune_wrote_beside_the_answer_and_deepspeed_its_own_keys_alone(
+    written: Written,
 ) -> None:
-    assert exported(document, config, "trainer") == config.with_name("best_config.trainer.json").read_text()
-    accelerate = "".join(line for line in _lines(exported(document, config, "accelerate")) if line[0] != "#")
-    assert accelerate == config.with_name("best_config.accelerate.yaml").read_text()
-
-
-def test_deepspeed_gets_its_own_keys_alone(config: Path, document: dict[str, Any]) -> None:
-    assert json.loads(exported(document, config, "deepspeed")) == {k: v for k, v in document.items() if k != "ladder"}
+    assert written.text("trainer") == written.path.with_name("best_config.trainer.json").read_text()
+    lines = written.text("accelerate").splitlines(keepends=True)
+    accelerate = "".join(line for line in lines if line[0] != "#")
+    assert accelerate == written.path.with_name("best_config.accelerate.yaml").read_text()
+    own = {name: value for name, value in written.document.items() if name != "ladder"}
+    assert json.loads(written.text("deepspeed")) == own
 
 
 # The programs' own names for it: their schemas, as published.
 NAMES = {
-    "axolotl": {
-        "batch": "micro_batch_size",
-        "length": "sequence_len",
-        "model": "base_model",
-        "optimizer": "optimizer",
-    },
-    "llama-factory": {"batch": "per_device_train_batch_size", "length": "cutoff_len", "model": "model_name_or_path"},
-    "trl": {"batch": "per_device_train_batch_size", "length": "max_length", "model": "model_name_or_path"},
+    "axolotl": ("micro_batch_size", "sequence_len", "base_model"),
+    "llama-factory": ("per_device_train_batch_size", "cutoff_len", "model_name_or_path"),
+    "trl": ("per_device_train_batch_size", "max_length", "model_name_or_path"),
 }
 
 
 @pytest.mark.parametrize("target", NAMES)
-def test_every_program_trains_the_same(target: str, config: Path, document: dict[str, Any]) -> None:
-    fragment, names, answer = yaml.safe_load(exported(document, config, target)), NAMES[target], document["ladder"]
-    assert fragment[names["batch"]] == answer["micro_batch"]
-    assert fragment[names["length"]] == answer["workload"]["seq_len"]
-    assert fragment[names["model"]] == "your model"
+def test_every_program_trains_the_same(target: str, written: Written) -> None:
+    fragment, answer, workload = written.words(target), written.section, written.section["workload"]
+    named = [fragment[name] for name in NAMES[target]]
+    assert named == [answer["micro_batch"], workload["seq_len"], "your model"]
     assert fragment["gradient_accumulation_steps"] == answer["accumulation"]
-    assert fragment[answer["workload"]["dtype"]] is True
-    assert fragment["max_grad_norm"] == answer["workload"]["gradient_clipping"]
-    assert fragment[names.get("optimizer", "optim")] == "adamw_torch_fused"
+    assert fragment["max_grad_norm"] == workload["gradient_clipping"]
+    assert fragment["optimizer" if target == "axolotl" else "optim"] == "adamw_torch_fused"
+    for dtype in ("bf16", "fp16"):
+        found = written.words(target, workload={**workload, "dtype": dtype})
+        assert {name for name in ("bf16", "fp16") if found.get(name)} == {dtype}
+    with pytest.raises(UsageError, match=f"--for {target}: it trains only causal-lm models"):
+        written.text(target, workload={**workload, "task": "masked-lm"})
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_checkpointing_is_switched_by_each_program_s_own_name(on: bool, config: Path, document: dict[str, Any]) -> None:
-    answer = {**document, "ladder": {**document["ladder"], "checkpoint_every": int(on)}}
-    factory, axolotl = (yaml.safe_load(exported(answer, config, name)) for name in ("llama-factory", "axolotl"))
+def test_checkpointing_is_switched_by_each_program_s_own_name(on: bool, written: Written) -> None:
+    # A transformers whose own name for it these programs do not know.
+    changes = {"checkpoint_every": int(on), "versions": {"transformers": "5.23.0"}}
+    factory, axolotl, trl = (written.words(name, **changes) for name in ("llama-factory", "axolotl", "trl"))
     assert factory["disable_gradient_checkpointing"] is not on
     assert "gradient_checkpointing" not in factory
     assert factory.get("use_reentrant_gc", True) is not on
-    assert axolotl["gradient_checkpointing"] is on
-    assert ("gradient_checkpointing_kwargs" in axolotl) is on
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_axolotl_is_told_of_both_precisions(dtype: str, config: Path, document: dict[str, Any]) -> None:
-    answer = document["ladder"]
-    changed = {**document, "ladder": {**answer, "workload": {**answer["workload"], "dtype": dtype}}}
-    fragment = yaml.safe_load(exported(changed, config, "axolotl"))
-    assert {name for name in ("bf16", "fp16") if fragment[name]} == {dtype}
-
-
-@pytest.mark.parametrize("target", NAMES)
-def test_a_program_gets_no_task_that_it_does_not_train(target: str, config: Path, document: dict[str, Any]) -> None:
-    answer = document["ladder"]
-    other = {**document, "ladder": {**answer, "workload": {**answer["workload"], "task": "masked-lm"}}}
-    with pytest.raises(UsageError, match=f"--for {target}: it trains only causal-lm models"):
-        exported(other, config, target)
-
-
-def test_deepspeed_is_named_once_in_what_trl_gets(config: Path, document: dict[str, Any]) -> None:
-    fragment = yaml.safe_load(exported(document, config, "trl"))
-    assert "deepspeed" not in fragment
-    assert Path(fragment["accelerate_config"]).is_file()
+    for fragment in (axolotl, trl):
+        assert fragment["gradient_checkpointing"] is on
+        assert fragment.get("gradient_checkpointing_kwargs") == ({"use_reentrant": False} if on else None)
+        assert "activation_checkpointing" not in fragment
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -130,43 +105,24 @@ def test_deepspeed_is_named_once_in_what_trl_gets(config: Path, document: dict[s
     ("model", "loadable"),
     [
         ({"name": "org/model", "source": "hub"}, "org/model"),
-        ({"name": "gpt2", "source": "hub"}, "gpt2"),
         ({"name": "meta-llama/Llama-2-7b-hf", "source": "bundled"}, "meta-llama/Llama-2-7b-hf"),
-        ({"name": "mine", "source": "folder", "folder": "/models/mine"}, "/models/mine"),
         ({"name": "mine/config.json", "source": "file", "folder": "/models/mine"}, "/models/mine"),
         ({"name": "shape.json", "source": "file"}, "your model"),
         ({"name": "a\nmicro_batch_size: 7", "source": "bundled"}, "your model"),
     ],
 )
 def test_the_model_is_one_to_load_or_the_user_s_to_name(
-    target: str, model: dict[str, str], loadable: str, config: Path, document: dict[str, Any]
+    target: str, model: dict[str, str], loadable: str, written: Written
 ) -> None:
-    found = {"folder": None, **model}
-    text = exported({**document, "ladder": {**document["ladder"], "model": found}}, config, target)
-    assert yaml.safe_load(text)[NAMES[target]["model"]] == loadable
+    text = written.text(target, model={"folder": None, **model})
+    assert yaml.safe_load(text)[NAMES[target][2]] == loadable
     assert yaml.safe_load(text).get("micro_batch_size") != 7
     assert ("# Replace `your model` with the name of your model: " in text) is (loadable == "your model")
 
 
-@pytest.mark.parametrize("version", ["5.22.0", "5.23.0"])
-def test_programs_built_on_the_trainer_get_the_name_of_checkpointing_that_they_know(
-    version: str, config: Path, document: dict[str, Any]
-) -> None:
-    section = {**document["ladder"], "checkpoint_every": 1, "versions": {"transformers": version}}
-    answer = {**document, "ladder": section}
-    for target in ("axolotl", "trl"):
-        fragment = yaml.safe_load(exported(answer, config, target))
-        assert fragment["gradient_checkpointing"] is True
-        assert fragment["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
-    for target in NAMES:
-        assert "activation_checkpointing" not in exported(answer, config, target)
-
-
 @pytest.mark.parametrize("target", ["trl", "trainer", "accelerate", "axolotl"])
-def test_what_is_exported_from_the_run_folder_names_files_that_are_there(
-    target: str, simulated_run: Path, document: dict[str, Any]
-) -> None:
-    text = exported(document, simulated_run / "best_config.json", target)
+def test_what_is_exported_from_the_run_folder_names_files_that_are_there(target: str, simulated_run: Path) -> None:
+    text = Written(simulated_run / "best_config.json").text(target)
     named = re.findall(r"/\S[^\n\"']*best_config\.[a-z.]+", text)
     assert named
     assert [name for name in named if Path(name).parent != simulated_run or not Path(name).is_file()] == []
@@ -174,53 +130,34 @@ def test_what_is_exported_from_the_run_folder_names_files_that_are_there(
 
 
 def test_a_copy_without_its_companion_says_how_to_make_it(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    written: Written, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "my copy.json"
-    shutil.copy(config, copy)
-    assert main(["export", str(copy), "--for", "trl"]) == 0
+    shutil.copy(written.path, "my copy.json")
+    assert main(["export", "my copy.json", "--for", "trl"]) == 0
     text = capsys.readouterr().out
+    assert "\ndeepspeed:" not in text, "it is named in accelerate's file"
     (making,) = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ladder export")]
     assert main(shlex.split(making)[1:]) == 0
     assert Path(yaml.safe_load(text)["accelerate_config"]).is_file()
     capsys.readouterr()
-    assert main(["export", str(copy), "--for", "trl"]) == 0
+    assert main(["export", "my copy.json", "--for", "trl"]) == 0
     assert "ladder export" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("output", [".", "", "..", "folder"])
-def test_an_output_that_is_no_file_is_refused_in_a_sentence(
-    output: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_output_that_is_no_file_or_the_answer_itself_is_refused_in_a_sentence(
+    written: Written, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    assert main(["export", str(config), "--output", output]) == 2
-    printed = capsys.readouterr().err
-    assert "exported.yaml" in printed
-    assert printed.count("\n") == 1
-
-
-def test_the_answer_is_not_overwritten_by_what_is_exported_from_it(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(config, "best_config.json")
-    (tmp_path / "link.json").symlink_to("best_config.json")
-    for output in ("best_config.json", str(tmp_path / "best_config.json"), "link.json"):
-        assert main(["export", "--for", "torchrun", "--output", output]) == 2
-        assert "would replace the answer" in capsys.readouterr().err
-    assert Path("best_config.json").read_bytes() == config.read_bytes()
-
-
-@pytest.mark.parametrize("command", ["export", "verify"])
-def test_a_file_nested_without_end_is_one_sentence(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "deep.json").write_text("[" * 200_000)
-    assert main([command, str(tmp_path / "deep.json")]) == 2
-    printed = capsys.readouterr().err
-    assert "nested too deeply" in printed
-    assert printed.count("\n") == 1
+    shutil.copy(written.path, "best_config.json")
+    (folder / "link.json").symlink_to("best_config.json")
+    (folder / "folder").mkdir()
+    outputs = dict.fromkeys((".", "", "folder"), "exported.yaml")
+    outputs |= dict.fromkeys(("best_config.json", str(folder / "best_config.json"), "link.json"), "replace the answer")
+    for output, words in outputs.items():
+        assert main(["export", "--output", output]) == 2
+        printed = capsys.readouterr().err
+        assert words in printed
+        assert printed.count("\n") == 1
+    assert Path("best_config.json").read_bytes() == written.path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -232,10 +169,10 @@ def test_a_file_nested_without_end_is_one_sentence(
     ],
 )
 def test_the_scripts_are_bash_and_run_the_script_they_are_given(
-    target: str, form: list[str], words: list[str], config: Path, tmp_path: Path
+    target: str, form: list[str], words: list[str], written: Written, tmp_path: Path
 ) -> None:
     script = tmp_path / "job.sh"
-    assert main(["export", str(config), "--for", target, "--output", str(script)]) == 0
+    assert main(["export", str(written.path), "--for", target, "--output", str(script)]) == 0
     for program in ("torchrun", "srun"):  # print what they are asked to do
         (tmp_path / program).write_text('#!/bin/sh\necho "$(basename "$0")" "$OMP_NUM_THREADS" "$@"\n')
         (tmp_path / program).chmod(0o755)
@@ -244,7 +181,7 @@ def test_the_scripts_are_bash_and_run_the_script_they_are_given(
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     assert done.stdout.split()[: len(words)] == words
     if "accelerate" in words:
-        assert done.stdout.endswith(f"--deepspeed_config_file {config} my train.py --lr 1\n")
+        assert done.stdout.endswith(f"--deepspeed_config_file {written.path} my train.py --lr 1\n")
     else:
         assert "my train.py --lr 1 --deepspeed" in done.stdout
     without = subprocess.run([str(script), *form], check=False, capture_output=True, text=True, env=environment)
@@ -252,9 +189,9 @@ def test_the_scripts_are_bash_and_run_the_script_they_are_given(
     assert "train.py [its arguments]" in without.stderr
 
 
-def test_a_job_says_which_file_is_missing_before_it_starts_anything(config: Path, tmp_path: Path) -> None:
+def test_a_job_says_which_file_is_missing_before_it_starts_anything(written: Written, tmp_path: Path) -> None:
     moved, script = tmp_path / "moved.json", tmp_path / "job.sh"
-    shutil.copy(config, moved)
+    shutil.copy(written.path, moved)
     assert main(["export", str(moved), "--for", "sbatch", "--output", str(script)]) == 0
     said = []
     for _ in range(2):
@@ -266,52 +203,35 @@ def test_a_job_says_which_file_is_missing_before_it_starts_anything(config: Path
     assert "moved.json cannot be read; it was moved or removed" in said[1]
 
 
-def test_what_a_cluster_asks_for_is_there_to_be_filled_in(config: Path, document: dict[str, Any]) -> None:
-    text = exported(document, config, "sbatch")
+def test_llama_factory_is_told_what_to_do_and_keeps_the_allocator_s_settings(written: Written) -> None:
+    fragment = written.words("llama-factory")
+    assert (fragment["stage"], fragment["do_train"], fragment["finetuning_type"]) == ("sft", True, "full")
+    command = written.text("llama-factory").splitlines()[1]
+    assert command.startswith("#   OMP_NUM_THREADS=")
+    assert command.endswith(" OPTIM_TORCH=0 FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train your.yaml")
+
+
+def test_sbatch_asks_for_what_was_measured_and_what_a_cluster_asks_for_is_there_to_be_filled_in(
+    written: Written,
+) -> None:
+    text = written.text("sbatch")
     asked = _asked_of_slurm(text)
-    assert (asked["job-name"], asked["output"]) == ("llama-2-7b", "%x-%j.out")
+    assert (asked["job-name"], asked["output"], asked["gpus-per-node"]) == ("llama-2-7b", "%x-%j.out", "8")
+    assert int(asked["cpus-per-task"]) == 8 * int(written.section["environment"]["OMP_NUM_THREADS"])
+    assert shlex.split(text.splitlines()[-1])[:2] == ["srun", f"--cpus-per-task={asked['cpus-per-task']}"]
     assert "Usage:\n#   sbatch job.sh train.py" in text
     for name in ("time", "account", "partition"):
         assert f"\n##SBATCH --{name}=" in text
         assert name not in asked
 
 
-def test_llama_factory_is_told_what_to_do(config: Path, document: dict[str, Any]) -> None:
-    fragment = yaml.safe_load(exported(document, config, "llama-factory"))
-    assert (fragment["stage"], fragment["do_train"], fragment["finetuning_type"]) == ("sft", True, "full")
-
-
-def test_llama_factory_keeps_the_allocator_s_settings(config: Path, document: dict[str, Any]) -> None:
-    command = exported(document, config, "llama-factory").splitlines()[1]
-    assert command.startswith("#   OMP_NUM_THREADS=")
-    assert command.endswith(" OPTIM_TORCH=0 FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train your.yaml")
-
-
-def test_sbatch_asks_for_the_gpus_and_cores_that_were_measured(config: Path, document: dict[str, Any]) -> None:
-    text = exported(document, config, "sbatch")
-    asked = _asked_of_slurm(text)
-    assert asked["gpus-per-node"] == "8"
-    assert int(asked["cpus-per-task"]) == 8 * int(document["ladder"]["environment"]["OMP_NUM_THREADS"])
-    assert shlex.split(text.splitlines()[-1])[:2] == ["srun", f"--cpus-per-task={asked['cpus-per-task']}"]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "held", "asked"),
-    [
-        (8, 400.0, "472G"),  # 400 + 40 + 8 × 4
-        (8, 14.93, "49G"),  # 16.4 + 32, rounded up
-        (1, 0.5, "5G"),
-    ],
-)
-def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loaders(
-    ranks: int, held: float, asked: str, config: Path, document: dict[str, Any]
-) -> None:
-    text = exported(_with(document, world_size=ranks, host_memory_gib=held), config, "sbatch")
-    assert _asked_of_slurm(text)["mem"] == asked
+def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loaders(written: Written) -> None:
+    text = written.text("sbatch", world_size=8, host_memory_gib=400.0)
+    assert _asked_of_slurm(text)["mem"] == "472G"  # 400 + 40 + 8 × 4
     # sbatch reads no further than the first line that is no comment.
     before, _, after = text.partition("#SBATCH --mem")
     assert all(line.startswith("#") for line in before.splitlines())
-    assert f"the ranks used {held:.2f} GiB when this was measured" in before
+    assert "the ranks used 400.00 GiB when this was measured" in before
     assert "Data loaders, and loading the weights, may need more" in before
     assert after.splitlines()[1] == "set -euo pipefail"
 
@@ -319,66 +239,46 @@ def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loa
 WITH_COMMENTS = ["accelerate", "axolotl", "llama-factory", "trl", "torchrun", "sbatch"]
 
 
-@pytest.mark.parametrize("target", WITH_COMMENTS)
-def test_an_export_says_what_the_answer_warns_of(target: str, config: Path, document: dict[str, Any]) -> None:
-    said = ["its states are bf16", "thin headroom: 1.0% of memory left at the peak"]
-    lines = exported(_with(document, warnings=said), config, target).splitlines()
-    assert [line for line in lines if "Warning" in line] == [f"# Warning: {warning}." for warning in said]
-    assert "Warning" not in exported(_with(document, warnings=[]), config, target)
-
-
-def test_an_export_of_a_simulated_answer_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for target in WITH_COMMENTS:
-        assert main(["export", str(config), "--for", target]) == 0
-        assert "\n# Warning: simulated on a100-40: " in "\n" + capsys.readouterr().out
+def test_all_but_json_holds_the_warnings_such_as_that_an_answer_is_simulated(written: Written) -> None:
+    for target in EXPORTERS:
+        text = written.text(target)
+        if target in WITH_COMMENTS:
+            assert "\n# Warning: simulated on a100-40: " in "\n" + text
+        else:
+            assert "simulated on" not in json.dumps(json.loads(text))
 
 
 @pytest.mark.parametrize("target", WITH_COMMENTS)
-def test_no_warning_breaks_out_of_its_comment(target: str, config: Path, document: dict[str, Any]) -> None:
+def test_no_warning_breaks_out_of_its_comment(target: str, written: Written) -> None:
     breaks = "\n\r\x0b\x0c\x1c\x85\u2028\u2029\x00\x1b"
     warnings = [f"paper machine {each}#SBATCH --mem=1G\nmicro_batch_size: 7\ntouch it" for each in breaks]
-    text = exported(_with(document, warnings=warnings), config, target)
-    harmless = exported(_with(document, warnings=[]), config, target)
+    text = written.text(target, warnings=warnings)
+    harmless = written.text(target, warnings=[])
     assert text.count("# Warning: paper machine ") == len(breaks)
     kept = [line for line in text.splitlines() if not line.startswith("# Warning: ")]
     assert kept == harmless.splitlines()
     assert text.isprintable() or set(filter(lambda each: not each.isprintable(), text)) == {"\n"}
 
 
-def test_all_but_json_holds_the_warnings(config: Path, document: dict[str, Any]) -> None:
-    answer = _with(document, warnings=["its states are bf16"])
-    silent = {target for target in EXPORTS if "its states are bf16" not in exported(answer, config, target)}
-    assert silent == {"trainer", "deepspeed"}
-    for target in silent:
-        json.loads(exported(answer, config, target))
-
-
-def test_an_answer_for_several_nodes_says_so_in_its_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = tmp_path / "best_config.json"
-    paper = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "16"]  # which has 8 in a node
-    files = ["--output", str(answer), "--run-dir", str(tmp_path / "run")]
-    assert main(["tune", "llama-2-7b", "--quiet", *paper, *files]) == 0
-    capsys.readouterr()
-    assert main(["export", str(answer), "--for", "sbatch"]) == 0
-    job = capsys.readouterr().out
+def test_an_answer_for_several_nodes_says_so_in_its_job(tmp_path: Path) -> None:
+    path = tmp_path / "best_config.json"
+    emit_all(answer("zero3", world_size=16, num_nodes=2, workload={"global_batch_size": 128}), path)
+    job, axolotl, factory = (Written(path).text(name) for name in ("sbatch", "axolotl", "llama-factory"))
     assert "#SBATCH --nodes=2\n" in job
     assert "#SBATCH --gpus-per-node=8\n" in job
     assert job.count('--rdzv_endpoint "$head:$port"') == 1
     assert "--machine_rank" in job
-    assert main(["export", str(answer), "--for", "axolotl"]) == 0
-    assert "--nproc_per_node=8 --nnodes=2 " in capsys.readouterr().out
-    assert main(["export", str(answer), "--for", "llama-factory"]) == 0
-    assert "NPROC_PER_NODE=8 NNODES=2 " in capsys.readouterr().out
-    assert (
-        "srun --nodes=2 --ntasks-per-node=1 bash best_config.launch.sh" in answer.with_suffix(".launch.sh").read_text()
-    )
+    assert "--nproc_per_node=8 --nnodes=2 " in axolotl
+    assert "NPROC_PER_NODE=8 NNODES=2 " in factory
+    launch = path.with_suffix(".launch.sh").read_text()
+    assert "srun --nodes=2 --ntasks-per-node=1 bash best_config.launch.sh" in launch
 
 
 def test_a_file_that_was_edited_is_not_exported(
-    config: Path, document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    written: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edited = tmp_path / "best_config.json"
-    edited.write_text(json.dumps({**document, "gradient_clipping": 7}))
+    edited.write_text(json.dumps({**written.document, "gradient_clipping": 7}))
     assert main(["export", str(edited)]) == 2
     assert "changed after ladder wrote it" in capsys.readouterr().err
 
@@ -386,8 +286,11 @@ def test_a_file_that_was_edited_is_not_exported(
 ADAPTERS = Lora(rank=16, alpha=32, dropout=0.05)
 
 
-def _with_adapters(lora: Lora, load_in: LoadIn | None = None) -> dict[str, Any]:
-    return best_config(answer("zero2", workload={"lora": lora, "load_in": load_in}))
+def words_for(target: str, **workload: Any) -> dict[str, Any]:
+    """What `target` is told of an answer with adapters."""
+    document = best_config(answer("zero2", workload=workload))
+    words: dict[str, Any] = yaml.safe_load(exported(document, Path("best_config.json"), target))
+    return words
 
 
 IN_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -401,34 +304,27 @@ IN_WORDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("target", IN_WORDS)
-def test_each_program_gets_adapters_and_quantisation_in_its_own_words(target: str, config: Path) -> None:
+def test_each_program_gets_adapters_and_quantisation_in_its_own_words(target: str) -> None:
     adapters, quantised = IN_WORDS[target]
-    plain: dict[str, Any] = yaml.safe_load(exported(_with_adapters(ADAPTERS), config, target))
+    plain = words_for(target, lora=ADAPTERS)
     assert plain.items() >= {**adapters, "lora_alpha": 32, "lora_dropout": 0.05}.items()
-    in_4_bits: dict[str, Any] = yaml.safe_load(exported(_with_adapters(ADAPTERS, "4bit"), config, target))
-    assert in_4_bits.items() >= quantised.items()
-    named = yaml.safe_load(exported(_with_adapters(Lora(targets=("q_proj", "v_proj"))), config, target))
+    assert words_for(target, lora=ADAPTERS, load_in="4bit").items() >= quantised.items()
+    named = words_for(target, lora=Lora(targets=("q_proj", "v_proj")))
     assert "q_proj" in str(named["lora_target" if target == "llama-factory" else "lora_target_modules"])
-
-
-def test_trl_itself_makes_the_same_adapters_of_its_words(config: Path, tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
-    words = yaml.safe_load(exported(_with_adapters(ADAPTERS), config, "trl"))
-    known = {field.name for field in dataclasses.fields(trl.ModelConfig)}
-    asked = trl.ModelConfig(**{name: value for name, value in words.items() if name in known})
-    assert Lora.from_peft(vars(trl.get_peft_config(asked))) == ADAPTERS
-    one = yaml.safe_load(exported(_with_adapters(Lora(targets=("c_attn",))), config, "trl"))
-    pattern = trl.get_peft_config(
-        trl.ModelConfig(use_peft=True, lora_target_modules=one["lora_target_modules"])
-    ).target_modules
-    assert re.fullmatch(pattern, "transformer.h.0.attn.c_attn")
-
-
-@pytest.mark.parametrize("target", IN_WORDS)
-def test_a_program_that_cannot_freeze_the_same_modules_is_refused(target: str, config: Path) -> None:
-    document = best_config(answer("zero2", workload={"freeze": ("model.embed_tokens",)}))
     with pytest.raises(UsageError, match=r"it cannot freeze model\.embed_tokens as it was measured"):
-        exported(document, config, target)
+        words_for(target, freeze=("model.embed_tokens",))
+
+
+def test_trl_itself_makes_the_same_adapters_of_its_words() -> None:
+    trl = pytest.importorskip("trl")
+    known = {field.name for field in dataclasses.fields(trl.ModelConfig)}
+
+    def made_of(lora: Lora) -> Any:
+        words = words_for("trl", lora=lora)
+        return trl.get_peft_config(trl.ModelConfig(**{name: words[name] for name in known & words.keys()}))
+
+    assert Lora.from_peft(vars(made_of(ADAPTERS))) == ADAPTERS
+    assert re.fullmatch(made_of(Lora(targets=("c_attn",))).target_modules, "transformer.h.0.attn.c_attn")
 
 
 def test_the_launch_script_says_which_adapters_the_script_has_to_make() -> None:

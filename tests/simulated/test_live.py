@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, tiny_trial
+from helpers import tiny_trial
 from helpers.searches import fitting, make_space
 from rich.console import Console
 
@@ -17,9 +17,7 @@ from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.report import rest
 from ladder.search import belief
-from ladder.search.cost import PROOF_SECONDS
 from ladder.search.speed import calibrate_speed as calibrate
-from ladder.tuning import trial_request
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import (
@@ -33,12 +31,15 @@ from ladder.tuning.tune_events import (
     each_of,
 )
 from ladder.tuning.watch import watching
+from ladder.tuning.watch.bars import bar, columns
 from ladder.tuning.watch.live import LiveView
 from ladder.tuning.watch.live_parts import time_line
 from ladder.tuning.watch.progress import Progress
 from ladder.units import GIB
 
 WIDTHS = (40, 80, 120)
+SPACE = make_space("zero1", "zero2", world_size=2, probe_layers=4)
+FITTING = [fitting(SPACE, candidate) for candidate in SPACE.candidates]
 
 
 class Camera(LiveView):
@@ -65,17 +66,37 @@ class Camera(LiveView):
             self.shoot()
 
 
+class Watch(Progress):
+    """It keeps each estimate of the time that is left at most."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        super().__init__()
+
+    def _estimate(self) -> None:
+        super()._estimate()
+        assert self.rest is not None
+        assert 0 <= self.rest.least <= self.rest.most
+        self.seen.append(self.rest.most)
+
+
 def tune(tell: Subscriber, folder: Path) -> None:
     options: dict[str, Any] = {"model": "llama-2-7b", "launcher": "simulated", "machine": "a100-40"}
     run_tune(TuneOptions(**options, run_dir=folder / "run", output=folder / "best_config.json"), tell)
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Camera]:
-    """One tune on terminals of several sizes, by their width and height."""
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[tuple[int, int], Camera], Watch]:
+    """One tune on terminals of several sizes, by their width and height, and what was estimated."""
     films = {(width, 60): Camera(width) for width in WIDTHS} | {(100, 20): Camera(100, height=20)}
-    tune(each_of(*films.values()), tmp_path_factory.mktemp("film"))
-    return films
+    watch = Watch()
+    tune(each_of(*films.values(), watch), tmp_path_factory.mktemp("film"))
+    return films, watch
+
+
+@pytest.fixture
+def films(watched: tuple[dict[tuple[int, int], Camera], Watch]) -> dict[tuple[int, int], Camera]:
+    return watched[0]
 
 
 @pytest.fixture(params=WIDTHS)
@@ -131,17 +152,10 @@ def test_what_a_trial_says_cannot_paint_the_terminal() -> None:
     assert "[bold]name[/bold]" in capture.get()
 
 
-def test_the_rest_shrinks_to_nothing_as_the_tune_ends(tmp_path: Path) -> None:
-    seen: list[float] = []
-
-    class Watch(Progress):
-        def _estimate(self) -> None:
-            super()._estimate()
-            assert self.rest is not None
-            assert 0 <= self.rest.least <= self.rest.most
-            seen.append(self.rest.most)
-
-    tune(Watch(), tmp_path)
+def test_the_rest_shrinks_to_nothing_as_the_tune_ends(
+    watched: tuple[dict[tuple[int, int], Camera], Watch],
+) -> None:
+    seen = watched[1].seen
     assert len(seen) > 3
     assert seen[0] > 60
     assert seen[-1] < 0.2 * seen[0]
@@ -150,10 +164,8 @@ def test_the_rest_shrinks_to_nothing_as_the_tune_ends(tmp_path: Path) -> None:
 def test_what_has_to_come_after_a_trial_is_left_however_long_the_trial_takes(
     progress: Progress, tmp_path: Path
 ) -> None:
-    space, spec = progress.space, tiny_trial(tmp_path, 1)
-    assert space is not None
-    records = [fitting(space, candidate) for candidate in space.candidates]
-    progress(TrialEnds(TrialRun(spec=spec, events=[]), records))
+    spec = tiny_trial(tmp_path, 1)
+    progress(TrialEnds(TrialRun(spec=spec, events=[]), FITTING))
     assert progress.rest is not None
     assert 0 < progress.rest.proof < progress.rest.most
     far = time.monotonic() + 10_000
@@ -166,16 +178,10 @@ def test_what_has_to_come_after_a_trial_is_left_however_long_the_trial_takes(
         assert progress.left(far) == (after, after)
 
 
-def test_a_proof_that_takes_long_is_not_almost_done(
-    progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    space = progress.space
-    assert space is not None
-    records = [fitting(space, candidate) for candidate in space.candidates]
+def test_a_proof_that_takes_long_is_not_almost_done(progress: Progress, tmp_path: Path) -> None:
     spec = tiny_trial(tmp_path, 1)
-    progress(TrialEnds(TrialRun(spec=spec, events=[]), records))
-    key = records[0].candidate_key
-    named = [spec.candidates[0].model_copy(update={"key": key})]
+    progress(TrialEnds(TrialRun(spec=spec, events=[]), FITTING))
+    named = [spec.candidates[0].model_copy(update={"key": FITTING[0].candidate_key})]
     progress(TrialBegins(spec.model_copy(update={"proof": True, "candidates": named}), "to be seen"))
     assert progress.trial is not None
     assert progress.trial.expected is not None
@@ -184,50 +190,25 @@ def test_a_proof_that_takes_long_is_not_almost_done(
     assert time_line(progress).plain.endswith("elapsed, longer than expected")
 
 
-def test_the_proof_is_expected_to_take_as_long_as_it_is_told_to() -> None:
-    assert trial_request.proof_steps(bundled_workload())["seconds"] == PROOF_SECONDS
-
-
-def test_losses_that_are_still_to_be_compared_count(progress: Progress) -> None:
-    space = progress.space
-    assert space is not None
-    records = [fitting(space, candidate) for candidate in space.candidates]
-    told = belief.believe(space, records)
-    none, two = (rest.rest(told, records, number) for number in (0, 2))
+def test_losses_that_are_still_to_be_compared_count() -> None:
+    told = belief.believe(SPACE, FITTING)
+    none, two = (rest.rest(told, FITTING, number) for number in (0, 2))
     assert (two.most - none.most, two.least - none.least) == pytest.approx((two.comparisons, two.comparisons))
     assert two.comparisons > 0
 
 
-def test_a_simulated_tune_gives_no_estimate_of_real_time(
-    films: dict[tuple[int, int], Camera], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulated_tune_gives_no_estimate_of_real_time(films: dict[tuple[int, int], Camera]) -> None:
     pictures = films[120, 60].pictures
     assert all("no estimate of the time left, as trials are simulated" in picture for picture in pictures)
     assert not any(re.search(r"\bleft$|almost done|of about", picture, re.MULTILINE) for picture in pictures)
-    with watching(quiet=False) as view:
-        tune(view, tmp_path)
-    lines = capfd.readouterr().err.splitlines()
-    assert [line for line in lines if re.match(r"  \d+\.\d s \(", line)] == []
-    assert any(line.startswith("  would have taken ") for line in lines)
 
 
-def measured(spec: TrialSpec, peak_device: int) -> MeasuredEvent:
+def measured(spec: TrialSpec, peak: int) -> MeasuredEvent:
     """What a rank says of the trial's first candidate."""
-    return MeasuredEvent(
-        t=2.0,
-        candidate=spec.candidates[0].key,
-        began=1.0,
-        accumulate_seconds=[0.1],
-        boundary_seconds=[0.2],
-        skipped_steps=0,
-        peak_allocated=peak_device,
-        peak_reserved=peak_device,
-        peak_device=peak_device,
-        outside_torch=0,
-        peak_host=GIB,
-        alloc_retries=0,
-        losses=[],
-    )
+    times: dict[str, Any] = {"t": 2.0, "began": 1.0, "accumulate_seconds": [0.1], "boundary_seconds": [0.2]}
+    peaks: dict[str, Any] = dict.fromkeys(("peak_allocated", "peak_reserved", "peak_device"), peak)
+    rest: dict[str, Any] = {"skipped_steps": 0, "outside_torch": 0, "peak_host": GIB, "alloc_retries": 0, "losses": []}
+    return MeasuredEvent(candidate=spec.candidates[0].key, **times, **peaks, **rest)
 
 
 def watch_a_trial(progress: Progress, spec: TrialSpec, peak_device: int, seconds: float) -> None:
@@ -242,7 +223,7 @@ def watch_a_trial(progress: Progress, spec: TrialSpec, peak_device: int, seconds
 def progress() -> Progress:
     """Of a tune on two GPUs that has not begun any trial."""
     progress = Progress()
-    progress(SearchBegins(make_space("zero1", "zero2", world_size=2, probe_layers=4), {}, ()))
+    progress(SearchBegins(SPACE, {}, ()))
     return progress
 
 
@@ -278,43 +259,35 @@ def test_how_long_losses_take_to_compare_says_nothing_of_the_pace_of_trials(prog
 def test_from_one_trial_to_the_next_the_view_fits_the_history_once(
     progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space, spec, fits = progress.space, tiny_trial(tmp_path, 1), []
-    assert space is not None
+    spec, fits = tiny_trial(tmp_path, 1), []
     monkeypatch.setattr(belief, "calibrate_speed", lambda *told, **more: fits.append(told) or calibrate(*told, **more))
     progress(TrialBegins(spec, "to be seen"))
     fits.clear()
-    records = [fitting(space, candidate) for candidate in space.of_engine(space.engines[0])[:2]]
-    progress(TrialEnds(TrialRun(spec=spec, events=[]), records))
+    progress(TrialEnds(TrialRun(spec=spec, events=[]), FITTING[:2]))
     progress(TrialBegins(spec, "to be seen"))
     assert len(fits) == 1
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_without_a_terminal_a_tune_is_plain_lines_or_silence(
-    quiet: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with watching(quiet=quiet) as view:
-        tune(view, tmp_path)
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert "\x1b" not in printed.err
-    assert bool(re.search(r"^trial 0001: ", printed.err, re.MULTILINE)) is not quiet
-
-
-def test_a_tune_that_goes_on_says_how_much_is_measured_already(
+def test_without_a_terminal_a_tune_is_plain_lines_or_silence_and_says_how_much_is_measured_already(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(2):
-        with watching(quiet=False) as view:
+    said = []
+    for quiet in (False, False, True):
+        with watching(quiet=quiet) as view:
             tune(view, tmp_path)
-    assert re.search(
-        r"^Continuing: \d+ of \d+ candidates are measured already\.$", capfd.readouterr().err, re.MULTILINE
-    )
+        printed = capfd.readouterr()
+        assert printed.out == ""
+        said.append(printed.err)
+    first, again, silence = said
+    assert "\x1b" not in first
+    assert re.search(r"^trial 0001: ", first, re.MULTILINE)
+    assert re.search(r"^  would have taken ", first, re.MULTILINE)
+    assert not re.search(r"^  \d+\.\d s \(", first, re.MULTILINE), "no time is estimated"
+    assert re.search(r"^Continuing: \d+ of \d+ candidates are measured already\.$", again, re.MULTILINE)
+    assert "trial 0001" not in silence
 
 
 def test_bars_are_full_at_the_limit_and_above_it() -> None:
-    from ladder.tuning.watch.bars import bar, columns
-
     assert bar(1.0, 4).plain == bar(3.0, 4).plain == "████"
     assert bar(0.0, 4).plain == "░░░░"
     assert bar(0.5, 4).plain == "██░░"

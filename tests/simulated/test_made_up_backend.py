@@ -11,7 +11,8 @@ import pytest
 import yaml
 from helpers.made_up import MADE_UP
 from helpers.made_up_backend import MADE_UP_BACKEND
-from helpers.values import PAPER, bundled_workload, problem_for
+from helpers.tunes import on_paper
+from helpers.values import bundled_workload, problem_for
 from typer.testing import CliRunner
 
 import ladder
@@ -23,20 +24,23 @@ from ladder.emit.exporters.registry import exported
 from ladder.errors import UsageError
 from ladder.techniques.liger import LIGER
 
-TWO = {**PAPER, "gpus": 2}
 [RUNG] = MADE_UP_BACKEND.rungs
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     with BACKENDS.including(MADE_UP_BACKEND):
         yield
 
 
-@pytest.fixture
-def tuned(tmp_path: Path) -> ladder.Tuned:
-    rungs = ["zero1", "zero2", RUNG.name]
-    return ladder.tune("opt-125m", rungs=rungs, run_dir=tmp_path / "run", output=tmp_path / "best_config.json", **TWO)
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("made up")
+
+
+@pytest.fixture(scope="module")
+def tuned(home: Path, registered: None) -> ladder.Tuned:
+    return on_paper(home, "opt-125m", gpus=2, rungs=["zero1", "zero2", RUNG.name])
 
 
 def test_it_is_tried_measured_and_proven_beside_the_main_one(tuned: ladder.Tuned) -> None:
@@ -57,26 +61,22 @@ def test_it_is_predicted_by_its_own_formulas(tuned: ladder.Tuned) -> None:
     assert all(space.predicted_peak(each) > 16.0 * space.workload.weights.trained for each in own)
 
 
-def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, tmp_path: Path) -> None:
-    path = tmp_path / "best_plain.json"
+def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, home: Path) -> None:
+    path = home / "best_plain.json"
     document = load_best_config(path)
     assert document["ladder"]["environment"]["MAGIC"] == "1"
-    assert json.loads((tmp_path / "best_plain.trainer.json").read_text())["use_magic"] == 2
-    assert yaml.safe_load((tmp_path / "best_plain.accelerate.yaml").read_text())["distributed_type"] == "MAGIC"
-    assert "# The weights were enchanted." in (tmp_path / "best_plain.launch.sh").read_text()
+    assert json.loads((home / "best_plain.trainer.json").read_text())["use_magic"] == 2
+    assert yaml.safe_load((home / "best_plain.accelerate.yaml").read_text())["distributed_type"] == "MAGIC"
+    assert "# The weights were enchanted." in (home / "best_plain.launch.sh").read_text()
     assert yaml.safe_load(exported(document, path, "trl"))["magic"] is True
     for program, said in (("axolotl", "it knows no magic"), ("deepspeed", "trains without DeepSpeed")):
         with pytest.raises(UsageError, match=f"--for {program}: .*{said}"):
             exported(document, path, program)
-    assert load_best_config(tmp_path / "best_config.json")["ladder"]["plain"]["rung"] == RUNG.name
+    assert load_best_config(home / "best_config.json")["ladder"]["plain"]["rung"] == RUNG.name
     assert RUNG.name in tuned.report.read_text()
-    explained = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), "--why", RUNG.name], catch_exceptions=False)
+    explained = CliRunner().invoke(app, ["explain", str(home / "run"), "--why", RUNG.name], catch_exceptions=False)
     assert explained.stdout.startswith(RUNG.name)
-
-
-def test_a_stored_run_is_read_again(tuned: ladder.Tuned, tmp_path: Path) -> None:
-    again = ladder.load_run(tmp_path / "run")
-    assert list(again.trials["rung"]) == list(tuned.trials["rung"])
+    assert list(ladder.load_run(home / "run").trials["rung"]) == list(tuned.trials["rung"])
 
 
 def test_it_has_the_techniques_that_its_rung_is_open_to() -> None:
@@ -91,12 +91,11 @@ def test_it_has_the_techniques_that_its_rung_is_open_to() -> None:
     [("opt-125m", 1, "magic needs two ranks"), ("roberta-base", 2, "magic is for causal-lm")],
 )
 def test_where_it_cannot_be_tried_it_says_why(tmp_path: Path, model: str, gpus: int, why: str) -> None:
-    options = {**PAPER, "gpus": gpus, "rungs": ["zero1", RUNG.name]}
-    found = ladder.tune(model, run_dir=tmp_path / "run", output=tmp_path / "best.json", **options)
+    found = on_paper(tmp_path, model, gpus=gpus, rungs=["zero1", RUNG.name])
     assert found.output.result.unsupported == {RUNG: why}
 
 
-@pytest.mark.parametrize("options", [{"backend": "deepspeed"}, {"backend": "torch"}, {"documented": True}])
+@pytest.mark.parametrize("options", [{"backend": "deepspeed"}, {"documented": True}])
 def test_who_asks_for_others_alone_does_not_get_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    found = ladder.tune("opt-125m", run_dir=tmp_path / "run", output=tmp_path / "best.json", **TWO, **options)
+    found = on_paper(tmp_path, "opt-125m", gpus=2, micro_batches=[1], **options)
     assert RUNG.name not in set(found.trials["rung"])

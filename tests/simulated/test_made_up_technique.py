@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.made_up import MADE_UP
-from helpers.values import PAPER
+from helpers.tunes import on_paper
 from typer.testing import CliRunner
 
 import ladder
@@ -22,43 +22,37 @@ from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     with TECHNIQUES.including(MADE_UP):
         yield
 
 
-@pytest.fixture
-def tuned(tmp_path: Path) -> ladder.Tuned:
-    return ladder.tune(
-        "llama-3.2-1b",
-        gpu_memory="24GiB",
-        global_batch_size=16,
-        allow=["made-up"],
-        run_dir=tmp_path / "run",
-        output=tmp_path / "best_config.json",
-        **PAPER,
-    )
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("made up")
 
 
-def test_it_is_tried_measured_and_proven(tuned: ladder.Tuned) -> None:
+@pytest.fixture(scope="module")
+def tuned(home: Path, registered: None) -> ladder.Tuned:
+    return on_paper(home, "llama-3.2-1b", gpu_memory="24GiB", global_batch_size=16, allow=["made-up"])
+
+
+def test_it_is_tried_measured_and_proven_and_predicted_beside_the_usual_engine(tuned: ladder.Tuned) -> None:
     assert set(tuned.trials["rung"].str.endswith("+made-up")) == {True, False}
     best = tuned.best
     assert MADE_UP in best.candidate.engine.techniques
     proofs = [record for record in tuned.output.result.records if record.purpose == "proof"]
     assert [record.candidate_key for record in proofs] == [best.candidate.key]
     assert engine_named(best.candidate.engine.name) == best.candidate.engine
-
-
-def test_it_is_predicted_beside_the_usual_engine(tuned: ladder.Tuned) -> None:
     space = tuned.output.result.space
     plain = next(each for each in space.candidates if not each.engine.techniques and each.checkpointing == "off")
     special = replace(plain, engine=plain.engine.having(MADE_UP))
     assert space.predicted_peak(special) < space.predicted_peak(plain)
 
 
-def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, tmp_path: Path) -> None:
-    path = tmp_path / "best_config.json"
+def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, home: Path) -> None:
+    path = home / "best_config.json"
     document = load_best_config(path)
     section = document["ladder"]
     assert section["made_up"] is True
@@ -71,18 +65,18 @@ def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder
         exported(document, path, "axolotl")
     assert "computed by magic" in tuned.report.read_text()
     rung = tuned.best.candidate.engine.name
-    said = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), "--why", rung], catch_exceptions=False)
+    said = CliRunner().invoke(app, ["explain", str(home / "run"), "--why", rung], catch_exceptions=False)
     assert said.stdout.startswith(rung)
 
 
 def test_unless_it_is_allowed_it_is_not_tried(tmp_path: Path) -> None:
-    usual = ladder.tune("llama-3.2-1b", run_dir=tmp_path / "run", output=tmp_path / "best.json", **PAPER)
+    usual = on_paper(tmp_path, "llama-3.2-1b", rungs=["zero1"])
     assert not any("made-up" in rung for rung in usual.trials["rung"])
 
 
 def test_where_it_can_have_no_effect_it_is_refused_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='allow="made-up" has no effect here: magic is for causal-lm'):
-        ladder.tune("roberta-base", allow=["made-up"], output=tmp_path / "best.json", **PAPER)
+        on_paper(tmp_path, "roberta-base", allow=["made-up"])
 
 
 def test_where_nothing_fits_it_is_among_what_would(tuned: ladder.Tuned) -> None:

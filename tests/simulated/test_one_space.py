@@ -29,8 +29,15 @@ def planned(model: str, machine: str) -> Space:
     return space
 
 
-@pytest.mark.parametrize("machine", machine_files())
-@pytest.mark.parametrize("model", bundled_models())
+MODELS, MACHINES = tuple(bundled_models()), tuple(machine_files())
+# Each model and each machine at least once.
+PAIRS = [
+    (MODELS[number % len(MODELS)], MACHINES[number % len(MACHINES)])
+    for number in range(max(len(MODELS), len(MACHINES)))
+]
+
+
+@pytest.mark.parametrize(("model", "machine"), PAIRS)
 def test_plan_and_tune_have_the_same_candidates(model: str, machine: str, tmp_path: Path) -> None:
     tune, plan = searched_by_a_tune(model, machine, tmp_path), planned(model, machine)
     assert [each.key for each in plan.candidates] == [each.key for each in tune.candidates]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import make_candidate, make_measurement, make_record
+from helpers.tunes import on_paper
 
 import ladder
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -22,15 +23,14 @@ from ladder.units import GIB
 from ladder.workload.workload import Workload
 
 
-def on_paper(folder: Path, **options: Any) -> ladder.Tuned:
-    folder.mkdir(exist_ok=True)
+def tuned(folder: Path, **options: Any) -> ladder.Tuned:
     asked: dict[str, Any] = {"gpus": 2, "global_batch_size": 32, "machine": "a100-40"} | options
-    return ladder.tune("llama-2-7b", launcher="simulated", run_dir=folder / "run", output=folder / "best.json", **asked)
+    return on_paper(folder, "llama-2-7b", backend="deepspeed", **asked)
 
 
-def answer_of(tuned: ladder.Tuned) -> str:
+def answer_of(found: ladder.Tuned) -> str:
     try:
-        return tuned.best.candidate.key
+        return found.best.candidate.key
     except NothingFitsError:
         return "nothing fits"
 
@@ -38,10 +38,8 @@ def answer_of(tuned: ladder.Tuned) -> str:
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        ({"allow": ["bf16-states"]}, {}),
         ({"allow": ["bf16-states"]}, {"documented": True}),
-        ({}, {"micro_batches": [1]}),
-        ({}, {"rungs": ["zero2+opt-cpu"]}),
+        ({}, {"micro_batches": [1], "rungs": ["zero2+opt-cpu"]}),
         ({}, {"host_memory": "20GiB"}),
         ({"host_memory": "20GiB", "global_batch_size": 64}, {"global_batch_size": 64}),
     ],
@@ -50,33 +48,25 @@ def answer_of(tuned: ladder.Tuned) -> str:
 def test_a_folder_that_knows_more_gives_the_answer_of_a_new_one(
     tmp_path: Path, before: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    first = on_paper(tmp_path / "used", **before)
-    again, fresh = on_paper(tmp_path / "used", **now), on_paper(tmp_path / "new", **now)
+    first = tuned(tmp_path / "used", **before)
+    again, fresh = tuned(tmp_path / "used", **now), tuned(tmp_path / "new", **now)
     assert answer_of(again) == answer_of(fresh) != answer_of(first)
     assert set(again.trials["rung"]) == set(fresh.trials["rung"])
 
 
-def test_without_the_drive_of_an_earlier_start_its_answer_is_none(tmp_path: Path) -> None:
-    drive = tmp_path / "drive"
-    drive.mkdir()
-    little = {"gpus": 1, "global_batch_size": 2, "host_memory": "60GiB"}
-    assert "nvme" in answer_of(on_paper(tmp_path / "used", nvme_path=drive, **little))
-    assert answer_of(on_paper(tmp_path / "used", **little)) == "nothing fits"
-
-
-def test_on_another_drive_what_swaps_is_measured_and_proven_again(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"gpus": 1, "global_batch_size": 2, "host_memory": "60GiB"}
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    first, again, other = (
-        on_paper(tmp_path / "used", nvme_path=tmp_path / name, **options) for name in ("one", "one", "other")
-    )
-    trials = [tuned.trials.query("status == 'answer'")["trial"].item() for tuned in (first, again, other)]
+def test_on_another_drive_what_swaps_is_measured_and_proven_again_and_without_one_its_answer_is_none(
+    tmp_path: Path,
+) -> None:
+    little: dict[str, Any] = {"gpus": 1, "global_batch_size": 2, "host_memory": "60GiB"}
+    drives = [tmp_path / "one", tmp_path / "one", tmp_path / "other"]
+    trials = []
+    for drive in drives:
+        drive.mkdir(exist_ok=True)
+        found = tuned(tmp_path / "used", nvme_path=drive, **little)
+        trials.append(found.trials.query("status == 'answer'")["trial"].item())
+        assert found.deepspeed_config()["zero_optimization"]["offload_optimizer"]["nvme_path"] == str(drive)
     assert trials[0] == trials[1] < trials[2]
-    swaps = [
-        tuned.deepspeed_config()["zero_optimization"]["offload_optimizer"]["nvme_path"] for tuned in (first, other)
-    ]
-    assert swaps == [str(tmp_path / "one"), str(tmp_path / "other")]
+    assert answer_of(tuned(tmp_path / "used", **little)) == "nothing fits"
 
 
 @pytest.fixture
@@ -101,14 +91,11 @@ def test_settings_of_an_engine_s_knobs_belong_to_it(space: Space) -> None:
     assert relevant(space, [own, other]) == [own]
 
 
-def refused(needed: int) -> Outcome:
-    return Outcome(kind="host_oom", moment=REFUSED, bytes_asked=needed, bytes_free=50 * GIB)
-
-
 def test_a_refusal_falls_when_the_host_may_give_what_was_missing(space: Space) -> None:
-    small, large = (
-        make_record(make_candidate("zero2"), "host_oom", outcome=refused(needed)) for needed in (90 * GIB, 200 * GIB)
-    )
+    outcomes = [
+        Outcome(kind="host_oom", moment=REFUSED, bytes_asked=needed * GIB, bytes_free=50 * GIB) for needed in (90, 200)
+    ]
+    small, large = (make_record(make_candidate("zero2"), "host_oom", outcome=outcome) for outcome in outcomes)
     assert relevant(space, [small, large]) == [large]
 
 
@@ -145,9 +132,8 @@ def test_ranks_on_the_cpu_hold_on_the_host_what_they_hold(space: Space) -> None:
     assert now.outcome.kind == "host_oom"
 
 
-@pytest.mark.parametrize("kind", ["disk_full", "pinned_oom"])
-def test_what_the_user_was_asked_to_mend_is_tried_again_by_the_next_start(space: Space, kind: Any) -> None:
-    record = make_record(make_candidate("zero2"), kind, trial="0003")
-    assert relevant(space, [record], since="0004") == []
-    assert relevant(space, [record], since="0003") == [record]
-    assert relevant(space, [record]) == [record]
+def test_what_the_user_was_asked_to_mend_is_tried_again_by_the_next_start(space: Space) -> None:
+    kinds: list[Any] = ["disk_full", "pinned_oom"]
+    records = [make_record(make_candidate("zero2"), kind, trial="0003") for kind in kinds]
+    assert relevant(space, records, since="0004") == []
+    assert relevant(space, records, since="0003") == relevant(space, records) == records

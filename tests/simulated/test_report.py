@@ -10,15 +10,16 @@ import shutil
 import sys
 from dataclasses import replace
 from html import unescape
-from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 import pytest
+from helpers.tunes import on_paper
 
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
-from ladder.events.outcome import Outcome
+from ladder.events.outcome import Outcome, Record
 from ladder.report import page as page_module
 from ladder.report.about import command_line, read_about
 from ladder.report.figures import answers_compared, memory_by_part, step_time, time_by_trial
@@ -33,6 +34,8 @@ from ladder.runs.journal import Journal, ReadOnlyJournal
 from ladder.search.belief import believe
 from ladder.search.space import REFUSED
 from ladder.units import gib
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +52,38 @@ def run(folder: Path) -> ReportedRun:
     return read_reported_run(folder)
 
 
-def test_a_tune_leaves_its_report_its_numbers_and_its_answer(folder: Path, run: ReportedRun) -> None:
+@pytest.fixture
+def best(run: ReportedRun) -> Record:
+    return there(run.best)
+
+
+def there(found: T | None) -> T:
+    assert found is not None
+    return found
+
+
+def test_a_tune_leaves_its_numbers_its_answer_and_the_report_that_is_made_later(
+    simulated_run: Path, folder: Path, run: ReportedRun, tmp_path: Path
+) -> None:
     assert len(pd.read_csv(folder / "trials.csv")) == len(run.entries)
     answer = json.loads((folder / "best_config.json").read_text())
     assert answer == json.loads((folder.parent / "best_config.json").read_text()) == run.config
-    page = (folder / "report.html").read_text()
+    page, again = (folder / "report.html").read_text(), tmp_path / "again.html"
     assert answer["ladder"]["engine"] in page
     assert "How to use it" in page
+    assert main(["report", str(simulated_run), "--output", str(again)]) == 0
+    assert again.read_text() == page
 
 
 def test_only_what_was_measured_is_said_to_be_worth_verifying(run: ReportedRun) -> None:
-    assert run.config is not None
-    path = Path("/a run/best_config.json")
-    assert "ladder verify" not in usage(run.config, path)
-    measured = {**run.config, "ladder": {**run.config["ladder"], "proof": {}}}
+    config, path = there(run.config), Path("/a run/best_config.json")
+    assert "ladder verify" not in usage(config, path)
+    measured = {**config, "ladder": {**config["ladder"], "proof": {}}}
     assert usage(measured, path).endswith("\nladder verify '/a run/best_config.json'")
 
 
 def test_every_file_that_the_report_says_to_use_is_there_whatever_the_output_was_called(tmp_path: Path) -> None:
-    options = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "1", "--quiet"]
-    options += ["--output", str(tmp_path / "x.json"), "--run-dir", str(tmp_path / "run")]
-    assert main(["tune", "llama-3.2-1b", *options]) == 0
+    on_paper(tmp_path, "llama-3.2-1b", rungs="zero1", output=tmp_path / "x.json")
     page = (tmp_path / "run" / "report.html").read_text()
     said = unescape(page.partition("How to use it</h2>")[2].partition("<details>")[0])
     named = re.findall(r"(?:--deepspeed|--config_file|ladder export) ([^\s<]+)", said)
@@ -85,10 +99,9 @@ def test_every_file_that_the_report_says_to_use_is_there_whatever_the_output_was
 def test_the_report_of_an_older_run_says_how_to_make_the_file_that_is_not_there(
     run: ReportedRun, tmp_path: Path
 ) -> None:
-    assert run.config is not None
     path = tmp_path / "best_config.json"
     path.write_text(json.dumps(run.config))
-    lines = usage(run.config, path).splitlines()
+    lines = usage(there(run.config), path).splitlines()
     (making,) = [number for number, line in enumerate(lines) if line.startswith("ladder export")]
     assert main(shlex.split(lines[making])[1:]) == 0
     assert Path(shlex.split(lines[making + 1])[3]).is_file()
@@ -100,7 +113,7 @@ def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_instal
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.delitem(sys.modules, "ladder.report.page")
     output, run_dir = tmp_path / "best_config.json", tmp_path / "run"
-    options = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "1"]
+    options = ["--launcher", "simulated", "--machine", "a100-40", "--gpus", "1", "--rung", "zero1"]
     options += ["--output", str(output), "--run-dir", str(run_dir)]
     assert main(["tune", "llama-3.2-1b", *options]) == 0
     printed = capsys.readouterr()
@@ -134,12 +147,6 @@ def test_a_bug_in_a_figure_does_not_undo_a_tune(
     assert {path.name for path in tmp_path.iterdir()} == {"about.json", "trials.csv"}
 
 
-def test_a_report_made_later_is_the_one_that_the_tune_made(simulated_run: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again.html"
-    assert main(["report", str(simulated_run), "--output", str(again)]) == 0
-    assert again.read_text() == (simulated_run / "report.html").read_text()
-
-
 def test_csv_has_every_candidate_and_its_predicted_speed_where_it_was_not_tried(
     folder: Path, run: ReportedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,30 +159,13 @@ def test_csv_has_every_candidate_and_its_predicted_speed_where_it_was_not_tried(
     assert tried["predicted_tokens_per_second"].isna().all()  # these are for what was not tried
 
 
-def test_csv_has_the_memory_that_was_predicted_before_each_trial(run: ReportedRun) -> None:
-    tried = [entry for entry in run.entries if entry.record is not None]
-    table = {(row["rung"], row["checkpointing"], row["micro_batch"]): row for row in rows(run.entries, {})}
-    for entry in tried:
-        assert entry.candidate_key is not None
-        assert entry.record is not None
-        trials = [record.trial for record in run.records]
-        belief = believe(run.space, run.records[: trials.index(entry.record.trial)])
-        row = table[entry.rung, entry.checkpointing, entry.micro_batch]
-        before = belief.outlook(run.space.by_key[entry.candidate_key]).memory.peak
-        assert row["predicted_device_gib"] == gib(before)
-    first = next(entry for entry in tried if entry.record == run.records[0])
-    assert first.foretold == run.space.predicted_peak(run.space.by_key[str(first.candidate_key)])
-
-
-def test_several_runs_are_told_apart_in_csv_and_markdown(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    assert main(["report", str(folder), str(other), "--format", "csv"]) == 0
-    assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["run"]) == {"run", "other"}
-    assert main(["report", str(folder), str(other), "--format", "markdown"]) == 0
-    assert capsys.readouterr().out.startswith("|  | run | other |")
+def test_what_was_predicted_is_what_was_known_before_the_trial(run: ReportedRun) -> None:
+    first = next(entry for entry in run.entries if entry.record == run.records[0])
+    candidate = run.space.by_key[str(first.candidate_key)]
+    before = run.space.predicted_peak(candidate)
+    assert first.foretold == before != believe(run.space, run.records).outlook(candidate).memory.peak
+    (row,) = rows([first], {})
+    assert row["predicted_device_gib"] == gib(before)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +184,10 @@ def test_no_two_runs_of_a_report_are_called_alike(
     monkeypatch.chdir(tmp_path)
     runs = named_apart([replace(run, folder=Path(folder)) for folder in folders])
     assert [each.name for each in runs] == names
-    figure = answers_compared(runs)
-    assert figure is not None
-    assert len({group.label for group in figure.groups}) == len(folders)
+    assert len({group.label for group in there(answers_compared(runs)).groups}) == len(folders)
 
 
-def test_folders_of_the_same_name_are_told_apart_in_every_format(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_told_apart_in_every_format(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(tmp_path / parent / "run") for parent in "AB"]
     for each in runs:
         shutil.copytree(folder, each)
@@ -222,113 +208,75 @@ def test_only_the_candidates_that_were_tried_are_counted_and_knobs_apart(run: Re
     refusal = replace(record, candidate_key=other, outcome=refused)
     about = introduction(replace(run, records=[*records, refusal]))["about"]
     assert f" 1 of {len(run.space.candidates)} candidates and 1 setting of knobs simulated in " in about
-    about = introduction(replace(run, records=[*records[:1], refusal]))["about"]
-    assert f" 1 of {len(run.space.candidates)} candidates simulated in " in about
 
 
-def test_markdown_says_the_answer_and_what_was_measured(
-    folder: Path, run: ReportedRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(folder), "--format", "markdown"]) == 0
-    text = capsys.readouterr().out
-    assert run.best is not None
-    assert f"**{run.best.candidate_key}**" in text
+def test_markdown_says_the_answer_and_what_was_measured(run: ReportedRun, best: Record) -> None:
+    text = markdown([run])
+    assert f"**{best.candidate_key}**" in text
     tried = [entry for entry in run.entries if entry.record]
     assert sum(line.startswith(tuple(f"| {entry.rung}" for entry in tried)) for line in text.splitlines()) == len(tried)
 
 
-def test_a_cell_of_markdown_cannot_end_itself() -> None:
-    from ladder.report.markdown import _escaped
-
-    assert _escaped("a|b\nc `d` *e*") == "a\\|b c \\`d\\` \\*e\\*"
-
-
-def test_no_name_that_others_chose_is_markup_anywhere_in_markdown(run: ReportedRun) -> None:
+def test_no_name_that_others_chose_is_markup_anywhere_in_markdown(run: ReportedRun, best: Record) -> None:
     workload = run.space.workload
     model = replace(workload.model, name="a\n# *model*")
     space = replace(run.space, workload=replace(workload, model=model), gpu_name="GPU\n<b>")
-    assert run.best is not None
-    warned = replace(run.best, warnings=("one\n- `two`",))
-    records = [warned if record is run.best else record for record in run.records]
+    warned = replace(best, warnings=("one\n- `t|wo`",))
+    records = [warned if record is best else record for record in run.records]
     text = markdown([replace(run, space=space, records=records, folder=Path("my_run_*of*_`today`"))])
     lines = text.splitlines()
     assert lines[0].startswith(r"## a # \*model\* on 8 × GPU \<b\>, ")
     assert lines[2].endswith(r" my\_run\_\*of\*\_\`today\`")
-    assert r"- Warning: one - \`two\`" in lines
+    assert r"- Warning: one - \`t\|wo\`" in lines
 
 
-def test_the_limit_is_in_the_figures_and_the_bars_add_up_to_what_was_measured(run: ReportedRun) -> None:
-    speed, memory = speed_against_memory(run), memory_by_part(run)
-    assert speed is not None
-    assert memory is not None
-    assert speed.limit == memory.limit == 40
-    shown = [point for series in speed.series if series.shape in ("circle", "star") for point in series.points]
-    assert len(shown) == sum(entry.record is not None and entry.record.measurement is not None for entry in run.entries)
-    assert run.best is not None
-    assert run.best.measurement is not None
+def test_the_bars_of_memory_steps_and_trials_add_up_to_what_was_measured(run: ReportedRun, best: Record) -> None:
+    memory, steps, spent = there(memory_by_part(run)), there(step_time(run)), there(time_by_trial(run))
+    assert memory.limit == 40
     answer = memory.groups[0]
     assert answer.is_answer
-    assert answer.label.startswith(run.best.candidate_key)
+    assert answer.label.startswith(best.candidate_key)
     totals = {bar.name: bar.total for bar in answer.bars}
-    assert totals["proof"] == pytest.approx(run.best.measurement.peak_device / 2**30, abs=0.1)
+    assert totals["proof"] == pytest.approx(there(best.measurement).peak_device / 2**30, abs=0.1)
     assert totals.keys() == {"predicted", "trial", "proof"}
+    (step,) = (bar.total for bar in steps.groups[0].bars if bar.name == "trial")
+    (trial,) = (entry for entry in run.entries if entry.candidate_key == best.candidate_key)
+    assert step == pytest.approx(there(there(trial.record).measurement).step_seconds(there(trial.accumulation)))
+    total = sum(bar.total for group in spent.groups for bar in group.bars)
+    assert total == pytest.approx(sum(sum(each.values()) for each in run.trial_seconds.values()), rel=0.01)
 
 
-def test_every_figure_of_a_speed_shows_how_far_it_may_be_off_and_the_proof_is_tied_to_its_trial(
+def test_every_figure_of_a_speed_shows_how_far_it_may_be_off_and_the_fastest_end_the_pareto_line(
     run: ReportedRun,
 ) -> None:
-    speed = speed_against_memory(run)
-    assert speed is not None
+    speed, steps = there(speed_against_memory(run)), front(run.records)
+    assert speed.limit == 40
     shapes = {series.shape: series.points for series in speed.series}
+    measured = [entry for entry in run.entries if entry.record and entry.record.measurement]
+    shown = [point for series in speed.series if series.shape in ("circle", "star") for point in series.points]
+    assert len(shown) == len(measured)
     for shape in ("circle", "star", "ring", "square"):
         assert all(point.low and point.high and point.low <= point.y <= point.high for point in shapes[shape])
     (trial,), proofs, (recipe,) = (shapes[shape] for shape in ("star", "diamond", "square"))
     assert (trial.x, trial.y) in [proof.tied_to for proof in proofs]
     assert recipe.label == "the recipe's first fit, in trial 0002"
+    assert len(speed.line) == len(steps) > 1
+    speeds = [step.tokens_per_second for step in steps]
+    assert (speeds, [step.peak for step in steps]) == (sorted(speeds), sorted(step.peak for step in steps))
+    assert speeds[-1] == max(there(there(entry.record).tokens_per_second) for entry in measured)
 
 
-def test_the_pareto_line_goes_up_and_ends_at_the_fastest(run: ReportedRun) -> None:
-    steps = front(run.records)
-    assert len(steps) > 1
-    assert [step.peak for step in steps] == sorted(step.peak for step in steps)
-    assert [step.tokens_per_second for step in steps] == sorted(step.tokens_per_second for step in steps)
-    assert steps[0].per_gib is None
-    for last, step in pairwise(steps):
-        more = (step.peak - last.peak) / 2**30
-        assert step.per_gib == pytest.approx((step.tokens_per_second - last.tokens_per_second) / more)
-    speeds = [record.tokens_per_second or 0.0 for record in run.records if record.purpose == "measure"]
-    assert steps[-1].tokens_per_second == max(speeds)
-    speed = speed_against_memory(run)
-    assert speed is not None
-    assert len(speed.line) == len(steps)
-
-
-def test_the_answer_always_has_a_bar_even_with_other_knobs_or_slower_than_its_engine_s_fastest(
-    run: ReportedRun,
-) -> None:
-    assert run.best is not None
-    key = run.best.candidate_key.replace(" ", "[overlap_comm=True] ", 1)
-    trial = next(record for record in run.records if record.candidate_key == run.best.candidate_key)
-    faster = [replace(record, tokens_per_second=1e6, candidate_key=key) for record in (trial, run.best)]
+def test_an_answer_with_turned_knobs_has_its_bars_and_its_times_in_the_report(run: ReportedRun, best: Record) -> None:
+    key = best.candidate_key.replace(" ", "[overlap_comm=True] ", 1)
+    trial = next(record for record in run.records if record.candidate_key == best.candidate_key)
+    faster = [replace(record, tokens_per_second=1e6, candidate_key=key) for record in (trial, best)]
     turned = replace(run, records=[*run.records, *faster])
     for figure in (memory_by_part(turned), step_time(turned)):
-        assert figure is not None
-        assert figure.groups[0].label == f"{key} (the answer)"
-
-
-def test_the_parts_of_a_step_and_of_the_tune_add_up(run: ReportedRun) -> None:
-    step, spent = step_time(run), time_by_trial(run)
-    assert step is not None
-    assert spent is not None
-    longest = max(bar.total for group in step.groups for bar in group.bars if bar.name == "trial")
-    steps = [
-        entry.record.measurement.step_seconds(entry.accumulation)
-        for entry in run.entries
-        if entry.record and entry.record.measurement and entry.accumulation
-    ]
-    assert longest == pytest.approx(min(steps, key=lambda seconds: abs(seconds - longest)))
-    total = sum(bar.total for group in spent.groups for bar in group.bars)
-    assert total == pytest.approx(sum(sum(each.values()) for each in run.trial_seconds.values()), rel=0.01)
+        assert there(figure).groups[0].label == f"{key} (the answer)"
+    text = markdown([turned])
+    assert r"overlap\_comm=True" in text
+    assert "accumulation: –" not in text
+    assert "optimizer step: –" not in text
 
 
 def test_the_report_says_how_much_faster_than_the_recipe_s_first_fit_and_where_it_is_from(run: ReportedRun) -> None:
@@ -398,7 +346,7 @@ def of_an_older_schema(folder: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_run_folder_that_is_none_or_empty_or_older_is_one_sentence(
+def test_a_run_folder_that_is_none_or_empty_or_older_or_damaged_is_one_sentence(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -415,11 +363,6 @@ def test_a_run_folder_that_is_none_or_empty_or_older_is_one_sentence(
         assert printed.out == ""
         assert words in printed.err
         assert printed.err.count("\n") == 1
-
-
-def test_a_damaged_history_is_said_to_be_damaged(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     text = (folder / "journal.log").read_text()
     (tmp_path / "journal.log").write_text(text.replace('"engines"', '"engine?"'))
     assert main(["report", str(tmp_path)]) == 4

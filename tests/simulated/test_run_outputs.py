@@ -19,14 +19,13 @@ from ladder.simulation.paper_machine import machine_files
 COMPANIONS = ("best_config.trainer.json", "best_config.accelerate.yaml", "best_config.launch.sh")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(name="folder")
+def started_from(folder: Path) -> Path:
     """Where the command is started: a model, a machine on paper and defaults lie there."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
-    (tmp_path / "machine.accelerate.yaml").write_text(machine_files()["a100-40"].read_text())
+    (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
+    (folder / "machine.accelerate.yaml").write_text(machine_files()["a100-40"].read_text())
     DEFAULTS.write_text("tune: {launcher: simulated, rung: [zero2], quiet: true}\n")
-    return tmp_path
+    return folder
 
 
 def tune(output: str | Path, model: str = ".", machine: str = "a100-40") -> int:
@@ -64,21 +63,16 @@ def test_a_link_stays_and_the_answer_is_written_where_it_leads(folder: Path) -> 
     assert os.access(folder / "kept" / "best_config.launch.sh", os.X_OK)
 
 
-def test_a_link_into_a_missing_folder_is_found_before_any_trial(
+def test_a_link_that_leads_nowhere_is_one_sentence_before_any_trial(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "best_config.json").symlink_to("missing/best_config.json")
-    assert tune("best_config.json") == 4
-    assert "cannot be written" in capsys.readouterr().err
+    for name, target in {"into.json": "missing/x.json", "one.json": "other.json", "other.json": "one.json"}.items():
+        (folder / name).symlink_to(target)
+    for name in ("into.json", "one.json"):
+        assert tune(name) == 4
+        assert capsys.readouterr().err.startswith(f"ladder: --output {name} cannot be written")
+        assert (folder / name).is_symlink()
     assert not (folder / "ladder-runs").exists()
-
-
-def test_links_in_a_circle_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "one.json").symlink_to("other.json")
-    (folder / "other.json").symlink_to("one.json")
-    assert tune("one.json") == 4
-    assert capsys.readouterr().err.startswith("ladder: --output one.json cannot be written (")
-    assert (folder / "one.json").is_symlink()
 
 
 # What cannot be replaced
@@ -139,18 +133,11 @@ def test_a_tune_refuses_what_is_no_regular_file(name: str, folder: Path, capsys:
 # What must not be lost
 
 
-@pytest.mark.parametrize("model", [".", "config.json"])
-@pytest.mark.parametrize("output", ["config.json", "link.json"])
-def test_a_tune_keeps_the_configuration_of_its_model(
-    output: str, model: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "link.json").symlink_to("config.json")
-    assert "would replace config.json, which ladder reads" in refused(capsys, output, model)
-
-
 @pytest.mark.parametrize(
     ("output", "model", "machine", "kept"),
     [
+        ("config.json", ".", "a100-40", "config.json"),
+        ("link.json", "config.json", "a100-40", "config.json"),
         ("mine.json", "mine.trainer.json", "a100-40", "mine.trainer.json"),
         ("machine.json", ".", "machine.accelerate.yaml", "machine.accelerate.yaml"),
         ("machine.accelerate.yaml", ".", "machine.accelerate.yaml", "machine.accelerate.yaml"),
@@ -160,18 +147,19 @@ def test_a_tune_keeps_the_configuration_of_its_model(
 def test_neither_the_answer_nor_a_companion_replaces_what_the_tune_is_started_from(
     output: str, model: str, machine: str, kept: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (folder / "link.json").symlink_to("config.json")
     (folder / "mine.trainer.json").write_text(json.dumps(TINY_CONFIG))
     assert f"would replace {kept}, which ladder reads" in refused(capsys, output, model, machine)
 
 
 def test_no_answer_is_written_where_defaults_would_be_read_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    DEFAULTS.unlink()
     arguments = ["--launcher", "simulated", "--machine", "a100-40", "--quiet", "--output", str(DEFAULTS)]
     assert main(["tune", "tiny-llama", *arguments]) == 2
     assert "which ladder reads" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert not DEFAULTS.exists()
 
 
 @pytest.mark.parametrize(

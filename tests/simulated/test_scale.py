@@ -17,9 +17,7 @@ MODEL = ["scale", "llama-3.2-1b"]
 ON_PAPER = ["--launcher", "simulated", "--machine", "a100-80"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def scaled(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -28,52 +26,39 @@ def scaled(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     return found
 
 
-def test_simulated_numbers_are_tuned_and_larger_ones_predicted_from_their_runs(
-    capsys: pytest.CaptureFixture[str],
+def test_simulated_numbers_are_tuned_and_larger_ones_predicted_from_their_runs_and_the_report_tells_them_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned = scaled(capsys, "--gpus", "2,4,8", "--price", "2.5", *ON_PAPER)
     assert [point["source"] for point in tuned["points"]] == ["simulated"] * 3
-    runs = [word for count in (2, 4) for word in ("--runs", f"ladder-scale/{count}-gpus/run")]
-    found = scaled(capsys, "--gpus", "2,4,8", "--no-trials", *runs)
+    two, four, eight = (Path(f"ladder-scale/{count}-gpus/run") for count in (2, 4, 8))
+    runs = [word for run in (two, four) for word in ("--runs", str(run))]
+    found = scaled(capsys, "--gpus", "2,4,8", "--no-trials", "--price", "2", "--output", "later", *runs)
     assert [point["source"] for point in found["points"]] == ["simulated", "simulated", "predicted"]
-    seen, guess = tuned["points"][2], found["points"][2]
+    seen, (small, _, guess) = tuned["points"][2], found["points"]
     assert abs(math.log(guess["tokens_per_second"] / seen["tokens_per_second"])) < 0.1
     alone = scaled(capsys, "--gpus", "8", "--no-trials", "--machine", "a100-80")["points"][0]
     assert guess["high"] / guess["low"] < alone["high"] / alone["low"]
 
-
-def test_the_benchmark_predicts_each_stored_run_from_the_smaller_ones_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    benchmark = importlib.import_module("scale")
-    scaled(capsys, "--gpus", "1,2,4", *ON_PAPER)
-    one, two, four = (Path(f"ladder-scale/{count}-gpus/run") for count in (1, 2, 4))
-    errors = benchmark.errors_of_stored([four, one, two])
-    rows = capsys.readouterr().out.splitlines()
-    counts = [word for row in rows for word in row.split() if word.startswith("gpus=")]
-    assert counts == ["gpus=2", "gpus=4"], rows
-    assert all(error < 0.2 for error, _ in errors)
-    assert benchmark.errors_of_stored([one, two]) == errors[:1]
-    with pytest.raises(SystemExit, match="of each number of GPUs one"):
-        benchmark.errors_of_stored([one, one])
-
-
-def test_the_report_tells_what_was_tuned_from_what_is_predicted_and_its_range(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    scaled(capsys, "--gpus", "4,8", *ON_PAPER)
-    runs = ["--runs", "ladder-scale/4-gpus/run"]
-    found = scaled(capsys, "--gpus", "4,16", "--no-trials", "--price", "2", "--output", "later", *runs)
     page = Path("later", "report.html").read_text()
     for heading in ("Tokens per second", "Efficiency"):
         assert f"<h2>{heading}</h2>" in page
-    small, large = found["points"]
-    assert f"4 GPUs, {small['candidate']}: simulated, {small['tokens_per_second']:,.0f} tokens/s, 100%" in page
-    span = f"({large['low']:,.0f} to {large['high']:,.0f})"
-    assert f"16 GPUs, {large['candidate']}: predicted, {large['tokens_per_second']:,.0f} tokens/s {span}" in page
+    assert f"2 GPUs, {small['candidate']}: simulated, {small['tokens_per_second']:,.0f} tokens/s, 100%" in page
+    span = f"({guess['low']:,.0f} to {guess['high']:,.0f})"
+    assert f"8 GPUs, {guess['candidate']}: predicted, {guess['tokens_per_second']:,.0f} tokens/s {span}" in page
     assert found["verdict"] in page
-    assert f"<td>{large['cost']:,.2f}</td>" in page
+    assert f"<td>{guess['cost']:,.2f}</td>" in page
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    benchmark = importlib.import_module("scale")
+    errors = benchmark.errors_of_stored([eight, two, four])
+    rows = capsys.readouterr().out.splitlines()
+    counts = [word for row in rows for word in row.split() if word.startswith("gpus=")]
+    assert counts == ["gpus=4", "gpus=8"], rows
+    assert all(error < 0.2 for error, _ in errors)
+    assert benchmark.errors_of_stored([two, four]) == errors[:1], "each from the smaller ones alone"
+    with pytest.raises(SystemExit, match="of each number of GPUs one"):
+        benchmark.errors_of_stored([two, two])
 
 
 def test_between_nodes_what_keeps_traffic_inside_them_is_tried_and_predicted_if_asked_for(
@@ -90,8 +75,9 @@ def test_between_nodes_what_keeps_traffic_inside_them_is_tried_and_predicted_if_
 
 
 def test_the_python_call_finds_what_the_command_finds_and_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    found = scaled(capsys, "--gpus", "4,8", "--no-trials", "--machine", "a100-80")
-    done = ladder.scale("llama-3.2-1b", gpus="4,8", trials=False, machine="a100-80", quiet=True)
+    found = scaled(capsys, "--gpus", "4,6,8", "--no-trials", "--machine", "a100-80")
+    assert "divide" in found["left_out"]["6"]
+    done = ladder.scale("llama-3.2-1b", gpus="4,6,8", trials=False, machine="a100-80", quiet=True)
     assert done.result.plain() == found
     assert list(done.points["tokens_per_second"]) == [point["tokens_per_second"] for point in found["points"]]
     assert (done.smallest, done.verdict) == (found["smallest_gpus"], found["verdict"])
@@ -100,12 +86,6 @@ def test_the_python_call_finds_what_the_command_finds_and_shows_a_table(capsys: 
     assert done._repr_html_().count("<td>predicted</td>") == 2
     with pytest.raises(ladder.UsageError, match=r"gpus=…|gpus:"):
         ladder.scale("llama-3.2-1b", gpus="0", quiet=True)
-
-
-def test_numbers_that_cannot_divide_the_batch_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    found = scaled(capsys, "--gpus", "4,6,8", "--no-trials", "--machine", "a100-80")
-    assert [point["gpus"] for point in found["points"]] == [4, 8]
-    assert "divide" in found["left_out"]["6"]
 
 
 def test_that_nothing_fits_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

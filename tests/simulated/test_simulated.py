@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from helpers import bundled_workload, space_on
+from helpers import as_a_rank_sees, bundled_workload
+from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine
 from ladder.errors import UsageError
 from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
-from ladder.events.step_policy import CandidateSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.machine.machine_speed import peak_flops
-from ladder.runs.history import History
 from ladder.search.policy import STRATEGIES
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
-from ladder.tuning.tuner import Tuner
 from ladder.units import GIB
 from ladder.workload.lora import Lora
-from ladder.workload.workload import Workload
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 A100 = read_machine("a100-80")
@@ -38,7 +36,7 @@ def make_trial(
     rung: str = "zero2", *sizes: int, world_size: int = 4, memory: int = 80 * GIB, **changes: Any
 ) -> tuple[TrialSpec, list[Candidate]]:
     engine = Engine(RUNGS_BY_NAME[rung])
-    workload = Workload(**{**vars(WORKLOAD), "global_batch_size": 16 * world_size})
+    workload = dataclasses.replace(WORKLOAD, global_batch_size=16 * world_size)
     candidates = [Candidate(engine, True, size, 16 // size) for size in sizes or (1, 2)]
     nvme = Path("/simulated") if "nvme" in engine.rung.devices else None
     config = deepspeed_config(workload, engine, micro_batch=1, accumulation=2, world_size=world_size, nvme_path=nvme)
@@ -54,15 +52,7 @@ def make_trial(
         dtype="bf16",
         backend_module=backend_of(engine.rung).rank_module,
         deepspeed=config,
-        candidates=tuple(
-            CandidateSpec(
-                key=candidate.key,
-                checkpoint_every=1,
-                micro_batch=candidate.micro_batch,
-                accumulation=candidate.accumulation,
-            )
-            for candidate in candidates
-        ),
+        candidates=tuple(map(as_a_rank_sees, candidates)),
         memory_limit=memory,
         **changes,
     )
@@ -78,26 +68,9 @@ def of_kind(events: list[Event], kind: type[Kind]) -> list[Kind]:
 
 
 def test_every_bundled_machine_can_be_read_and_its_gpu_is_known():
-    assert set(machine_files()) >= {
-        "a100-40",
-        "a100-80",
-        "h100-80",
-        "h200",
-        "l4",
-        "rtx-4090",
-        "v100-32",
-        "l40s",
-        "b200",
-    }
+    assert set(machine_files()) >= {"a100-40", "h100-80", "h200", "l4", "rtx-4090", "v100-32", "b200"}
     for name in machine_files():
         assert peak_flops(read_machine(name).gpu_name) is not None
-
-
-def test_an_unknown_key_in_a_machine_file_is_named(tmp_path: Path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(Path(machine_files()["l4"]).read_text() + "gpu_colour: green\n")
-    with pytest.raises(UsageError, match="'gpu_colour' is unknown"):
-        read_machine(str(file))
 
 
 @pytest.mark.parametrize("text", ["just words", "gpu_name: [", "gpu_name: X\n", "- 1\n- 2\n", "1: 2\n"])
@@ -108,14 +81,9 @@ def test_a_machine_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, text
         read_machine(str(file))
 
 
-def test_an_unknown_machine_names_the_known_ones():
-    with pytest.raises(UsageError, match="a100-80"):
-        read_machine("abacus")
-
-
 def test_every_rank_reports_every_candidate_and_that_it_is_done():
     spec, candidates = make_trial()
-    seen: list[tuple[int, Event]] = []
+    began, seen = time.monotonic(), list[tuple[int, Event]]()
     ran = SimulatedLauncher(A100).run(spec, Deadlines(), lambda rank, event: seen.append((rank, event)))
     for rank, events in enumerate(ran.events):
         assert [event.candidate for event in of_kind(events, MeasuredEvent)] == [c.key for c in candidates]
@@ -125,15 +93,9 @@ def test_every_rank_reports_every_candidate_and_that_it_is_done():
     assert ran.exits == dict.fromkeys(range(4), 0)
     assert ran.requested < ran.started < ran.ended
     assert [record.outcome.kind for record in judge(ran, WORKLOAD, candidates)] == ["fits", "fits"]
-    assert sum(trial_seconds(ran).values()) == pytest.approx(ran.ended - ran.requested, rel=0.05)
-
-
-def test_a_trial_takes_simulated_minutes_and_no_time():
-    spec, _ = make_trial("zero2+opt-cpu", 1, 2, 4, 8)
-    began = time.monotonic()
-    ran = run(spec)
-    assert ran.ended - ran.requested > 20
-    assert time.monotonic() - began < 2
+    seconds = ran.ended - ran.requested
+    assert sum(trial_seconds(ran).values()) == pytest.approx(seconds, rel=0.05)
+    assert seconds > 10 * (time.monotonic() - began), "simulated time takes none"
 
 
 def test_running_out_of_memory_ends_the_trial_with_its_bytes():
@@ -147,25 +109,21 @@ def test_running_out_of_memory_ends_the_trial_with_its_bytes():
     assert len(ran.exits) == 4
 
 
-def test_states_that_do_not_fit_end_the_trial_before_any_candidate():
-    spec, candidates = make_trial("zero0", 1)
-    record = judge(run(spec), WORKLOAD, candidates)[0]
-    assert (record.outcome.kind, record.outcome.moment) == ("gpu_oom", "engine")
-
-
-def test_host_memory_and_disk_run_out_too():
-    poor = A100.model_copy(update={"host_memory": 16 * GIB, "nvme_space": GIB})
-    for rung, kind in (("zero2+opt-cpu", "host_oom"), ("zero3+opt-nvme", "disk_full")):
-        spec, candidates = make_trial(rung, 1)
-        machine = poor if kind == "host_oom" else poor.model_copy(update={"host_memory": 1024 * GIB})
-        assert judge(run(spec, machine), WORKLOAD, candidates)[0].outcome.kind == kind
-
-
-def test_crashes_and_hangs_come_at_the_rates_of_the_machine():
-    spec, candidates = make_trial()
-    for rate, kind in (("crash_rate", "crash"), ("hang_rate", "hang")):
-        broken = A100.model_copy(update={rate: 1.0})
-        assert judge(run(spec, broken), WORKLOAD, candidates)[0].outcome.kind == kind
+@pytest.mark.parametrize(
+    ("rung", "machine", "kind"),
+    [
+        ("zero0", {}, "gpu_oom"),
+        ("zero2+opt-cpu", {"host_memory": 16 * GIB}, "host_oom"),
+        ("zero3+opt-nvme", {"nvme_space": GIB}, "disk_full"),
+        ("zero2", {"crash_rate": 1.0}, "crash"),
+        ("zero2", {"hang_rate": 1.0}, "hang"),
+    ],
+)
+def test_a_trial_fails_as_its_machine_is_told_to(rung: str, machine: dict[str, Any], kind: str):
+    spec, candidates = make_trial(rung, 1)
+    records = judge(run(spec, A100.model_copy(update=machine)), WORKLOAD, candidates)
+    assert records[0].outcome.kind == kind
+    assert kind != "gpu_oom" or records[0].outcome.moment == "engine"
 
 
 def test_the_same_seed_gives_the_same_trial_and_another_seed_another():
@@ -209,34 +167,22 @@ def test_a_proof_evaluates_and_gathers():
     assert phases[-3:] == ["evaluation", "gather", "teardown"]
 
 
-def test_a_thousand_ranks_are_one_trial():
-    spec, candidates = make_trial("zero3", 1, world_size=1024)
-    ran = run(spec)
-    assert len(ran.events) == 1024
-    assert judge(ran, WORKLOAD, candidates)[0].outcome.kind == "fits"
-
-
 def test_only_the_fullest_rank_is_to_blame():
     spec, _ = make_trial("zero2", 16, memory=20 * GIB)
     failures = [event for events in run(spec).events for event in events if isinstance(event, FailedEvent)]
     assert [event.consequence for event in failures] == [False, True, True, True]
 
 
-@pytest.mark.parametrize("world_size", [1, 8, 1024])
+@pytest.mark.parametrize("world_size", [1, 1024])
 def test_a_whole_tune_finds_and_proves_an_answer(tmp_path: Path, world_size: int):
-    machine = A100.machine(world_size)
-    workload = Workload(**{**vars(WORKLOAD), "global_batch_size": 4 * world_size})
-    rungs = [RUNGS_BY_NAME[name] for name in ("zero1", "zero2", "zero2+opt-cpu", "zero3")]
-    space, unsupported = space_on(workload, machine, rungs, (1, 2, 4))
-    with History(tmp_path, "fingerprint", {}) as history:
-        result = Tuner(
-            workload=workload,
-            machine=machine,
-            space=space,
-            unsupported=unsupported,
-            history=history,
-            launcher=SimulatedLauncher(A100),
-        ).tune(STRATEGIES["auto"])
+    result = tune_over(
+        SimulatedLauncher(A100),
+        tmp_path,
+        dataclasses.replace(WORKLOAD, global_batch_size=4 * world_size),
+        strategy=STRATEGIES["auto"],
+        machine=A100.machine(world_size),
+        rungs=[RUNGS_BY_NAME[name] for name in ("zero1", "zero2", "zero2+opt-cpu", "zero3")],
+    )
     assert result.answer is not None
     assert result.answer.purpose == "proof"
     assert "candidate" in result.stopped

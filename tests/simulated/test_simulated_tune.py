@@ -14,17 +14,11 @@ from ladder.simulation.paper_machine import machine_files
 ON_PAPER = ["--launcher", "simulated", "--machine"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def tune(*arguments: str, machine: str = "a100-40") -> int:
     return main(["tune", "tiny-llama", "--gpus", "2", "--seq-len", "64", *ON_PAPER, machine, *arguments])
 
 
-def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
+def test_a_tune_on_paper_says_everywhere_that_nothing_was_run_and_started_again_it_runs_no_trial(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tune() == 0
@@ -46,19 +40,9 @@ def test_a_tune_on_paper_answers_and_says_everywhere_that_nothing_was_run(
     section = json.loads((folder / "best_config.json").read_text())["ladder"]
     assert section["proof"]["simulated"] is True
     assert "no GPU ran" in section["warnings"][0]
-
-
-def test_a_tune_on_paper_started_again_runs_no_trial_and_can_be_explained(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tune() == 0
-    first = (folder / "best_config.json").read_text()
-    capsys.readouterr()
     assert tune() == 0
     assert "trial 0" not in capsys.readouterr().err
-    assert (folder / "best_config.json").read_text() == first
-    assert main(["explain"]) == 0
-    assert "measured" in capsys.readouterr().out
+    assert json.loads((folder / "best_config.json").read_text())["ladder"] == section
 
 
 def test_a_run_folder_of_one_paper_machine_is_not_taken_for_anothers(
@@ -77,27 +61,24 @@ def test_an_audit_counts_what_was_wrongly_pruned(folder: Path, capsys: pytest.Ca
     assert "pruned candidates fit when measured anyway" in capsys.readouterr().out
 
 
-def test_knobs_are_tried_reported_and_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune("--knobs", "3", "--rung", "zero2") == 0
-    assert capsys.readouterr().err.count("knobs of the fastest candidate") == 3
+@pytest.mark.parametrize(("option", "tried"), [(["--knobs", "3"], 3), (["--time-budget", "1h"], 12)])
+def test_knobs_are_tried_if_asked_for_or_with_the_time_that_a_budget_leaves(
+    option: list[str], tried: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune("--rung", "zero2", *option) == 0
+    assert capsys.readouterr().err.count("knobs of the fastest candidate") == tried
     (table,) = folder.glob("ladder-runs/*/trials.csv")
-    assert table.read_text().count("; with ") == 3
-    assert main(["explain"]) == 0
-    assert capsys.readouterr().out.count("measured") >= 4
+    assert table.read_text().count("; with ") == tried
 
 
-def test_a_budget_pays_for_knobs_with_what_the_search_leaves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune("--rung", "zero2", "--time-budget", "1h") == 0
-    assert capsys.readouterr().err.count("knobs of the fastest candidate") == 12
-
-
-def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
+def test_a_budget_below_one_trial_gives_what_one_finds_and_is_not_spent_again_without_deepspeed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tune("--time-budget", "1s") == 0
     printed = capsys.readouterr()
     assert "more than the time budget of 1 s allows" in printed.err
     assert "of the time budget of 1 s, no time is left to try" in " ".join(printed.out.split())
+    assert not (folder / "best_plain.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +86,7 @@ def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
     [
         (["--launcher", "simulated"], "needs a --machine"),
         (["--machine", "l4"], "add --launcher simulated"),
-        ([*ON_PAPER, "abacus"], "neither a file nor a bundled machine"),
+        ([*ON_PAPER, "abacus"], "neither a file nor a bundled machine; choose from a10, a100-40, "),
         ([*ON_PAPER, "l4", "--cold"], "--cold has no effect"),
         ([*ON_PAPER, "l4", "--wait"], "--wait has no effect"),
         ([*ON_PAPER, "l4", "--save-weights", "x"], "--save-weights has no effect"),
@@ -114,7 +95,6 @@ def test_a_budget_below_one_trial_still_gives_what_one_trial_finds(
         ([*ON_PAPER, "diskless.yaml", "--nvme-path", "/nvme"], "has no NVMe drive"),
         ([*ON_PAPER, "coloured.yaml"], "'gpu_colour' is unknown"),
         ([*ON_PAPER, "l4", "--audit", "0.1", "--strategy", "walk"], "--audit has no effect"),
-        ([*ON_PAPER, "l4", "--audit", "2"], "--audit"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -203,42 +183,20 @@ def test_a_machine_whose_speed_varies_is_promised_a_range_in_the_file_on_the_las
         assert "in a training" not in printed + report
 
 
-def test_an_answer_with_turned_knobs_is_printed_and_reported_with_them(
+def test_a_tune_on_paper_that_trains_a_part_needs_less_memory_and_names_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine that strays far from what is usual; whether a setting wins there is its seed's to say."""
-    quiet_machine = machine_files()["a100-40"].read_text() + "noise: 0.0\nsurprise: 3\n"
-    for seed in range(12, 40):
-        (folder / "m.yaml").write_text(quiet_machine + f"seed: {seed}\n")
-        options = ["--gpus", "4", *ON_PAPER, "m.yaml", "--knobs", "5", "--run-dir", f"run{seed}"]
-        assert main(["tune", "llama-3.2-1b", *options]) == 0
-        printed = " ".join(capsys.readouterr().out.split())
-        engine = json.loads((folder / "best_config.json").read_text())["ladder"]["engine"]
-        if "[" in engine:
-            break
-    assert f"{engine} ckpt=" in printed
-    assert main(["report", f"run{seed}", "--format", "markdown"]) == 0
-    report = capsys.readouterr().out
-    assert "optimizer step: –" not in report
-    assert "accumulation: –" not in report
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--lora", "r=16"], "LoRA with r=16"),
-        (["--lora", "r=16", "--load-in", "4bit"], "QLoRA with r=16"),
-        (["--freeze", "model.embed_tokens", "--freeze", "model.layers.[0-7]"], "trained"),
-    ],
-)
-def test_a_tune_on_paper_that_trains_a_part_needs_less_memory_and_names_it(
-    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
     command = ["llama-3.2-1b", "--gpus", "1", *ON_PAPER, "a100-40", "--rung", "zero0", "--micro-batch", "1"]
+    parts = {
+        "": [],
+        "LoRA with r=16": ["--lora", "r=16"],
+        "QLoRA with r=16": ["--lora", "r=16", "--load-in", "4bit"],
+        "trained": ["--freeze", "model.embed_tokens", "--freeze", "model.layers.[0-7]"],
+    }
     peaks = []
-    for number, part in enumerate(([], options)):
+    for number, (said, part) in enumerate(parts.items()):
         assert main(["tune", *command, *part, "--run-dir", f"run{number}", "--output", f"{number}.json"]) == 0
+        assert said in " ".join(capsys.readouterr().err.split())
         answer = json.loads((folder / f"{number}.json").read_text())["ladder"]
         peaks.append(answer["memory_per_gpu"]["peak_allocated_gib"])
-    assert peaks[1] < 0.75 * peaks[0]
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert all(peak < 0.75 * peaks[0] for peak in peaks[1:])

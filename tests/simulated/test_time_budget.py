@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, space_on
+from helpers import bundled_workload
+from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.events.protocol import TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Listener
-from ladder.runs.history import History
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure
@@ -21,9 +21,8 @@ from ladder.search.time_left import most_promising
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.tune_events import Note, TuneEvent
-from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.tuning.tuner import TuneResult
 
-_RUNGS = [rung for rung in RUNGS if "nvme" not in rung.devices]
 _OVER = 1.1
 """Chosen: the margin that the search keeps for errors of its predictions."""
 
@@ -44,35 +43,35 @@ class FailsTheFirstProof(SimulatedLauncher):
 def tuned(
     folder: Path,
     budget: float | None,
-    machine: str = "a100-40",
     *,
-    model: str = "llama-2-7b",
-    memory: int = 40 << 30,
     seed: int = 0,
     launcher: type[SimulatedLauncher] = SimulatedLauncher,
     **options: Any,
 ) -> TuneResult:
-    """A tune on four GPUs of `machine`."""
-    simulated = read_machine(machine).model_copy(update={"seed": seed})
-    workload = bundled_workload(model, seq_len=2048, global_batch_size=128)
-    here = simulated.machine(4, gpu_memory=memory)
-    space, unsupported = space_on(workload, here, _RUNGS, (1, 2, 4, 8, 16))
+    """A tune on four GPUs."""
+    simulated = read_machine("a100-40").model_copy(update={"seed": seed})
     trials = launcher(simulated)
-    with History(folder / "run", "abc", {}) as history:
-        return Tuner(
-            workload=workload,
-            machine=here,
-            space=space,
-            unsupported=unsupported,
-            history=history,
-            launcher=trials,
-            clock=trials.now,
-            time_budget=budget,
-            **options,
-        ).tune(STRATEGIES["auto"])
+    return tune_over(
+        trials,
+        folder,
+        bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128),
+        strategy=STRATEGIES["auto"],
+        machine=simulated.machine(4, gpu_memory=40 << 30),
+        rungs=[rung for rung in RUNGS if "nvme" not in rung.devices],
+        micro_batches=(1, 2, 4, 8, 16),
+        clock=trials.now,
+        time_budget=budget,
+        **options,
+    )
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """With all the time that it wants."""
+    return tuned(tmp_path_factory.mktemp("free"), None)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
 def test_search_and_proof_end_within_the_budget_and_more_time_is_used(tmp_path: Path, seed: int) -> None:
     everything = tuned(tmp_path / "all", None, seed=seed)
     shortest = tuned(tmp_path / "least", 1.0, seed=seed)
@@ -90,17 +89,17 @@ def test_search_and_proof_end_within_the_budget_and_more_time_is_used(tmp_path: 
     assert speeds[1] >= 0.98 * speeds[0]
 
 
-def test_a_budget_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
-    free, wide = tuned(tmp_path / "free", None), tuned(tmp_path / "wide", 7200.0)
+def test_a_budget_that_is_long_enough_changes_nothing(free: TuneResult, tmp_path: Path) -> None:
+    wide = tuned(tmp_path, 7200.0)
     assert not wide.out_of_time
     assert wide.stopped == free.stopped
     assert [record.candidate_key for record in wide.records] == [record.candidate_key for record in free.records]
 
 
-def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_overrun_is_said(tmp_path: Path) -> None:
-    free = tuned(tmp_path / "free", None)
-    assert free.answer is not None
-    result = tuned(tmp_path / "budget", 0.6 * free.seconds, launcher=FailsTheFirstProof)
+def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_overrun_is_said(
+    free: TuneResult, tmp_path: Path
+) -> None:
+    result = tuned(tmp_path, 0.6 * free.seconds, launcher=FailsTheFirstProof)
     failed = [each.candidate_key for each in result.records if each.purpose == "proof" and each.outcome.kind != "fits"]
     assert len(failed) == 1
     assert result.answer is not None
@@ -121,10 +120,11 @@ def test_a_budget_below_one_trial_is_warned_of_and_said_to_be_exceeded(tmp_path:
     assert result.records[0].candidate_key == most_promising(believe(result.space, ()), first.candidates, 1)[0].key
 
 
-def test_settings_of_knobs_are_tried_only_while_there_is_time_to_prove_the_best(tmp_path: Path) -> None:
-    free = tuned(tmp_path / "free", None)
+def test_settings_of_knobs_are_tried_only_while_there_is_time_to_prove_the_best(
+    free: TuneResult, tmp_path: Path
+) -> None:
     budget = 1.8 * free.seconds
-    result = tuned(tmp_path / "knobs", budget, knob_trials=12)
+    result = tuned(tmp_path, budget, knob_trials=12)
     turned = {record.trial for record in result.records if "[" in record.candidate_key and record.purpose == "measure"}
     assert 0 < len(turned) < 12
     assert result.seconds <= _OVER * budget
