@@ -181,3 +181,17 @@ def option_in(command: Sequence[str], option: str) -> str | None:
         if name == option:
             found = value if equals else following
     return found
+
+
+def told(command: Sequence[str], values: Mapping[str, int]) -> tuple[str, ...]:
+    """`command` with these values for its options, by option: in the place of those that it gives, or behind it."""
+    words = list(command)
+    for option, value in values.items():
+        places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
+        for place in places:
+            if "=" in words[place]:
+                words[place] = f"{option}={value}"
+            elif place + 1 < len(words):
+                words[place + 1] = str(value)
+        words += [] if places else [option, str(value)]
+    return tuple(words)

@@ -1,6 +1,6 @@
 """Tests on a GPU in parts: `pytest tests/gpu --part-seconds 540`, again and again until all have run at this commit.
 
-Each part goes on where the last one ended. Results are kept in benchmarks/results/gpu-tests/, one file for each kind and
+Each part goes on where the last one ended. Results are kept in benchmarks/results/gpu-tests/, a file for each kind and
 number of GPUs. A GPU may be lent for minutes only; a result is kept as soon as its test has ended.
 """
 

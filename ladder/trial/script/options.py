@@ -1,7 +1,7 @@
 """The script's own options that set its micro-batch and its accumulation, as its parser of arguments knows them.
 
-A loop of its own may compute its steps, its schedule and its epochs from them. So it is told another micro-batch in these
-words, and not behind its back.
+A loop of its own may compute its steps, its schedule and its epochs from them. So it is told another micro-batch in
+these words, and not behind its back.
 """
 
 from __future__ import annotations
