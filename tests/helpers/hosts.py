@@ -42,7 +42,7 @@ _PASSED_ON = ("LADDER_CACHE", "PYTHONPATH")
 _WORKERS = ("worker-1", "worker-2")
 _NETWORKS = ("198.51.100", "203.0.113", "192.0.2")
 """Reserved for examples (RFC 5737), so no real host has such an address."""
-NETWORK = _NETWORKS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(_NETWORKS)]
+_NETWORK = _NETWORKS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(_NETWORKS)]
 """One for each of several pytest processes side by side."""
 _RAY = """
 import sys
@@ -110,7 +110,7 @@ def _two_hosts(ip: str) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         do("link", "add", bridge, "type", "bridge")
         stack.callback(undo, "link", "del", bridge)
-        do("address", "add", f"{NETWORK}.254/24", "dev", bridge)
+        do("address", "add", f"{_NETWORK}.254/24", "dev", bridge)
         do("link", "set", bridge, "up")
         for number in (1, 2):
             space, ours = f"ladder-{os.getpid()}-{number}", _our_end(number)
@@ -119,10 +119,10 @@ def _two_hosts(ip: str) -> Iterator[dict[str, str]]:
             do("link", "add", ours, "type", "veth", "peer", "name", "eth0", "netns", space)
             do("link", "set", ours, "master", bridge, "up")
             inside = ("-netns", space)
-            do(*inside, "address", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+            do(*inside, "address", "add", f"{_NETWORK}.{number}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 do(*inside, "link", "set", device, "up")
-            hosts[space] = f"{NETWORK}.{number}"
+            hosts[space] = f"{_NETWORK}.{number}"
         yield hosts
 
 
