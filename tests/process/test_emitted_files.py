@@ -95,11 +95,10 @@ def run(argv: list[str], reports: Path, environment: dict[str, str] | None = Non
     try:
         output, _ = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
-        for each in (
-            *psutil.Process(process.pid).children(recursive=True),
-            process,
-        ):  # ranks have sessions of their own
-            each.kill()
+        ranks = psutil.Process(process.pid).children(recursive=True)  # which have sessions of their own
+        process.kill()
+        for rank in ranks:
+            rank.kill()
         pytest.fail(f"hung: {shlex.join(argv)}\n{process.communicate()[0][-4000:]}")
     assert process.returncode == 0, f"{shlex.join(argv)}\n{output[-8000:]}"
 
