@@ -125,7 +125,7 @@ def test_hosts_meet_at_an_address_that_is_not_localhost(
         job = {"model_config": TINY_CONFIG, "task": "causal-lm", "operators": []}
         agents, address = both.opened(tmp_path, "ladder-test-address", job, trial_environment, cold=False)
         close_all(agents)
-    assert address == "198.51.100.1"
+    assert f"HostName {address}\n" in (ssh.folder / "ssh_config").read_text()
 
 
 def test_a_written_job_for_two_nodes_tunes_on_both(slurm: Slurm, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.groups import own_group
@@ -102,7 +103,7 @@ def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[Tune
             notes.append(event.text)
 
     workload = bundled_workload("meta-llama/Llama-2-7b-hf", seq_len=2048)
-    options = {"strategy": STRATEGIES[strategy], "machine": machine, "rungs": rungs, "tell": tell}
+    options: dict[str, Any] = {"strategy": STRATEGIES[strategy], "machine": machine, "rungs": rungs, "tell": tell}
     return tune_over(launcher, folder, workload, **options), launcher.tried, notes
 
 

@@ -64,6 +64,12 @@ def choose(count: int = 2, *, wait: bool = False) -> str:
     return CHOOSE.format(count=count, wait=wait)
 
 
+def waiting_tune(gpus: FakeGpus) -> subprocess.Popen[str]:
+    """Another one that wants both GPUs, and waits for them."""
+    imports = "from ladder.machine.gpus import visible_gpus\nfrom ladder.machine.lease import Leases\n"
+    return gpus.start(imports + choose(wait=True))
+
+
 def test_a_second_tune_names_the_holder_and_its_run_folder_and_leaves_it_alone(gpus: FakeGpus, tmp_path: Path) -> None:
     with holding(gpus) as first:
         process = gpus.tune("tiny-llama", folder=tmp_path)
@@ -110,10 +116,7 @@ def test_a_child_of_the_holder_does_not_inherit_its_leases(gpus: FakeGpus) -> No
 
 def test_with_wait_it_waits_says_for_whom_and_goes_on_when_the_first_one_ends(gpus: FakeGpus) -> None:
     with holding(gpus) as first:
-        second = gpus.start(
-            "from ladder.machine.gpus import visible_gpus\nfrom ladder.machine.lease import Leases\n"
-            + choose(wait=True)
-        )
+        second = waiting_tune(gpus)
         assert second.stdout is not None
         assert re.fullmatch(
             rf"Waiting: GPU GPU-fake-0 \(Fake GPU\) is held by another tune \(pid {first.pid}, .*\)\.\n",
@@ -210,18 +213,20 @@ def test_tunes_that_want_the_same_nodes_in_another_order_get_them_one_after_the_
 
 # Somebody else's process on the GPU
 
+STRANGER = """
+import signal, sys, time
+for number in range(1, 32):
+    if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+        signal.signal(number, lambda got, frame: sys.exit(f"signal {got}"))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
 
 @contextmanager
 def stranger(gpus: FakeGpus, **settings: float) -> Iterator[subprocess.Popen[bytes]]:
     """A process of somebody's that NVML shows on GPU 0, and that reports every signal it gets."""
-    code = (
-        "import signal, sys, time\n"
-        "for number in range(1, 32):\n"
-        "    if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):\n"
-        "        signal.signal(number, lambda got, frame: sys.exit(f'signal {got}'))\n"
-        "print('ready', flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", STRANGER], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     gpus.set(pid0=process.pid, used0=GIB, **settings)
@@ -249,10 +254,7 @@ def test_the_free_one_is_chosen_where_there_is_a_choice(gpus: FakeGpus) -> None:
 
 def test_with_wait_the_stranger_is_waited_for_and_never_signalled(gpus: FakeGpus) -> None:
     with stranger(gpus) as process:
-        waiting = gpus.start(
-            "from ladder.machine.gpus import visible_gpus\nfrom ladder.machine.lease import Leases\n"
-            + choose(wait=True)
-        )
+        waiting = waiting_tune(gpus)
         assert waiting.stdout is not None
         assert f"is used by pid {process.pid}" in waiting.stdout.readline()
         # Whoever waits holds nothing, not even the lease of the GPU that is free.
@@ -295,19 +297,14 @@ def test_the_lease_of_one_user_holds_against_another(gpus: FakeGpus) -> None:
         os.close(folder)
 
 
-def a_link(path: Path, victim: Path) -> None:
-    path.symlink_to(victim)
+PLANTED: dict[str, Callable[[Path, Path], None]] = {
+    "a link": lambda path, victim: path.symlink_to(victim),
+    "a hard link": lambda path, victim: path.hardlink_to(victim),
+    "a pipe": lambda path, victim: os.mkfifo(path),
+}
 
 
-def a_hard_link(path: Path, victim: Path) -> None:
-    path.hardlink_to(victim)
-
-
-def a_pipe(path: Path, victim: Path) -> None:
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize("plant", [a_link, a_hard_link, a_pipe])
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
 def test_what_somebody_planted_in_place_of_a_lease_is_refused_and_not_written_to(
     gpus: FakeGpus, tmp_path: Path, plant: Callable[[Path, Path], None]
 ) -> None:

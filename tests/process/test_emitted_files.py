@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from helpers.answers import AWKWARD, answer
 
@@ -77,7 +77,7 @@ def reports(tmp_path: Path) -> Path:
 
 
 def run(argv: list[str], reports: Path, environment: dict[str, str] | None = None) -> None:
-    """Run a launcher to its end in a session of its own, so that a hang leaves no rank behind."""
+    """Run a launcher to its end; a hang leaves no rank behind."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "ACCELERATE_"))}
     inherited |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -91,12 +91,14 @@ def run(argv: list[str], reports: Path, environment: dict[str, str] | None = Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        ranks = psutil.Process(process.pid).children(recursive=True)  # which have sessions of their own
+        process.kill()
+        for rank in ranks:
+            rank.kill()
         pytest.fail(f"hung: {shlex.join(argv)}\n{process.communicate()[0][-4000:]}")
     assert process.returncode == 0, f"{shlex.join(argv)}\n{output[-8000:]}"
 

@@ -58,8 +58,10 @@ def saved_in(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_proof_evaluates_and_saves_the_whole_weights(
     warm_bench: Bench, tmp_path: Path, engine: str, micro_batches: tuple[int, ...], ranks: int
 ) -> None:
-    changes = {"accumulation": 3 if "hpz" in engine else 2, "proof": True, "save_folder": str(tmp_path / "saved")}
-    run = warm_bench.run(engine_trial(tmp_path / "0001", engine, *micro_batches, ranks=ranks, **changes))
+    sizes = {"ranks": ranks, "accumulation": 3 if "hpz" in engine else 2}
+    spec = engine_trial(tmp_path / "0001", engine, *micro_batches, **sizes)
+    saving = {"proof": True, "save_folder": str(tmp_path / "saved")}
+    run = warm_bench.run(spec.model_copy(update=saving))
     first, second, *_ = measured(run)
     for events in run.events:
         assert {"evaluation", "gather"} <= {event.phase for event in events if isinstance(event, PhaseEvent)}

@@ -135,16 +135,9 @@ def test_the_ledger_sorts_by_number_and_by_word_both_ways(browser: Any, simulate
 
 
 @needs_chromium
-def test_a_part_can_be_switched_off_in_its_figure(browser: Any, simulated_run: Path) -> None:
-    page = look(browser, simulated_run / "report.html").page
-    figure = page.locator("#run0-memory")
-    before = figure.locator(".point:visible").count()
-    figure.locator(".legend button", has_text="activations").click()
-    assert figure.locator(".point:visible").count() < before
-
-
-@needs_chromium
-def test_rows_can_be_filtered_by_words_and_by_outcome(browser: Any, simulated_run: Path, run: ReportedRun) -> None:
+def test_rows_can_be_filtered_by_words_and_by_outcome_and_parts_of_a_figure_switched_off(
+    browser: Any, simulated_run: Path, run: ReportedRun
+) -> None:
     page = look(browser, simulated_run / "report.html").page
     rows = page.locator("table.sortable tbody tr:visible")
     page.locator(".filter input").fill("zero3 OFF")
@@ -156,6 +149,10 @@ def test_rows_can_be_filtered_by_words_and_by_outcome(browser: Any, simulated_ru
     page.locator(".filter select").select_option("fits")
     fitting = [entry for entry in run.entries if entry.record and entry.record.outcome.kind == "fits"]
     assert rows.count() == len(fitting)
+    figure = page.locator("#run0-memory")
+    before = figure.locator(".point:visible").count()
+    figure.locator(".legend button", has_text="activations").click()
+    assert figure.locator(".point:visible").count() < before
 
 
 @needs_chromium
