@@ -69,11 +69,6 @@ def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder
     assert said.stdout.startswith(rung)
 
 
-def test_unless_it_is_allowed_it_is_not_tried(tmp_path: Path) -> None:
-    usual = on_paper(tmp_path, "llama-3.2-1b", rungs=["zero1"])
-    assert not any("made-up" in rung for rung in usual.trials["rung"])
-
-
 def test_where_it_can_have_no_effect_it_is_refused_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='allow="made-up" has no effect here: magic is for causal-lm'):
         on_paper(tmp_path, "roberta-base", allow=["made-up"])

@@ -121,35 +121,37 @@ def test_what_is_in_the_file_that_stdout_goes_to_stays(simulated_run: Path, tmp_
     assert stdout.is_symlink()
 
 
-@pytest.mark.parametrize("name", ["best_config.json", *COMPANIONS])
-def test_a_tune_refuses_what_is_no_regular_file(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(folder / name)
-    sentence = refused(capsys, "best_config.json")
-    assert "is not a regular file" in sentence
-    assert name in sentence
-    assert (folder / name).is_fifo()
-
-
 # What must not be lost
 
 
+READS = "which ladder reads"
+FOREIGN = "was not written by ladder"
+
+
 @pytest.mark.parametrize(
-    ("output", "model", "machine", "kept"),
+    ("output", "model", "machine", "words"),
     [
-        ("config.json", ".", "a100-40", "config.json"),
-        ("link.json", "config.json", "a100-40", "config.json"),
-        ("mine.json", "mine.trainer.json", "a100-40", "mine.trainer.json"),
-        ("machine.json", ".", "machine.accelerate.yaml", "machine.accelerate.yaml"),
-        ("machine.accelerate.yaml", ".", "machine.accelerate.yaml", "machine.accelerate.yaml"),
-        (str(DEFAULTS), ".", "a100-40", str(DEFAULTS)),
+        ("config.json", ".", "a100-40", f"config.json, {READS}"),
+        ("link.json", "config.json", "a100-40", f"config.json, {READS}"),
+        ("mine.json", "mine.trainer.json", "a100-40", f"mine.trainer.json, {READS}"),
+        ("machine.json", ".", "machine.accelerate.yaml", f"machine.accelerate.yaml, {READS}"),
+        ("machine.accelerate.yaml", ".", "machine.accelerate.yaml", f"machine.accelerate.yaml, {READS}"),
+        (str(DEFAULTS), ".", "a100-40", f"{DEFAULTS}, {READS}"),
+        *((f"foreign{number}.json", ".", "a100-40", FOREIGN) for number in range(6)),
+        *((f"pipe{number}.json", ".", "a100-40", "is not a regular file") for number in range(4)),
     ],
 )
-def test_neither_the_answer_nor_a_companion_replaces_what_the_tune_is_started_from(
-    output: str, model: str, machine: str, kept: str, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_neither_the_answer_nor_a_companion_replaces_what_the_tune_is_started_from_or_what_ladder_did_not_write(
+    output: str, model: str, machine: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "link.json").symlink_to("config.json")
     (folder / "mine.trainer.json").write_text(json.dumps(TINY_CONFIG))
-    assert f"would replace {kept}, which ladder reads" in refused(capsys, output, model, machine)
+    foreign = b'{"train_batch_size": 8}', b"learning_rate: 1", b"[" * 5000, b"[1]", b"\xff", b'{"ladder": 1}'
+    for number, content in enumerate(foreign):
+        (folder / f"foreign{number}.json").write_bytes(content)
+    for number, end in enumerate(("json", "trainer.json", "accelerate.yaml", "launch.sh")):
+        os.mkfifo(folder / f"pipe{number}.{end}")
+    assert words in refused(capsys, output, model, machine)
 
 
 def test_no_answer_is_written_where_defaults_would_be_read_from(
@@ -160,18 +162,6 @@ def test_no_answer_is_written_where_defaults_would_be_read_from(
     assert main(["tune", "tiny-llama", *arguments]) == 2
     assert "which ladder reads" in capsys.readouterr().err
     assert not DEFAULTS.exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b'{"train_batch_size": 8}', b"learning_rate: 1", b"[" * 5000, b"[1]", b"\xff", b'{"ladder": 1}'],
-    ids=lambda content: repr(content[:12]),
-)
-def test_a_tune_keeps_a_file_that_ladder_did_not_write(
-    content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "ds_config.json").write_bytes(content)
-    assert "was not written by ladder" in refused(capsys, "ds_config.json")
 
 
 def test_an_earlier_answer_even_edited_and_an_empty_file_are_replaced(folder: Path) -> None:

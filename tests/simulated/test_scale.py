@@ -96,9 +96,7 @@ def test_that_nothing_fits_has_an_exit_code_of_its_own(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "options",
     [
-        ["--gpus", "0"],
         ["--script", "train.py"],
-        ["--gpus", "2,2"],
         ["--gpus", "3"],
         ["--price", "0"],
         ["--machine", "a100-80"],

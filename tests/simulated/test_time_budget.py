@@ -13,14 +13,9 @@ from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.events.protocol import TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Listener
-from ladder.search.auto import auto
-from ladder.search.belief import believe
-from ladder.search.decisions import Measure
 from ladder.search.policy import STRATEGIES
-from ladder.search.time_left import most_promising
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import read_machine
-from ladder.tuning.tune_events import Note, TuneEvent
 from ladder.tuning.tuner import TuneResult
 
 _OVER = 1.1
@@ -44,12 +39,11 @@ def tuned(
     folder: Path,
     budget: float | None,
     *,
-    seed: int = 0,
     launcher: type[SimulatedLauncher] = SimulatedLauncher,
     **options: Any,
 ) -> TuneResult:
     """A tune on four GPUs."""
-    simulated = read_machine("a100-40").model_copy(update={"seed": seed})
+    simulated = read_machine("a100-40")
     trials = launcher(simulated)
     return tune_over(
         trials,
@@ -71,29 +65,21 @@ def free(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     return tuned(tmp_path_factory.mktemp("free"), None)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_search_and_proof_end_within_the_budget_and_more_time_is_used(tmp_path: Path, seed: int) -> None:
-    everything = tuned(tmp_path / "all", None, seed=seed)
-    shortest = tuned(tmp_path / "least", 1.0, seed=seed)
-    budgets = [shortest.seconds + share * (everything.seconds - shortest.seconds) for share in (0.25, 0.6)]
+def test_search_and_proof_end_within_the_budget_and_more_time_is_used(free: TuneResult, tmp_path: Path) -> None:
+    shortest = tuned(tmp_path / "least", 1.0)
+    budgets = [shortest.seconds + share * (free.seconds - shortest.seconds) for share in (0.25, 0.6)]
     speeds = []
     for number, budget in enumerate(budgets):
-        result = tuned(tmp_path / str(number), budget, seed=seed)
+        result = tuned(tmp_path / str(number), budget)
         assert result.answer is not None
         assert result.seconds <= _OVER * budget
         assert result.out_of_time
         assert "no time is left to try" in result.stopped
         speeds.append(result.answer.tokens_per_second or 0.0)
     assert shortest.answer is not None
+    assert "over the budget, which is too short for a trial and its proof" in shortest.stopped
     assert speeds[0] >= 0.98 * (shortest.answer.tokens_per_second or 0.0)
     assert speeds[1] >= 0.98 * speeds[0]
-
-
-def test_a_budget_that_is_long_enough_changes_nothing(free: TuneResult, tmp_path: Path) -> None:
-    wide = tuned(tmp_path, 7200.0)
-    assert not wide.out_of_time
-    assert wide.stopped == free.stopped
-    assert [record.candidate_key for record in wide.records] == [record.candidate_key for record in free.records]
 
 
 def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_overrun_is_said(
@@ -106,18 +92,6 @@ def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_over
     assert result.answer.candidate_key not in failed
     assert result.seconds > 0.6 * free.seconds
     assert f"over the budget, as the proof of {failed[0]} failed" in result.stopped
-
-
-def test_a_budget_below_one_trial_is_warned_of_and_said_to_be_exceeded(tmp_path: Path) -> None:
-    told: list[TuneEvent] = []
-    result = tuned(tmp_path, 5.0, tell=told.append)
-    notes = [event.text for event in told if isinstance(event, Note)]
-    assert any("more than the time budget of 5 s allows" in note for note in notes)
-    assert result.answer is not None
-    assert "over the budget, which is too short for a trial and its proof" in result.stopped
-    first = auto(result.space, ())
-    assert isinstance(first, Measure)
-    assert result.records[0].candidate_key == most_promising(believe(result.space, ()), first.candidates, 1)[0].key
 
 
 def test_settings_of_knobs_are_tried_only_while_there_is_time_to_prove_the_best(

@@ -12,22 +12,12 @@ from ladder.runs.stored_run import read_run
 from ladder.simulation.launcher import SimulatedLauncher
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--gpu-memory", "1GiB", "--rung", "zero3"], 3, "Nothing fits in 1.00 GiB per GPU: 1 candidate failed"),
-        (["--rung", "zero3+opt-nvme"], 2, "can work here: zero3+opt-nvme: no --nvme-path was given"),
-    ],
-)
-def test_a_document_without_an_answer_says_why_there_is_none(
-    arguments: list[str], status: int, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paper = ["--launcher", "simulated", "--machine", "a100-40"]
-    assert main(["tune", "llama-2-7b", *arguments, *paper, "--format", "json"]) == status
+def test_a_document_without_an_answer_says_why_there_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--gpu-memory", "1GiB", "--rung", "zero3", "--launcher", "simulated", "--machine", "a100-40"]
+    assert main(["tune", "llama-2-7b", *options, "--format", "json"]) == 3
     document = json.loads(capsys.readouterr().out)
-    assert document["answer"] is None
-    assert document["exit_code"] == status
-    assert words in document["error"]
+    assert (document["answer"], document["exit_code"]) == (None, 3)
+    assert "Nothing fits in 1.00 GiB per GPU: 1 candidate failed" in document["error"]
 
 
 def test_lists_one_value_in_place_of_a_list_and_switches_are_defaults_too(
