@@ -24,8 +24,10 @@ class Subject(Protocol):
 
     is_even: bool
     """All batches of one size take the same time."""
-    shared_seconds: float
-    """What a micro-step takes beside `train_on`: its share of work that is done once for several."""
+
+    @property
+    def shared_seconds(self) -> float:
+        """What a micro-step takes beside `train_on`: its share of work that is done once for several."""
 
     @property
     def skipped_steps(self) -> int:

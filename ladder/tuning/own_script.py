@@ -202,7 +202,7 @@ def script_spec(
         return None
     return ScriptSpec(
         command=script.command,
-        scratch=str(folder / "scratch"),
+        scratch=str(folder.absolute() / "scratch"),
         arguments=script_arguments(workload, candidate, machine, deepspeed),
         facts=script.facts,
     )

@@ -205,7 +205,7 @@ def test_a_loop_that_ends_before_it_is_measured_is_told_to_train_longer(tuned: H
         f"{SCRIPTS}/causal_loop.py --model_name_or_path model --train_file text/train.jsonl --max_train_steps 2"
     )
     assert done.status == 2
-    assert "the script's loop ended before its steps were measured; let it train for longer" in the_sentence(done)
+    assert "the script's training ended after 2 optimizer steps, before enough of them were" in the_sentence(done)
 
 
 def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
@@ -270,8 +270,8 @@ def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home
         ),
         pytest.param(
             "halve",
-            "the script's loop ended before its steps were measured; let it train for longer, and let its errors end",
-            marks=pytest.mark.night,  # the hook of a loop that ends early sees it
+            "RuntimeError: [enforce fail at alloc_cpu.cpp",
+            marks=pytest.mark.night,  # the end of its loop, which is its error, is seen
         ),
     ],
 )

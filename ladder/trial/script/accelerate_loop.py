@@ -7,19 +7,20 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.utils import DummyOptim, send_to_device
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DeepSpeedOptimizerWrapper, DummyOptim, send_to_device
 from torch.utils.data import DataLoader
 
 from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
-from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
+from ladder.trial.script.loops import Loop, facts_of_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.techniques import precision_of
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
-_WRITERS = ("save_state", "save_model", "init_trackers", "log", "end_training")
+_TRACKING = ("init_trackers", "log", "end_training")
 
 
 def hold_accelerate(grip: Grip) -> None:
@@ -53,16 +54,15 @@ def hold_accelerate(grip: Grip) -> None:
     wrap(accelerate.Accelerator, "prepare", prepared)
     _hold_steps(grip, loop)
     if not grip.is_run:
-        write_nothing(accelerate.Accelerator, _WRITERS, loop)
-        hold_back_writing(loop)
+        for name in _TRACKING:
+            wrap(accelerate.Accelerator, name, lambda *_, **__: None)
 
 
 def _hold_steps(grip: Grip, loop: Loop) -> None:
     """Let the trial decide where an optimizer step ends, and see what the loop clips."""
 
     def ends_step(accelerator: Any) -> None:
-        ends = loop.is_boundary or accelerator.gradient_state.end_of_dataloader
-        accelerator.gradient_state._set_sync_gradients(ends)
+        accelerator.gradient_state._set_sync_gradients(loop.ends_step)
 
     def stepped(own: Any, accelerator: Any, loss: Any, *arguments: Any, **options: Any) -> Any:
         if loop.engine is not None:  # whether or not the loop asks accelerate when to step
@@ -83,6 +83,12 @@ def _hold_steps(grip: Grip, loop: Loop) -> None:
                 loop.engine.optimizer.clip_grad = loop.clipping
         return own(accelerator, parameters, max_norm, *given, **options)
 
+    def called(own: Any, *arguments: Any, **options: Any) -> Any:
+        grip.loop_end.note_step()
+        return own(*arguments, **options)
+
+    for optimizer in (AcceleratedOptimizer, DeepSpeedOptimizerWrapper):
+        wrap(optimizer, "step", called)
     wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
     wrap(accelerate.Accelerator, "backward", stepped)
     if not grip.is_look and not grip.spec.uses_deepspeed:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
-from ladder.trial.script.loops import Loop, facts_of_loop, hold_back_writing, write_nothing
+from ladder.trial.script.loops import Loop, facts_of_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
@@ -58,12 +58,15 @@ def hold_deepspeed(grip: Grip) -> None:
         if engine is not loop.engine:  # its configuration says where a step of the trial's engine ends
             own(engine, is_boundary)
 
+    def called(own: Any, engine: Any, *arguments: Any, **options: Any) -> None:
+        if engine is loop.engine:
+            grip.loop_end.note_step()
+        own(engine, *arguments, **options)
+
     wrap(DataLoader, "__init__", noted)
+    wrap(deepspeed.DeepSpeedEngine, "step", called)
     wrap(deepspeed, "initialize", initialized)
     wrap(deepspeed.DeepSpeedEngine, "set_gradient_accumulation_boundary", bounded)
-    if not grip.is_run:
-        write_nothing(deepspeed.DeepSpeedEngine, ("save_16bit_model", "save_checkpoint"), loop)
-        hold_back_writing(loop)
 
 
 def _training_loader(made: list[Any]) -> Any:

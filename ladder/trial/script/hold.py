@@ -18,6 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
+from ladder.trial.script.loop_end import LoopEnd
+from ladder.trial.script.saves import Saves
+from ladder.trial.script.steps_made import StepsMade
 from ladder.trial.wrapping import wrap
 from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts, ScriptKind
@@ -54,8 +57,11 @@ class Grip:
     """SHA-256 of that file."""
     modules: frozenset[str]
     """Those that were imported before the script was started."""
+    saves: Saves
     holders: set[ScriptKind] = field(default_factory=set)
     """What the script was seen to use so far: the Trainer uses accelerate, which uses DeepSpeed."""
+    made: StepsMade = field(default_factory=StepsMade)
+    loop_end: LoopEnd = field(default_factory=LoopEnd)
 
     @property
     def is_look(self) -> bool:
@@ -105,6 +111,14 @@ class Grip:
             self.leave(error)
 
 
+def too_few(grip: Grip) -> NotTakenHoldOfError:
+    """Of a training that ends before enough of it is measured."""
+    return NotTakenHoldOfError(
+        f"the script's training ended after {grip.made.optimizer_steps} optimizer steps, before enough of them were "
+        "measured: the first ones, which reserve memory, do not count; let it train for longer"
+    )
+
+
 def installed_since(before: frozenset[str]) -> tuple[str, ...]:
     """Installed modules that were imported since, in the order of their import; none of the script's own folder."""
     folders = tuple(each for each in sys.path if Path(each).name in _OF_LIBRARIES)
@@ -116,8 +130,10 @@ def name_moments(grip: Grip) -> None:
     """Let every engine say what it is doing. What goes wrong there in a trial is reported before the script sees it."""
 
     def named(moment: str, own: Any, *arguments: Any, **options: Any) -> Any:
+        if moment == "forward" and torch.is_grad_enabled():
+            grip.made.forwards += 1
         try:
-            with grip.reporter.during(moment):
+            with grip.reporter.during(moment), grip.loop_end.paused():
                 return own(*arguments, **options)
         except BaseException as error:
             grip.reporter.moment = moment

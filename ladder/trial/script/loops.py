@@ -1,26 +1,27 @@
-"""Taking hold of a training loop of the script's own, with accelerate or with DeepSpeed alone: through its data loader.
+"""Taking hold of a training loop of the script's own, with accelerate or with DeepSpeed alone.
 
-The loop asks the loader for a batch when it has trained on the one before. So whoever gives the batches also knows when
-a micro-step begins and ends, and can give any batch.
+The loop is left alone until its first optimizer step is over: only a backward pass shows that it trains, and on which
+loader. From then on that loader gives the trial's batches. The loop asks for one when it has trained on the one before,
+so whoever gives them also knows when a micro-step begins and ends.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 import deepspeed
 import torch
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
 
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts, too_few
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, shape_of
 from ladder.trial.script.seen import TrainsOtherwiseError
@@ -40,56 +41,113 @@ class Loop:
         self.engine: Any = None
         self.accelerator: Any = None
         """Of a loop with accelerate."""
-        self.is_boundary = True
-        self.is_finishing = False
-        self.loss: torch.Tensor | float = 0.0
-        self.has_begun = False
-        """It was given a batch."""
-        self.has_trained = False
-        """It has made a backward pass since it was given a batch."""
+        self.told_boundary: bool | None = None
+        """Whether the micro-step ends an optimizer step, where a trial says so; else the accumulation does."""
+        self.loss: Any = None
         self.clipping: float | None = None
+        self.is_measured: Callable[[], bool] = lambda: False
+        """Whether what was measured by now is enough."""
+        self._accumulated = 0
+        """Micro-steps since the last optimizer step."""
         _note_losses(self)
 
-    def hold(self, loader: Any, move: Move) -> None:
-        """Let `loader` give the trial's batches to the loop that iterates over it."""
+    @property
+    def ends_step(self) -> bool:
+        """Whether an optimizer step ends with the micro-step that is made now, or next."""
+        if self.accelerator is not None and self.accelerator.gradient_state.end_of_dataloader:
+            return True
+        if self.told_boundary is not None:
+            return self.told_boundary
+        return self._accumulated + 1 >= self._accumulation
 
-        def iterated(own: Any, each: Any) -> Iterator[Any]:
-            if each is not loader or not self.is_training():
-                return cast("Iterator[Any]", own(each))
-            if self.grip.is_run:
-                return self._trained(own(loader))
-            return self._real(loader, lambda: own(loader)) if self.grip.spec.proof else self._measured(loader, move)
-
-        wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
-
-    def note_loss(self, loss: torch.Tensor) -> None:
-        """Of a backward pass that begins."""
-        self.loss, self.has_trained = loss.detach(), True
-
-    def require_first(self) -> None:
-        """End a trial whose script begins to train anew: it has caught what ended its first loop."""
-        if self.has_begun:
-            self.grip.leave(_left_early())
+    @property
+    def _accumulation(self) -> int:
+        """In a trial, that of its configuration."""
+        if self.grip.is_run:
+            return self.grip.spec.candidates[0].accumulation
+        return int(self.grip.spec.deepspeed["gradient_accumulation_steps"])
 
     @property
     def model(self) -> Any:
         """The script's own; without DeepSpeed and other ranks nothing wraps it."""
         return getattr(self.engine, "module", self.engine)
 
-    def is_training(self) -> bool:
-        """Whether the loop that asks is the one that trains."""
-        return bool(self.model.training)
+    def hold(self, loader: Any, move: Move) -> None:
+        """The engine stands: let `loader` give the trial's batches to whoever trains on it."""
+        made, end = self.grip.made, self.grip.loop_end
+        made.before_backward.append(self._note_backward)
+        if self.grip.is_run:
+            return
+        end.ended = self.ended
+        self.grip.saves.redirect()
+        if self.grip.script.facts is not None:
+            end.accumulation = self.grip.script.facts.accumulation
+        self.grip.reporter.candidate = self.grip.spec.candidates[0].key
+        self.grip.reporter.phase("warmup")
 
-    def _trained(self, epoch: Iterator[Any]) -> Iterator[Any]:
-        """The user's own training: every batch, with an optimizer step after as many as the answer accumulates."""
-        accumulation = self.grip.spec.candidates[0].accumulation
-        for number, batch in enumerate(epoch, start=1):
-            self.is_boundary = number % accumulation == 0
+        def iterated(own: Any, each: Any) -> Any:
+            return self._given(own, each, move) if each is loader else own(each)
+
+        wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
+
+    def note_loss(self, loss: Any) -> None:
+        """Of a backward pass that begins; that of an engine or accelerator comes before autograd's, which is scaled."""
+        if self.loss is None:
+            self.loss = loss.detach() if torch.is_tensor(loss) else 0.0
+
+    def require_first(self) -> None:
+        """End a trial whose script begins to train anew: nothing has seen its first loop end."""
+        if self.grip.made.micro_steps and not self.grip.is_run:
+            self.ended()
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """The script has left its loop, because of `error` if there is one: nothing that follows may run."""
+        if error is not None and not isinstance(error, SystemExit):
+            self.grip.leave(error)
+        if self.is_measured():
+            self.grip.held(self.kind, self.finish)
+        self.grip.leave(too_few(self.grip))
+
+    def finish(self) -> None:
+        """What is left to do when enough is measured."""
+
+    def _note_backward(self, tensors: Any) -> None:
+        self._accumulated = 0 if self.ends_step else self._accumulated + 1
+        self.note_loss(tensors)
+        if not self.grip.is_run:
+            self.grip.loop_end.note_backward()
+
+    def _given(self, own: Any, loader: Any, move: Move) -> Iterator[Any]:
+        """The script's own batches until an optimizer step is over on one of them; then the trial's."""
+        made, end, epoch = self.grip.made, self.grip.loop_end, own(loader)
+        while True:
+            end.note_draw()
+            with end.paused():
+                batch = next(epoch, None)
+            if batch is None:
+                return
+            trained, tried = made.micro_steps, made.forwards
             yield batch
+            if trained < made.micro_steps:
+                if self._accumulated == 0:
+                    break
+            elif tried < made.forwards:
+                self.grip.leave(_left_out())
+        try:
+            if self.grip.spec.proof:
+                yield from self._real(loader, chain([epoch], iter(lambda: own(loader), None)))
+            else:
+                del epoch
+                yield from self._measured(loader, move)
+        except GeneratorExit:
+            self.ended(end.error)
 
     def _measured(self, loader: Any, move: Move) -> Iterator[Any]:
         """Batches as the measuring asks for them, in a thread of its own: the loop keeps the main one."""
+        if hasattr(loader, "end"):  # accelerate's: the epoch that was begun goes no further
+            loader.end()
         subject, grip = LoopSubject(self, self._samples(loader), move), self.grip
+        self.is_measured = lambda: subject.num_begun > 1  # what was measured by then stands
 
         def measure() -> None:
             if grip.spec.device == "cuda":
@@ -102,43 +160,41 @@ class Loop:
     def _samples(self, loader: Any) -> Samples:
         return Samples(loader, known=self.grip.known_sizes)
 
-    def _real(self, loader: Any, epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def _real(self, loader: Any, epochs: Iterator[Iterator[Any]]) -> Iterator[Any]:
         """The proof: the script's own batches, epoch after epoch, until enough optimizer steps were timed."""
         (candidate,) = self.grip.spec.candidates
         steps = RealSteps(self.grip, self._samples(loader))
-        made = _StepsMade(self.engine)
-        try:
+        engine = _EngineSteps(self.engine)
+        self.is_measured = lambda: steps.are_measured
+        self.finish = lambda: self._finish(steps, engine)  # type: ignore[method-assign]
+        for epoch in epochs:
+            engine.num_epochs += 1
             while True:
-                own = epoch()
-                made.num_epochs += 1
-                while True:
-                    for micro_step in range(1, candidate.accumulation + 1):
-                        with steps.loading():
-                            batch = next(own, None)
-                        if batch is None:
-                            break
-                        self.is_boundary = micro_step == candidate.accumulation
-                        steps.note_batch(batch)
-                        self.has_begun, self.has_trained = True, False
-                        yield batch
-                        if not self.has_trained:
-                            self.grip.leave(_left_out())
-                        steps.note_loss(torch.as_tensor(self.loss))
+                for _ in range(candidate.accumulation):
+                    with steps.loading(), self.grip.loop_end.paused():
+                        batch = next(epoch, None)
                     if batch is None:
-                        steps.drop_step()
                         break
-                    made.expected += 1
-                    if steps.end_step():
-                        self.grip.held(self.kind, lambda: self._finish(steps, made))
-        except GeneratorExit:  # the loop has ended
-            if steps.are_measured:
-                self.grip.held(self.kind, lambda: self._finish(steps, made))
-            self.grip.leave(_left_early())
+                    steps.note_batch(batch)
+                    yield from self.trained_on(batch)
+                    steps.note_loss(torch.as_tensor(self.loss))
+                if batch is None:
+                    steps.drop_step()
+                    break
+                engine.expected += 1
+                if steps.end_step():
+                    self.grip.held(self.kind, self.finish)
 
-    def _finish(self, steps: RealSteps, made: _StepsMade) -> None:
+    def trained_on(self, batch: Any) -> Iterator[Any]:
+        """`batch`, on which the loop has to train before it asks for the next."""
+        before, self.loss = self.grip.made.micro_steps, None
+        yield batch
+        if self.grip.made.micro_steps == before:
+            self.grip.leave(_left_out())
+
+    def _finish(self, steps: RealSteps, engine: _EngineSteps) -> None:
         """A checkpoint, and a resume from it."""
-        made.require()
-        self.is_finishing = True
+        engine.require()
         reporter, folder = self.grip.reporter, str(Path(self.grip.script.scratch) / "checkpoint")
         reporter.phase("gather")
         saves, loads = self._writers()
@@ -160,7 +216,7 @@ class Loop:
         return saved, self.accelerator.load_state
 
 
-class _StepsMade:
+class _EngineSteps:
     """The optimizer steps of a loop's own engine, beside those that it should have made."""
 
     def __init__(self, engine: Any) -> None:
@@ -189,34 +245,30 @@ class _StepsMade:
 class LoopSubject:
     """Micro-steps of the script's own loop, on batches of its own samples."""
 
-    shared_seconds = 0.0
-
     def __init__(self, loop: Loop, samples: Samples, move: Move) -> None:
         self._loop, self._samples, self._move = loop, samples, move
         self.is_even = samples.are_alike
         self._to_loop: SimpleQueue[Any] = SimpleQueue()
         self._from_loop: SimpleQueue[None] = SimpleQueue()
-        self._num_begun = 0
+        self.num_begun = 0
 
     def batches(self) -> Iterator[Any]:
         """For the loop: it trains on each before it asks for the next."""
-        try:
-            while True:
-                batch = self._to_loop.get()
-                self._loop.has_begun, self._loop.has_trained = True, False
-                yield batch
-                if not self._loop.has_trained:
-                    self._loop.grip.leave(_left_out())
-                self._from_loop.put(None)
-        except GeneratorExit:  # what was measured by then stands
-            self._loop.grip.leave(None if self._num_begun > 1 else _left_early())
+        while True:
+            yield from self._loop.trained_on(self._to_loop.get())
+            self._from_loop.put(None)
 
     @property
     def skipped_steps(self) -> int:
         return int(getattr(self._loop.engine, "skipped_steps", 0))
 
+    @property
+    def shared_seconds(self) -> float:
+        """What the last micro-step took less than it seems, because the loop saved something: less than nothing."""
+        return -self._loop.grip.saves.taken()
+
     def use(self, candidate: CandidateSpec) -> None:
-        self._num_begun += 1
+        self.num_begun += 1
         set_checkpointing(self._loop.model, candidate)
 
     def begin_step(self) -> None:
@@ -229,22 +281,17 @@ class LoopSubject:
         return self._move(self._samples.batch(candidate.micro_batch, kind))
 
     def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
-        self._loop.is_boundary = is_boundary
+        self._loop.told_boundary = is_boundary
         self._to_loop.put(batch)
         self._from_loop.get()
-        return self._loop.loss
+        loss: torch.Tensor | float = self._loop.loss
+        return loss
 
     def evaluate(self, candidate: CandidateSpec) -> None:
         """A proof trains on the loop's own batches."""
 
     def gather(self, save_folder: str | None) -> None:
         """As `evaluate`."""
-
-
-def _left_early() -> NotTakenHoldOfError:
-    return NotTakenHoldOfError(
-        "the script's loop ended before its steps were measured; let it train for longer, and let its errors end it"
-    )
 
 
 def _left_out() -> NotTakenHoldOfError:
@@ -260,22 +307,6 @@ def _note_losses(loop: Loop) -> None:
         return own(engine, loss, *arguments, **options)
 
     wrap(deepspeed.DeepSpeedEngine, "backward", noted)
-
-
-def hold_back_writing(loop: Loop) -> None:
-    """Of what a loop may call to save its model."""
-    write_nothing(PreTrainedModel, ("save_pretrained", "push_to_hub"), loop)
-    write_nothing(torch, ("save",), loop)
-
-
-def write_nothing(owner: Any, names: tuple[str, ...], loop: Loop) -> None:
-    """A loop that saves as it goes saves nothing in a trial."""
-
-    def written(own: Any, *given: Any, **options: Any) -> Any:
-        return own(*given, **options) if loop.engine is None or loop.is_finishing else None
-
-    for name in names:
-        wrap(owner, name, written)
 
 
 def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:

@@ -93,7 +93,7 @@ class RealSteps:
             return False
         synchronize(self._grip.spec.device)
         ended = now()
-        window = self._over_ranks(ended - self._last)
+        window = self._over_ranks(ended - self._last - self._grip.saves.taken())
         self._now, self._last = _Now(), ended
         if self._is_warming(ended, window.whole_seconds):
             self._last = now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 
 from transformers.integrations import HfDeepSpeedConfig
 
@@ -16,9 +17,10 @@ from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.accelerate_loop import hold_accelerate
 from ladder.trial.script.deepspeed_loop import hold_deepspeed
 from ladder.trial.script.elsewhere import refuse_training_elsewhere
-from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments
+from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments, too_few
 from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.publishing import publish_nothing, silent_trackers
+from ladder.trial.script.saves import Saves
 from ladder.trial.script.trainer import hold_trainer
 from ladder.trial.script.unheld import LOOKED_FOR, refuse_unheld_training
 from ladder.workload.script import writing_into
@@ -45,17 +47,28 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     os.environ.update(silent_trackers(script.scratch))
     try:
         run_program(program, spec, script)
+        _join_threads()
     except SystemExit as ended:
+        _join_threads()
         if ended.code not in (None, 0):
             raise NotTakenHoldOfError(f"the script ended with exit status {ended.code} before it trained") from ended
     except EOFError as error:
         raise NotTakenHoldOfError(
             "the script asks for input, which a trial cannot give; answer it by an option"
         ) from error
+    if grip.made.micro_steps:
+        raise too_few(grip)
     raise NotTakenHoldOfError(
         f"the script ended without training in a way that ladder knows: it looked for {LOOKED_FOR} in the process "
         "that it started"
     )
+
+
+def _join_threads() -> None:
+    """Wait for what still runs, as Python does at its end: the training may be there."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
 
 
 def take_hold(
@@ -64,9 +77,21 @@ def take_hold(
     """From now on whatever trains in this process does as `script` says."""
     file = program.file
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    grip = Grip(spec, script, reporter, gauge, leave, now(), str(file), digest, frozenset(sys.modules))
+    grip = Grip(
+        spec,
+        script,
+        reporter,
+        gauge,
+        leave,
+        began=now(),
+        path=str(file),
+        digest=digest,
+        modules=frozenset(sys.modules),
+        saves=Saves(script.scratch, spec.device),
+    )
     if not grip.is_look:
         backend_of(spec).take_hold(spec)
+    grip.made.listen()
     for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
         hold(grip)
     return grip

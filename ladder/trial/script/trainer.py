@@ -16,23 +16,15 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.reporter import now
 from ladder.trial.script import generating
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts, too_few
 from ladder.trial.script.samples import Samples, shape_of
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
-# What a trial must not do: it would write into the user's folders, tell the user's trackers, or train otherwise than
-# is measured.
-_CONTAINED: dict[str, Any] = {
-    "report_to": "none",
-    "push_to_hub": False,
-    "eval_strategy": "no",
-    "eval_on_start": False,
-    "save_strategy": "no",
-    "load_best_model_at_end": False,
-}
+# What a trial must not do: write into the user's folders, and tell the user's trackers.
+_CONTAINED: dict[str, Any] = {"report_to": "none", "push_to_hub": False}
 # Other ways to train than the answer's.
 _OTHER_WAYS: dict[str, Any] = {"auto_find_batch_size": False, "fsdp": None, "fsdp_config": None}
 
@@ -56,8 +48,6 @@ def hold_trainer(grip: Grip) -> None:
         if not grip.is_run:
             changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
-        if grip.script.mode == "trial":
-            changes["max_steps"] = _MANY  # a proof ends when its steps are timed, however few the script would make
         for name, value in changes.items():
             if hasattr(arguments, name):
                 setattr(arguments, name, copy.deepcopy(value))
@@ -70,8 +60,15 @@ def hold_trainer(grip: Grip) -> None:
         if grip.is_run:
             more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return own(trainer, *(() if more else arguments), **options | more)
+        # A proof ends when its steps are timed, however few the script would make. It evaluates when they are.
+        trainer.args.max_steps, trainer.args.eval_on_start = _MANY, False
         trainer.add_callback(_Held(trainer, grip))
-        return own(trainer)  # without a checkpoint to go on from
+        grip.saves.redirect()
+        try:
+            own(trainer)  # without a checkpoint to go on from
+        except BaseException as error:
+            grip.leave(error)
+        grip.leave(too_few(grip))
 
     def prepared(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         candidate = grip.spec.candidates[0]
@@ -193,7 +190,10 @@ def _overrides(own: dict[str, Any]) -> list[str]:
 
 
 class _Held(TrainerCallback):  # type: ignore[misc]
-    """Takes the training over once its engine stands."""
+    """Takes the training over once its engine stands, and lets it do nothing but train.
+
+    It is the last callback. So the script's settings of evaluation and saving stay, for those who check them.
+    """
 
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
         self._trainer, self._grip = trainer, grip
@@ -209,3 +209,9 @@ class _Held(TrainerCallback):  # type: ignore[misc]
             return
         subject = GeneratingSubject(trainer, grip) if generates else TrainerSubject(trainer, grip)
         grip.held("trainer", lambda: measure_all(grip.spec, subject, grip.reporter, grip.gauge))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_evaluate = control.should_save = control.should_log = False
+        control.should_training_stop = control.should_epoch_stop = False
+
+    on_step_begin = on_substep_end = on_epoch_begin = on_epoch_end = on_step_end

@@ -1,0 +1,67 @@
+"""What takes hold of a script's training: it trains in any way, and nothing that follows its training runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from helpers.rehearsals import Rehearsals, rehearsals
+from helpers.scripts import SCRIPTS
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]) -> Iterator[Rehearsals]:
+    """A folder with the scripts, which is also the working folder, and a server for all of them."""
+    folder = tmp_path_factory.mktemp("held")
+    shutil.copytree(SCRIPTS / "held", folder / "home", ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "home")
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        with rehearsals(folder / "home", folder / "trials", trial_environment) as held:
+            yield held
+
+
+@pytest.mark.parametrize("way", ["by_counting", "by_return", "by_exit", "in_a_thread"])
+def test_nothing_that_follows_a_loop_runs_however_it_ends(way: str, home: Rehearsals) -> None:
+    done = home.trial("leaves_its_loop.py", way, "4")
+    assert done.made == frozenset()
+    assert done.said.startswith("the script's training ended after 4 optimizer steps, before enough of them were ")
+
+
+def test_an_error_in_a_loop_reaches_the_user_and_no_handler_of_the_script_s(home: Rehearsals) -> None:
+    for proof in (False, True):
+        done = home.trial("leaves_its_loop.py", "by_error", "4", proof=proof)
+        assert done.said == "KeyError: 'loss'"
+        assert re.search(r'leaves_its_loop\.py", line \d+, in by_error', done.traceback)
+        assert done.made == frozenset()
+
+
+def test_a_loop_within_the_loop_that_only_accumulates_is_not_its_end(home: Rehearsals) -> None:
+    done = home.trial("leaves_its_loop.py", "accumulating", "400")
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
+
+
+def test_what_a_loop_saves_in_a_trial_is_found_again_and_touches_nothing(home: Rehearsals) -> None:
+    done = home.trial("saves_as_it_goes.py")
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
+    assert done.log.count("read again after") >= 4
+    assert not (home.home / "checkpoints").exists()
+
+
+def test_a_loop_is_held_at_its_first_backward_pass_and_not_where_it_reads_its_data(home: Rehearsals) -> None:
+    done = home.trial("looks_at_its_data_first.py")
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
+    assert "8 batches evaluated" in done.log, "what it reads meanwhile are its own batches, of a rank"
+
+
+def test_a_trainer_that_is_stopped_is_measured_and_writes_nothing(home: Rehearsals) -> None:
+    done = home.trial("stopped_trainer.py", "plateau", proof=True)
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
+    assert done.log.count("evaluated\n") == 2, "once on each rank, when its steps are measured"
+
+
+def test_an_error_in_a_trainer_reaches_the_user_and_nothing_follows(home: Rehearsals) -> None:
+    done = home.trial("stopped_trainer.py", "fails", proof=True)
+    assert (done.said, done.made) == ("TimeoutError: its time is over", frozenset())

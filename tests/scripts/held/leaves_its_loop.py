@@ -1,0 +1,77 @@
+# mypy: disable-error-code="import-not-found"
+"""Leaves the loop that it trains in, in the way that it is told, and writes files then."""
+
+import atexit
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from few import Training, write
+
+
+def by_counting(steps: int) -> None:
+    training = Training(4000)
+    batches = iter(training.loader)
+    for _ in range(steps):
+        training.step(next(batches))
+
+
+def by_return(steps: int) -> int:
+    training, made = Training(), 0
+    while True:
+        for batch in training.loader:
+            training.step(batch)
+            made += 1
+            if made == steps:
+                return made
+
+
+def by_exit(steps: int) -> None:
+    try:
+        by_return(steps)
+        sys.exit(0)
+    finally:
+        write("finally")
+
+
+def in_a_thread(steps: int) -> None:
+    thread = threading.Thread(target=by_counting, args=(steps,))
+    thread.start()
+    thread.join()
+
+
+def by_error(steps: int) -> None:
+    training = Training()
+    with noted(), suppress(KeyError):
+        for number, batch in enumerate(training.loader):
+            training.step(batch)
+            if number + 1 == steps:
+                print({"lr": 1e-4}["loss"])
+
+
+def accumulating(steps: int) -> None:
+    training = Training(4000)
+    batches = iter(training.loader)
+    for _ in range(steps):
+        for _ in range(4):
+            training.accelerator.backward(training.model(**next(batches)).loss)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        write("noted")
+
+
+atexit.register(write, "at the end")
+ways: dict[str, Any] = {
+    each.__name__: each for each in (by_counting, by_return, by_exit, in_a_thread, by_error, accumulating)
+}
+ways[sys.argv[1]](int(sys.argv[2]))
+write("after")
