@@ -236,6 +236,7 @@ def _script(answer: Answer) -> dict[str, Any]:
             "padding": None if seen.padding is None else round(seen.padding, 4),
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
             **({} if completions is None else {"generation_batch_size": completions}),
+            **({"options": dict(facts.options)} if facts.options else {}),
         }
     }
 

@@ -51,6 +51,8 @@ class ScriptSpec(Frozen):
     """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
     torch_limit: int = 0
     """Of a run with a `memory_limit`: bytes for torch's allocator on a GPU."""
+    told: tuple[str, ...] = ()
+    """Which of `micro_batch` and `accumulation` the command says in the script's own options."""
     facts: ScriptFacts | None = None
     """What the look found; for a trial."""
 

@@ -22,7 +22,7 @@ from ladder.tuning.precision import dtype_of
 from ladder.units import parameters_in_words
 from ladder.workload.counted import Count
 from ladder.workload.lora import Lora
-from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in
+from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in, told
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
 
@@ -137,10 +137,13 @@ def workload_of_script(
     """
     for sentence in introduction(script):
         note(sentence)
+    mapped = mapping_of(options.map)
+    if script.facts.kind != "trainer":
+        script = replace(script, facts=replace(script.facts, options=script.facts.options | mapped))
     own: Dtype | None = None if script.facts.dtype == "fp32" else script.facts.dtype
     if own is None and options.dtype is None:
         note("The script asks for no 16-bit precision; trials and `ladder run` use it (--dtype chooses which).")
-    batch = options.global_batch_size or global_batch_of(script, mapping_of(options.map), world_size)
+    batch = options.global_batch_size or global_batch_of(script, mapped, world_size)
     _require_whole_groups(script.facts, batch, world_size)
     return Workload(
         model=shape_of(script, counting(note)),
@@ -200,8 +203,10 @@ def script_spec(
     script = workload.script
     if script is None:
         return None
+    accumulation = deepspeed["gradient_accumulation_steps"]
     return ScriptSpec(
-        command=script.command,
+        command=told(script.command, script.facts.options, candidate.micro_batch, accumulation),
+        told=tuple(script.facts.options),
         scratch=str(folder.absolute() / "scratch"),
         arguments=script_arguments(workload, candidate, machine, deepspeed),
         facts=script.facts,

@@ -28,6 +28,7 @@ from ladder.tuning.step_down import Plan, smaller
 from ladder.tuning.trial_request import candidate_spec, rank_modules_of
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.units import GIB, format_bytes
+from ladder.workload.script import told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,7 @@ def _first_plan(document: Mapping[str, Any], path: Path, asked: RunOptions) -> P
         ),
         config={key: value for key, value in document.items() if key != SECTION},
         optimizer=section.get("script", {}).get("optimizer", ""),
+        options=section.get("script", {}).get("options", {}),
         memory_limit=limit,
         torch_limit=of_torch,
     )
@@ -163,7 +165,8 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
             candidates=(candidate_spec(plan.candidate),),
             memory_limit=plan.memory_limit,
             script=ScriptSpec(
-                command=tuple(command),
+                command=told(command, plan.options, plan.candidate.micro_batch, plan.candidate.accumulation),
+                told=tuple(plan.options),
                 mode="run",
                 arguments=plan.arguments,
                 resume=plan.resume,

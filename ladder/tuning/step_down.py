@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Plan:
     """DeepSpeed's."""
     optimizer: str = ""
     """Of the script's own, as transformers names it."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of a loop's own, that set its micro-batch and accumulation."""
     resume: str = ""
     """The checkpoint of a Trainer from which it goes on; empty for its beginning."""
     memory_limit: int = 0

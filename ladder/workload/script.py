@@ -76,6 +76,8 @@ class ScriptFacts:
     """Of its samples, by index, where each had to be read for its own: trials need not read them again."""
     operators: tuple[str, ...] = ()
     """Of DeepSpeed, which its own optimizer needs."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Those of a loop's own that set its `micro_batch` and `accumulation`, by these names."""
     preparation_seconds: float = 0.0
     """From its start to the beginning of training: imports, data set, weights."""
 
@@ -183,15 +185,15 @@ def option_in(command: Sequence[str], option: str) -> str | None:
     return found
 
 
-def told(command: Sequence[str], values: Mapping[str, int]) -> tuple[str, ...]:
-    """`command` with these values for its options, by option: in the place of those that it gives, or behind it."""
-    words = list(command)
-    for option, value in values.items():
+def told(command: Sequence[str], options: Mapping[str, str], micro_batch: int, accumulation: int) -> tuple[str, ...]:
+    """`command` with a candidate's values for the `options` that a loop has for them: in their place, or behind it."""
+    words, values = list(command), {"micro_batch": micro_batch, "accumulation": accumulation}
+    for what, option in options.items():
         places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
         for place in places:
             if "=" in words[place]:
-                words[place] = f"{option}={value}"
+                words[place] = f"{option}={values[what]}"
             elif place + 1 < len(words):
-                words[place + 1] = str(value)
-        words += [] if places else [option, str(value)]
+                words[place + 1] = str(values[what])
+        words += [] if places else [option, str(values[what])]
     return tuple(words)

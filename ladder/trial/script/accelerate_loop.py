@@ -15,6 +15,7 @@ from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
+from ladder.trial.script.options import Arithmetic
 from ladder.trial.script.samples import rebatched
 from ladder.trial.techniques import precision_of
 from ladder.trial.wrapping import wrap
@@ -42,12 +43,16 @@ def hold_accelerate(grip: Grip) -> None:
         loop.require_first()
         if grip.is_look:
             grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
+        arithmetic = Arithmetic(grip.script.told, loaders[0].batch_size, grip.spec.candidates[0])
+        loop.checked(arithmetic.require)
         micro_batch = grip.spec.candidates[0].micro_batch
         changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
         ready = grip.engine(lambda: own(accelerator, *changed, **options))
         loop.engine, loop.accelerator = ready[_place(models[0], things)], accelerator
         set_checkpointing(loop.model, grip.spec.candidates[0])
-        loop.hold(ready[_place(loaders[0], things)], lambda batch: send_to_device(batch, accelerator.device))
+        loader = ready[_place(loaders[0], things)]
+        arithmetic.guard(loader, grip.leave)
+        loop.hold(loader, lambda batch: send_to_device(batch, accelerator.device))
         return ready
 
     wrap(accelerate.Accelerator, "__init__", made)
@@ -83,12 +88,17 @@ def _hold_steps(grip: Grip, loop: Loop) -> None:
                 loop.engine.optimizer.clip_grad = loop.clipping
         return own(accelerator, parameters, max_norm, *given, **options)
 
+    def accumulated(own: Any, *arguments: Any, **options: Any) -> Any:
+        loop.asks_when_to_step = True
+        return own(*arguments, **options)
+
     def called(own: Any, *arguments: Any, **options: Any) -> Any:
-        grip.loop_end.note_step()
+        loop.note_step()
         return own(*arguments, **options)
 
     for optimizer in (AcceleratedOptimizer, DeepSpeedOptimizerWrapper):
         wrap(optimizer, "step", called)
+    wrap(accelerate.Accelerator, "accumulate", accumulated)
     wrap(accelerate.Accelerator, "clip_grad_norm_", clipped)
     wrap(accelerate.Accelerator, "backward", stepped)
     if not grip.is_look and not grip.spec.uses_deepspeed:

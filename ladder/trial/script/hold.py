@@ -19,6 +19,7 @@ from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, Scri
 from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.loop_end import LoopEnd
+from ladder.trial.script.options import setting
 from ladder.trial.script.saves import Saves
 from ladder.trial.script.steps_made import StepsMade
 from ladder.trial.wrapping import wrap
@@ -62,6 +63,8 @@ class Grip:
     """What the script was seen to use so far: the Trainer uses accelerate, which uses DeepSpeed."""
     made: StepsMade = field(default_factory=StepsMade)
     loop_end: LoopEnd = field(default_factory=LoopEnd)
+    parsed: dict[str, int] = field(default_factory=dict)
+    """Whole numbers that the script's parser of arguments found, by option."""
 
     @property
     def is_look(self) -> bool:
@@ -86,6 +89,8 @@ class Grip:
             }
             known["modules"] = installed_since(self.modules)
             facts = replace(find(), **known)
+            if facts.kind != "trainer":  # whose arguments are changed where they are made
+                facts = replace(facts, options=setting(self.parsed, facts))
             self.reporter.send(LookedEvent(t=now(), facts=facts))
         except BaseException as error:
             self.leave(error)

@@ -49,6 +49,10 @@ class Loop:
         """Whether what was measured by now is enough."""
         self._accumulated = 0
         """Micro-steps since the last optimizer step."""
+        self.asks_when_to_step = False
+        """It leaves it to accelerate which micro-steps end an optimizer step."""
+        self._is_step_due = False
+        """It has to call its optimizer before the next micro-step."""
         _note_losses(self)
 
     @property
@@ -95,6 +99,18 @@ class Loop:
         if self.loss is None:
             self.loss = loss.detach() if torch.is_tensor(loss) else 0.0
 
+    def checked(self, require: Callable[[], None]) -> None:
+        """End with the error that `require` raises, if it does."""
+        try:
+            require()
+        except TrainsOtherwiseError as error:
+            self.grip.leave(error)
+
+    def note_step(self) -> None:
+        """The script calls its optimizer."""
+        self._is_step_due = False
+        self.grip.loop_end.note_step()
+
     def require_first(self) -> None:
         """End a trial whose script begins to train anew: nothing has seen its first loop end."""
         if self.grip.made.micro_steps and not self.grip.is_run:
@@ -112,6 +128,9 @@ class Loop:
         """What is left to do when enough is measured."""
 
     def _note_backward(self, tensors: Any) -> None:
+        if self._is_step_due:
+            self.grip.leave(TrainsOtherwiseError(_BY_HAND))
+        self._is_step_due = self.kind == "accelerate" and not self.asks_when_to_step
         self._accumulated = 0 if self.ends_step else self._accumulated + 1
         self.note_loss(tensors)
         if not self.grip.is_run:
@@ -292,6 +311,12 @@ class LoopSubject:
 
     def gather(self, save_folder: str | None) -> None:
         """As `evaluate`."""
+
+
+_BY_HAND = (
+    "its loop accumulates by hand, with several backward passes before one step of its optimizer; give their number to "
+    "accelerate, as Accelerator(gradient_accumulation_steps=N), and train within accelerator.accumulate(model)"
+)
 
 
 def _left_out() -> NotTakenHoldOfError:

@@ -7,10 +7,15 @@ these words, and not behind its back.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ladder.events.step_policy import CandidateSpec
+from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.wrapping import wrap
+from ladder.workload.script import ScriptFacts
 
 KNOWN_OPTIONS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
 """By what they set: as TrainingArguments calls them, and scripts that follow it."""
@@ -30,8 +35,51 @@ def note_options(parsed: dict[str, int]) -> None:
     wrap(argparse.ArgumentParser, "parse_known_args", noted)
 
 
-def setting(parsed: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, str]:
+def setting(parsed: Mapping[str, int], facts: ScriptFacts) -> dict[str, str]:
     """The options of KNOWN_OPTIONS that have the value that was seen in the training, by what they set."""
     found = {option.lstrip("-").replace("-", "_"): option for option in parsed}
+    seen = {"micro_batch": facts.micro_batch, "accumulation": facts.accumulation}
     named = {what: found[name] for what, name in KNOWN_OPTIONS.items() if name in found}
     return {what: option for what, option in named.items() if parsed[option] == seen[what]}
+
+
+class Arithmetic:
+    """What a loop may compute from its loader, if it is given another one than it made: not the length."""
+
+    def __init__(self, told: Sequence[str], own_micro_batch: int | None, candidate: CandidateSpec) -> None:
+        self._told, self._own, self._candidate = told, own_micro_batch, candidate
+
+    def require(self) -> None:
+        """TrainsOtherwiseError where the script was told its micro-batch, and made its loader with another."""
+        if "micro_batch" in self._told and self._own != self._candidate.micro_batch:
+            raise TrainsOtherwiseError(
+                f"the script was told a micro-batch of {self._candidate.micro_batch} by its own option, and its loader "
+                f"has {self._own}; name the option that sets it: --map micro_batch=--OPTION"
+            )
+
+    def guard(self, loader: Any, leave: Callable[[BaseException], Any]) -> None:
+        """From now on `leave` is called where the script itself asks how many batches `loader` has."""
+        if self._own == self._candidate.micro_batch:
+            return
+
+        def counted(own: Any, each: Any) -> int:
+            if each is loader and not _asked_by_a_library():
+                leave(TrainsOtherwiseError(_UNTOLD))
+            return int(own(each))
+
+        wrap(type(loader), "__len__", counted)
+
+
+_UNTOLD = (
+    "its loop computes with the number of its batches, which another micro-batch changes; name the options that set "
+    "its micro-batch and accumulation, so that it computes with the right ones: "
+    "--map micro_batch=--OPTION --map accumulation=--OPTION"
+)
+
+
+def _asked_by_a_library() -> bool:
+    """Whether the code that called us, ours left out, is installed; progress bars and accelerate are."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("ladder.trial."):
+        frame = frame.f_back
+    return any(folder in Path(frame.f_code.co_filename).parts for folder in ("site-packages", "dist-packages"))

@@ -18,6 +18,7 @@ from ladder.trial.script.accelerate_loop import hold_accelerate
 from ladder.trial.script.deepspeed_loop import hold_deepspeed
 from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments, too_few
+from ladder.trial.script.options import note_options
 from ladder.trial.script.program import Program, program_of
 from ladder.trial.script.publishing import publish_nothing, silent_trackers
 from ladder.trial.script.saves import Saves
@@ -40,6 +41,7 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     refuse_unheld_training(grip)
     publish_nothing()
     if grip.is_look:
+        note_options(grip.parsed)
         os.environ.update(program.environment)  # what the launcher was told counts as what the script says
     else:
         name_moments(grip)
