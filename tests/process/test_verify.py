@@ -12,6 +12,9 @@ from helpers import ladder
 from ladder.emit.config import _digest
 
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the small tune, which a busy machine disturbs
+
+
 def promise(
     small_tune: Path,
     name: str,
