@@ -16,6 +16,7 @@ from helpers import wait_until
 from ladder.errors import EnvironmentFaultError
 from ladder.tuning.verification import _alone_in
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the small tune, which a busy machine disturbs
 VERIFY = [sys.executable, "-m", "ladder.cli.main", "verify"]
 
 

@@ -25,6 +25,7 @@ from helpers.programs import BESIDE_PYTHON, program
 
 from ladder.cli.main import _with_script, app
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the small tune, which a busy machine disturbs
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

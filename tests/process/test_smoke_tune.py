@@ -15,6 +15,7 @@ from ladder.candidates import checkpointing_name
 from ladder.cli.main import main
 from ladder.emit import load_best_config
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the small tune, which a busy machine disturbs
 RUN = "ladder-runs/small"
 CANDIDATES = {(rung, checkpointing, 1) for rung in ("zero0", "zero2") for checkpointing in ("on", "1/2", "off")}
 

@@ -11,6 +11,8 @@ from helpers import ladder
 
 from ladder.emit.config import _digest
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the small tune, which a busy machine disturbs
+
 
 def promise(
     small_tune: Path,
