@@ -78,16 +78,17 @@ def test_allocated_memory_is_known_to_a_hundredth_or_two_but_of_one_rung(groups:
         assert max(abs(error.model_memory) for error in errors) < 0.08, group
 
 
-def test_host_memory_of_what_is_offloaded_is_known_to_a_tenth(groups: dict[Group, list[Errors]]) -> None:
+def test_host_memory_is_known_to_a_tenth_and_better_where_the_optimizer_alone_is_offloaded(
+    groups: dict[Group, list[Errors]],
+) -> None:
     for group, errors in groups.items():
         if "opt-cpu" in group.rung:
             seen = [error.seen for error in errors]
             told = [
                 predict_memory(each.workload, each.candidate, world_size=each.ranks, device="cuda") for each in seen
             ]
-            assert size(each.host / real.host - 1 for each, real in zip(told, seen, strict=True) if real.host) < 0.11, (
-                group
-            )
+            errors_of_host = [each.host / real.host - 1 for each, real in zip(told, seen, strict=True) if real.host]
+            assert size(errors_of_host) < (0.11 if "param-cpu" in group.rung else 0.04), group
             assert size(error.host for error in errors if error.host is not None) < 0.05, group  # the simulator's
 
 
