@@ -34,13 +34,8 @@ def registered() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("made up")
-
-
-@pytest.fixture(scope="module")
-def tuned(home: Path, registered: None) -> ladder.Tuned:
-    return on_paper(home, "opt-125m", gpus=2, rungs=["zero1", "zero2", RUNG.name])
+def tuned(tmp_path_factory: pytest.TempPathFactory, registered: None) -> ladder.Tuned:
+    return on_paper(tmp_path_factory.mktemp("made up"), "opt-125m", gpus=2, rungs=["zero1", "zero2", RUNG.name])
 
 
 def test_it_is_tried_measured_and_proven_beside_the_main_one(tuned: ladder.Tuned) -> None:
@@ -61,7 +56,8 @@ def test_it_is_predicted_by_its_own_formulas(tuned: ladder.Tuned) -> None:
     assert all(space.predicted_peak(each) > 16.0 * space.workload.weights.trained for each in own)
 
 
-def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, home: Path) -> None:
+def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned) -> None:
+    home = tuned.output.run_dir.parent
     path = home / "best_plain.json"
     document = load_best_config(path)
     assert document["ladder"]["environment"]["MAGIC"] == "1"

@@ -29,13 +29,10 @@ def registered() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("made up")
-
-
-@pytest.fixture(scope="module")
-def tuned(home: Path, registered: None) -> ladder.Tuned:
-    return on_paper(home, "llama-3.2-1b", gpu_memory="24GiB", global_batch_size=16, allow=["made-up"])
+def tuned(tmp_path_factory: pytest.TempPathFactory, registered: None) -> ladder.Tuned:
+    return on_paper(
+        tmp_path_factory.mktemp("made up"), "llama-3.2-1b", gpu_memory="24GiB", global_batch_size=16, allow=["made-up"]
+    )
 
 
 def test_it_is_tried_measured_and_proven_and_predicted_beside_the_usual_engine(tuned: ladder.Tuned) -> None:
@@ -51,7 +48,8 @@ def test_it_is_tried_measured_and_proven_and_predicted_beside_the_usual_engine(t
     assert space.predicted_peak(special) < space.predicted_peak(plain)
 
 
-def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned, home: Path) -> None:
+def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder.Tuned) -> None:
+    home = tuned.output.run_dir.parent
     path = home / "best_config.json"
     document = load_best_config(path)
     section = document["ladder"]
