@@ -145,6 +145,7 @@ def _checks(
         "torch and CUDA": partial(software.torch_and_driver, cuda),
         "compiler": software.compilers,
         "operators": partial(software.operators, build=build, on_gpus=cuda is not None),
+        "trials of scripts": software.protection,
         "memory": hardware.memory,
         "NVMe": partial(hardware.nvme, nvme_path),
         "speeds": speeds,

@@ -17,6 +17,7 @@ from ladder.doctor.builds import fix_of_build
 from ladder.doctor.check import Check, fail, ok, warn
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
+from ladder.launch.protecting import protection_here
 from ladder.machine.host import compiler
 from ladder.text import shown
 
@@ -144,3 +145,21 @@ def operators(*, build: bool, on_gpus: bool) -> Iterator[Check]:
             fix = fix_of_build(name, reason)
             severity = fail if name == "shm_comm" else warn
             yield severity(f"operator {name}", f"cannot be built ({shown(reason)}); {needed} needs it", fix)
+
+
+def protection() -> Iterator[Check]:
+    """What keeps a user's files from trials of the user's own script."""
+    found = protection_here()
+    facts = {"level": found.level, "why": found.why}
+    if found.level == "overlay":
+        yield ok("trials of scripts", "overlay: what a script writes in a trial is thrown away", **facts)
+    elif found.level == "landlock":
+        sentence = "Landlock: in a trial, a script may write only in a copy of its folder and in caches"
+        yield ok("trials of scripts", f"{sentence} ({found.why})", **facts)
+    else:
+        sentence = "nothing keeps your files from what a script does before its training in a trial"
+        fix = (
+            "allow user namespaces (user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns), or use a "
+            "kernel with Landlock; in a container, also allow their system calls (--security-opt seccomp=…)"
+        )
+        yield warn("trials of scripts", f"{sentence} ({found.why})", fix, **facts)

@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from ladder.events.frozen import Frozen
 from ladder.events.outcome import OutcomeKind
+from ladder.events.protection import Level
 from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.workload.script import ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
@@ -217,6 +218,14 @@ class MeasuredEvent(Frozen):
         return (accumulation - 1) * micro + statistics.median(self.boundary_seconds)
 
 
+class ProtectedEvent(Frozen):
+    """What keeps the user's files from the script that is about to run."""
+
+    kind: Literal["protected"] = "protected"
+    t: float
+    level: Level
+
+
 class LookedEvent(Frozen):
     """What a look at a script found."""
 
@@ -265,7 +274,15 @@ class DoneEvent(Frozen):
 
 
 Event = Annotated[
-    PhaseEvent | StepEvent | MeasuredEvent | LookedEvent | HeldEvent | CheckpointEvent | FailedEvent | DoneEvent,
+    PhaseEvent
+    | StepEvent
+    | MeasuredEvent
+    | ProtectedEvent
+    | LookedEvent
+    | HeldEvent
+    | CheckpointEvent
+    | FailedEvent
+    | DoneEvent,
     Field(discriminator="kind"),
 ]
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ladder.events.protocol import UNREPORTED, DoneEvent, FailedEvent, TrialSpec
+from ladder.events.protocol import UNREPORTED, DoneEvent, FailedEvent, ProtectedEvent, TrialSpec
 from ladder.trial.backends import backend_of
 from ladder.trial.failure import bytes_asked, classify
 from ladder.trial.gauge import Gauge, make_gauge
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import build_model
+from ladder.trial.protection import level
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.staying import Line, can_stay, log_to
 from ladder.trial.subject import RandomModel
@@ -47,6 +48,7 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
         if spec.script is not None:
             from ladder.trial.script.running import train_script
 
+            ending.reporter.send(ProtectedEvent(t=now(), level=level.entered()))
             train_script(spec, spec.script, ending.reporter, gauge, ending.leave)
             return ending.report()
         _train_model(spec, ending.reporter, gauge)
@@ -202,8 +204,9 @@ def failure_event(error: BaseException, spec: TrialSpec, reporter: Reporter, fre
 
 
 def _said_by(error: BaseException) -> str:
-    """With its type, unless it is a sentence of ours."""
-    return str(error) if getattr(error, "is_sentence", False) else f"{type(error).__name__}: {error}"
+    """With its type, unless it is a sentence of ours, and with what the script's protection has to do with it."""
+    said = str(error) if getattr(error, "is_sentence", False) else f"{type(error).__name__}: {error}"
+    return f"{said}: {remark}" if (remark := level.remark(error)) else said
 
 
 def _writable(text: str) -> str:

@@ -24,7 +24,6 @@ failed preload, and imports the caller's main module again in each rank.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -41,10 +40,9 @@ import psutil
 
 from ladder.trial.descendants import adopt_orphans, end_descendants, kill_descendants
 from ladder.trial.preload import UnknownModelError, load_operators, preload
+from ladder.trial.protection import kernel
+from ladder.trial.protection.level import Protection, View
 
-_PR_SET_PDEATHSIG = 1
-"""Defined in Linux's prctl.h."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _END_SECONDS = 3.0
 """How long killed ranks may take to end. Chosen: less than the 5 s that the controller waits for the server."""
 
@@ -63,6 +61,9 @@ class Server:
         """All ranks of the trial; none once they are being killed."""
         self._waiting = False
         """They stay, and have no trial."""
+        self._protection = Protection()
+        self._view: View | None = None
+        """What the ranks of the trial may write to, if they run a user's script."""
         self._buffer = b""
         self._busy = False
         self._pid = os.getpid()
@@ -86,6 +87,7 @@ class Server:
                     break
         finally:
             end_descendants(_END_SECONDS)
+            self._close_view()
 
     def _read_requests(self) -> bool:
         data = os.read(self._requests, 65536)
@@ -120,6 +122,7 @@ class Server:
         if request["again"]:
             self._start_again(spec, request["spec"])
             return
+        self._make_view(spec)
         address, port = (spec.share.address, spec.share.port) if spec.share is not None else ("127.0.0.1", 0)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as listener:
@@ -136,6 +139,22 @@ class Server:
                 its.close()
                 self._ranks[pid] = rank
         self._send_started(port)
+
+    def _make_view(self, spec: Any) -> None:
+        """Each trial of a script has a new view, in which it sees nothing that an earlier trial wrote."""
+        if spec.script is None:
+            return
+        zero = spec.deepspeed.get("zero_optimization", {})
+        offloads = [zero.get(name, {}) for name in ("offload_optimizer", "offload_param")]
+        real = {spec.script.scratch, *(each["nvme_path"] for each in offloads if "nvme_path" in each)}
+        for folder in real:
+            os.makedirs(folder, exist_ok=True)
+        self._view = self._protection.view(spec.folder, sorted(real))
+
+    def _close_view(self) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            view.close()
 
     def _start_again(self, spec: Any, path: str) -> None:
         """Give the trial to the ranks that stayed. If one has ended since, the others end, as after any other death."""
@@ -171,7 +190,7 @@ class Server:
     def _become_rank(self, spec: Any, rank: int, listener: socket.socket, port: int, line: socket.socket) -> NoReturn:
         status = 1
         try:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            kernel.die_with_parent(signal.SIGKILL)
             if os.getppid() != self._pid:  # the server ended between the fork and the line above
                 os._exit(1)
             signal.set_wakeup_fd(-1)
@@ -184,6 +203,8 @@ class Server:
             from ladder.trial.staying import Line, log_to
 
             log_to(spec.folder, rank)
+            if self._view is not None:
+                self._protection.enter(self._view)
             # The rendezvous takes the descriptor over; the other ranks must not keep it open.
             listen_fd = listener.detach() if rank == 0 else None
             if rank != 0:
@@ -211,6 +232,7 @@ class Server:
             kill_descendants()
             if not psutil.Process().children():
                 self._busy = False
+                self._close_view()
                 self._send(event="empty")
 
     def _send(self, **event: Any) -> None:
@@ -262,7 +284,7 @@ def _or_unable(events: int, prepare: Callable[[], None]) -> None:
 def main() -> int:
     """Run the server: requests come on stdin, events go to stdout."""
     # While the server imports it does not read its stdin, so the kernel kills it when the controller ends.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.die_with_parent(signal.SIGKILL)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, children could not be waited for
@@ -276,7 +298,7 @@ def main() -> int:
         return 1
     job = json.loads(line)
     _or_unable(events, partial(_import, job))
-    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)  # from here on the end of stdin ends the server, after its ranks
+    kernel.die_with_parent(0)  # from here on the end of stdin ends the server, after its ranks
     Server(requests, events).serve()
     sys.stderr.flush()
     os._exit(0)  # nothing is left to clean up, and the libraries' destructors take seconds

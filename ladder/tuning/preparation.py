@@ -11,6 +11,7 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import Rung
 from ladder.doctor.software import about_torch
 from ladder.errors import UsageError
+from ladder.events.protection import ROOM
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
 from ladder.machine.host import environment_of_a_cpu_rank
@@ -29,6 +30,9 @@ _OF_THE_HUB = (
     "HF_HUB_DISABLE_IMPLICIT_TOKEN",
 )
 """Variables that say how a script reads the Hub; those of this process go to all nodes."""
+
+_SHARE_OF_OVERLAYS = 8
+"""Part of the host's memory that a trial may fill with what it writes. Chosen: it leaves offload its memory."""
 
 
 def with_obstacles(machine: Machine, rungs: Sequence[Rung], workload: Workload) -> Machine:
@@ -90,7 +94,9 @@ def script_environment(machine: Machine) -> dict[str, str]:
     The look, the trials and the training have to agree in this. A tokenizer keeps whether it was loaded offline, and
     `datasets` would take it for another one and tokenise anew.
     """
-    environment = rank_environment(machine) | {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+    room = machine.host_memory // machine.num_nodes // _SHARE_OF_OVERLAYS
+    told = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+    environment = rank_environment(machine) | told | {ROOM: os.environ.get(ROOM) or str(room)}
     del environment["HF_HUB_OFFLINE"]
     return environment | {name: os.environ[name] for name in _OF_THE_HUB if name in os.environ}
 

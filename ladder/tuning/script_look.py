@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ScriptSpec, TrialSpec
+from ladder.events.protection import Level
+from ladder.events.protocol import RUN_MARKER, FailedEvent, LookedEvent, ProtectedEvent, ScriptSpec, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher
 from ladder.launch.local import LocalLauncher
+from ladder.launch.protecting import WORDS, protection_here
 from ladder.machine.described import Machine
 from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
@@ -43,6 +45,8 @@ def look_at(
     a script that cannot be taken hold of.
     """
     note(f"Looking at {shown(' '.join(command))}: it runs up to the beginning of its training.")
+    expected = protection_here().level
+    note(WORDS[expected])
     with tempfile.TemporaryDirectory(prefix=_LOOK, dir=place, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         marker = run_marker(folder)
@@ -51,6 +55,8 @@ def look_at(
         with launching(folder, marker, job, environment) as launcher:
             deadlines = Deadlines(model=_PREPARATION_SECONDS, total=_PREPARATION_SECONDS)
             run = launcher.run(_look(command, machine, folder), deadlines, lambda *_: None)
+        if (seen := _protection_in(run)) not in (None, expected):  # on another host
+            note(WORDS[seen])
         return Script(command=tuple(command), facts=_facts(run, folder / "look" / "rank0.log"))
 
 
@@ -85,6 +91,10 @@ def _look(command: Sequence[str], machine: Machine, folder: Path) -> TrialSpec:
         memory_limit=machine.memory_limit,
         script=ScriptSpec(command=tuple(command), mode="look", scratch=str(folder / "scratch")),
     )
+
+
+def _protection_in(run: TrialRun) -> Level | None:
+    return next((each.level for events in run.events for each in events if isinstance(each, ProtectedEvent)), None)
 
 
 def _facts(run: TrialRun, log: Path) -> ScriptFacts:

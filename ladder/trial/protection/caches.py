@@ -1,0 +1,60 @@
+"""Folders that trials really share: what they hold can be made again, and each trial would have to."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_BY_VARIABLE = (
+    "CUDA_CACHE_PATH",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "HF_ASSETS_CACHE",
+    "HF_DATASETS_CACHE",
+    "HF_HUB_CACHE",
+    "HF_MODULES_CACHE",
+    "HF_XET_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "LADDER_CACHE",
+    "NUMBA_CACHE_DIR",
+    "PYTHONPYCACHEPREFIX",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCH_HOME",
+    "TRANSFORMERS_CACHE",
+    "TRITON_CACHE_DIR",
+)
+_OF_HUGGING_FACE = ("assets", "datasets", "hub", "modules", "xet")
+"""In HF_HOME, where a user may keep other things too."""
+_OF_GPUS = ("~/.triton", "~/.nv")
+_OF_MPS = "/tmp/nvidia-mps"
+"""Not a cache, but nobody reaches its pipes through an overlay."""
+
+
+def caches() -> list[str]:
+    """The real paths of those in this environment; they exist. None holds the working folder or the user's home."""
+    home = os.environ.get("HF_HOME")
+    wanted = [os.environ[name] for name in _BY_VARIABLE if os.environ.get(name)]
+    wanted += [os.path.join(home, name) for name in _OF_HUGGING_FACE] if home else []
+    wanted += [os.environ.get("XDG_CACHE_HOME") or "~/.cache", compiled_by_inductor()]
+    wanted += _OF_GPUS if os.path.exists("/dev/nvidiactl") else ()
+    wanted += [_OF_MPS] if os.path.isdir(_OF_MPS) else []
+    found = {os.path.realpath(os.path.expanduser(each)) for each in wanted}
+    for place in found:
+        with suppress(OSError):  # none is made where this user may make none
+            os.makedirs(place, mode=0o700, exist_ok=True)
+    not_in = [Path(os.path.realpath(each)) for each in (os.getcwd(), os.path.expanduser("~"))]
+    return sorted(
+        each for each in found if os.path.isdir(each) and not any(place.is_relative_to(each) for place in not_in)
+    )
+
+
+def compiled_by_inductor() -> str:
+    """Where torch keeps what it compiles, as torch finds that place."""
+    with suppress(KeyError, OSError):  # a user without a name
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+        return os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    return os.path.join(tempfile.gettempdir(), "torchinductor")
