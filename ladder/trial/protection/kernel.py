@@ -7,13 +7,12 @@ import os
 from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# Defined in Linux: sched.h, mount.h, prctl.h, capability.h, fcntl.h, and the numbers that all machines share since 5.0.
-NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
-NOSUID, BIND, RECURSIVE, SLAVE = 0x2, 0x1000, 0x4000, 0x80000
-_PDEATHSIG, _DROP_BOUNDING, _NO_NEW_PRIVILEGES = 1, 24, 38
-_CAPABILITIES_VERSION, _SYS_ADMIN = 0x20080522, 21
-_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 0x1
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000  # defined in sched.h
+NOSUID, BIND, RECURSIVE, SLAVE = 0x2, 0x1000, 0x4000, 0x80000  # defined in mount.h
+_PDEATHSIG, _DROP_BOUNDING, _NO_NEW_PRIVILEGES = 1, 24, 38  # defined in prctl.h
+_CAPABILITIES_VERSION, _SYS_ADMIN = 0x20080522, 21  # defined in capability.h
+_MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446  # defined in unistd.h
+_AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = -100, 0x8000, 0x1  # defined in fcntl.h and mount.h
 
 
 class _MountAttributes(ctypes.Structure):

@@ -26,7 +26,7 @@ from ladder.trial.protection.caches import compiled_by_inductor
 _WRITE = 1 << 1 | sum(1 << bit for bit in range(4, 13))
 """To write to files, and to remove and make whatever a folder can have."""
 _MOVE, _TRUNCATE = 1 << 13, 1 << 14
-"""Known from the second and the third version on. The first one never moves anything to another folder."""
+"""Defined there too; from the second and the third version on. The first never moves anything to another folder."""
 _ALWAYS = ("/dev", "/proc")
 _SMALL, _MOST_BYTES, _MOST_ENTRIES = 1 << 20, 256 << 20, 5_000
 """Of a file that is copied, of all copies, and entries of the copy. Chosen: more than a folder of code has; it takes

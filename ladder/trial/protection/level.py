@@ -22,7 +22,7 @@ from ladder.trial.protection.moves import move_between_file_systems
 from ladder.trial.protection.overlay import OverlayView
 
 _ROOM = 1 << 30
-"""Where no tune says how much memory overlays may take."""
+"""Memory that overlays may take where no tune says how much. Chosen: more than logs and small checkpoints need."""
 
 
 class View(Protocol):

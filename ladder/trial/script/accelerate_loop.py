@@ -15,7 +15,6 @@ from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
-from ladder.trial.script.options import Arithmetic
 from ladder.trial.script.samples import rebatched
 from ladder.trial.techniques import precision_of
 from ladder.trial.wrapping import wrap
@@ -43,16 +42,13 @@ def hold_accelerate(grip: Grip) -> None:
         loop.require_first()
         if grip.is_look:
             grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
-        arithmetic = Arithmetic(grip.script.told, loaders[0].batch_size, grip.spec.candidates[0])
-        loop.checked(arithmetic.require)
+        loop.require_told(loaders[0].batch_size)
         micro_batch = grip.spec.candidates[0].micro_batch
         changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
         ready = grip.engine(lambda: own(accelerator, *changed, **options))
         loop.engine, loop.accelerator = ready[_place(models[0], things)], accelerator
         set_checkpointing(loop.model, grip.spec.candidates[0])
-        loader = ready[_place(loaders[0], things)]
-        arithmetic.guard(loader, grip.leave)
-        loop.hold(loader, lambda batch: send_to_device(batch, accelerator.device))
+        loop.hold(ready[_place(loaders[0], things)], lambda batch: send_to_device(batch, accelerator.device))
         return ready
 
     wrap(accelerate.Accelerator, "__init__", made)

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
-from ladder.trial.script.options import Arithmetic
 from ladder.trial.script.samples import rebatched
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
@@ -43,8 +42,7 @@ def hold_deepspeed(grip: Grip) -> None:
         loader = _training_loader(loaders)
         if grip.is_look:
             grip.looked(lambda: _facts_of_deepspeed(given, said, loader))
-        arithmetic = Arithmetic(grip.script.told, loader.batch_size, grip.spec.candidates[0])
-        loop.checked(arithmetic.require)
+        loop.require_told(loader.batch_size)
         config = copy.deepcopy(grip.spec.deepspeed)
         config |= {name: said[name] for name in ("optimizer", "scheduler") if name in said}
         given |= {"config": config, "config_params": None}
@@ -54,7 +52,6 @@ def hold_deepspeed(grip: Grip) -> None:
         loop.engine = ready[0]
         set_checkpointing(loop.engine.module, grip.spec.candidates[0])
         _rebatch(loader, grip.spec.candidates[0].micro_batch)
-        arithmetic.guard(loader, grip.leave)
         loop.hold(loader, lambda batch: batch)
         return ready
 

@@ -22,6 +22,7 @@ from ladder.events.step_policy import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts, too_few
+from ladder.trial.script.options import guard_length, told_otherwise
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, shape_of
 from ladder.trial.script.seen import TrainsOtherwiseError
@@ -49,6 +50,8 @@ class Loop:
         """Whether what was measured by now is enough."""
         self._accumulated = 0
         """Micro-steps since the last optimizer step."""
+        self._own_micro_batch: int | None = None
+        """Of its loader, as the script makes it."""
         self.asks_when_to_step = False
         """It leaves it to accelerate which micro-steps end an optimizer step."""
         self._is_step_due = False
@@ -80,6 +83,8 @@ class Loop:
         """The engine stands: let `loader` give the trial's batches to whoever trains on it."""
         made, end = self.grip.made, self.grip.loop_end
         made.before_backward.append(self._note_backward)
+        if self._own_micro_batch != self.grip.spec.candidates[0].micro_batch:
+            guard_length(loader, self.grip.leave)
         if self.grip.is_run:
             return
         end.ended = self.ended
@@ -99,12 +104,11 @@ class Loop:
         if self.loss is None:
             self.loss = loss.detach() if torch.is_tensor(loss) else 0.0
 
-    def checked(self, require: Callable[[], None]) -> None:
-        """End with the error that `require` raises, if it does."""
-        try:
-            require()
-        except TrainsOtherwiseError as error:
-            self.grip.leave(error)
+    def require_told(self, own_micro_batch: int | None) -> None:
+        """End a training whose loader has not the micro-batch that its script was told by an option."""
+        self._own_micro_batch, told = own_micro_batch, self.grip.spec.candidates[0].micro_batch
+        if "micro_batch" in self.grip.script.told and own_micro_batch != told:
+            self.grip.leave(told_otherwise(told, own_micro_batch))
 
     def note_step(self) -> None:
         """The script calls its optimizer."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.events.step_policy import CandidateSpec
 from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
@@ -43,38 +42,29 @@ def setting(parsed: Mapping[str, int], facts: ScriptFacts) -> dict[str, str]:
     return {what: option for what, option in named.items() if parsed[option] == seen[what]}
 
 
-class Arithmetic:
-    """What a loop may compute from its loader, if it is given another one than it made: not the length."""
+def told_otherwise(told: int, made: int | None) -> TrainsOtherwiseError:
+    """Of a script whose loader does not have the micro-batch that an option said."""
+    return TrainsOtherwiseError(
+        f"the script was told a micro-batch of {told} by its own option, and its loader has {made}; name the option "
+        "that sets it: --map micro_batch=--OPTION"
+    )
 
-    def __init__(self, told: Sequence[str], own_micro_batch: int | None, candidate: CandidateSpec) -> None:
-        self._told, self._own, self._candidate = told, own_micro_batch, candidate
 
-    def require(self) -> None:
-        """TrainsOtherwiseError where the script was told its micro-batch, and made its loader with another."""
-        if "micro_batch" in self._told and self._own != self._candidate.micro_batch:
-            raise TrainsOtherwiseError(
-                f"the script was told a micro-batch of {self._candidate.micro_batch} by its own option, and its loader "
-                f"has {self._own}; name the option that sets it: --map micro_batch=--OPTION"
+def guard_length(loader: Any, leave: Callable[[BaseException], Any]) -> None:
+    """From now on `leave` is called where the script itself asks for the length of `loader`, which ladder changed."""
+
+    def counted(own: Any, each: Any) -> int:
+        if each is loader and not _asked_by_a_library():
+            leave(
+                TrainsOtherwiseError(
+                    "its loop computes with the number of its batches, which another micro-batch changes; name the "
+                    "options that set its micro-batch and accumulation, so that it computes with the right ones: "
+                    "--map micro_batch=--OPTION --map accumulation=--OPTION"
+                )
             )
+        return int(own(each))
 
-    def guard(self, loader: Any, leave: Callable[[BaseException], Any]) -> None:
-        """From now on `leave` is called where the script itself asks how many batches `loader` has."""
-        if self._own == self._candidate.micro_batch:
-            return
-
-        def counted(own: Any, each: Any) -> int:
-            if each is loader and not _asked_by_a_library():
-                leave(TrainsOtherwiseError(_UNTOLD))
-            return int(own(each))
-
-        wrap(type(loader), "__len__", counted)
-
-
-_UNTOLD = (
-    "its loop computes with the number of its batches, which another micro-batch changes; name the options that set "
-    "its micro-batch and accumulation, so that it computes with the right ones: "
-    "--map micro_batch=--OPTION --map accumulation=--OPTION"
-)
+    wrap(type(loader), "__len__", counted)
 
 
 def _asked_by_a_library() -> bool:

@@ -41,7 +41,7 @@ _PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "un
 """Functions of `os` that a script, or Python's own library for it, gives a path."""
 _LIBRARIES = ("ladder.", "functools", "accelerate.", "torch.", "transformers.", "deepspeed.")
 _COPIES = 2
-"""Of what one line of the script saves again and again: the last one, and that before it, as some compare them."""
+"""Of what one line of the script saves again and again. Chosen: the last and the one before it, which some compare."""
 
 
 class Saves:
