@@ -121,6 +121,7 @@ def test_compiled_blocks_and_fp8_train_on_two_gpus_nearly_as_stage_1_does(
 ) -> None:
     spec, _ = trial(tmp_path / "0001", name, Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=4))
     own = measured(bench, parity_trial(spec, TINY))
-    assert "+compile" not in name or own.compile_seconds is not None
+    if "+compile" in name:
+        assert own.compile_seconds is not None
     number = min(len(own.losses), len(of_zero1))
     assert own.losses[:number] == pytest.approx(of_zero1[:number], rel=within)
