@@ -122,7 +122,8 @@ class Server:
         if request["again"]:
             self._start_again(spec, request["spec"])
             return
-        self._make_view(spec)
+        if spec.script is not None:
+            spec = self._with_view(spec)
         address, port = (spec.share.address, spec.share.port) if spec.share is not None else ("127.0.0.1", 0)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as listener:
@@ -140,16 +141,20 @@ class Server:
                 self._ranks[pid] = rank
         self._send_started(port)
 
-    def _make_view(self, spec: Any) -> None:
-        """Each trial of a script has a new view, in which it sees nothing that an earlier trial wrote."""
-        if spec.script is None:
-            return
+    def _with_view(self, spec: Any) -> Any:
+        """Make a new view for a trial of a script, in which it sees nothing that an earlier trial wrote.
+
+        Paths of the specification become absolute: the script may have another working folder.
+        """
+        folder, scratch = os.path.abspath(spec.folder), os.path.abspath(spec.script.scratch)
         zero = spec.deepspeed.get("zero_optimization", {})
         offloads = [zero.get(name, {}) for name in ("offload_optimizer", "offload_param")]
-        real = {spec.script.scratch, *(each["nvme_path"] for each in offloads if "nvme_path" in each)}
-        for folder in real:
-            os.makedirs(folder, exist_ok=True)
-        self._view = self._protection.view(spec.folder, sorted(real))
+        real = {scratch, *(each["nvme_path"] for each in offloads if "nvme_path" in each)}
+        for each in real:
+            os.makedirs(each, exist_ok=True)
+        self._view = self._protection.view(folder, sorted(real))
+        script = spec.script.model_copy(update={"scratch": scratch})
+        return spec.model_copy(update={"folder": folder, "script": script})
 
     def _close_view(self) -> None:
         view, self._view = self._view, None
