@@ -46,7 +46,7 @@ from ladder.tuning.preparation import environment_of_trials, script_environment
 from ladder.tuning.verification import _verification
 from ladder.units import GIB
 from ladder.workload.counted import Counted
-from ladder.workload.script import Script, option_in, writing_into
+from ladder.workload.script import Script, option_in, told, writing_into
 
 
 def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +140,20 @@ def test_a_mapping_names_the_script_s_own_options() -> None:
     words = ["micro_batch=--batch-size", "accumulation=-a"]
     assert mapping_of(words) == {"micro_batch": "--batch-size", "accumulation": "-a"}
     assert mapping_of([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "told_so"),
+    [
+        ("train.py --bs 1 --acc=16 --lr 1", "train.py --bs 8 --acc=2 --lr 1"),
+        ("train.py --acc 4", "train.py --acc 2 --bs 8"),
+        ("train.py --bs=1 --bs=2", "train.py --bs=8 --bs=8 --acc 2"),
+    ],
+)
+def test_a_loop_is_told_its_micro_batch_and_accumulation_by_its_own_options(command: str, told_so: str) -> None:
+    options = {"micro_batch": "--bs", "accumulation": "--acc"}
+    assert " ".join(told(command.split(), options, micro_batch=8, accumulation=2)) == told_so
+    assert told(command.split(), {}, micro_batch=8, accumulation=2) == tuple(command.split()), "unknown, so unchanged"
 
 
 @pytest.mark.parametrize("word", ["micro_batch", "micro_batch=", "micro_batch=batch", "seq_len=--length", "=--x", "\a"])

@@ -23,9 +23,9 @@ def model() -> Any:
 class Training:
     """What `Accelerator.prepare` makes of it."""
 
-    def __init__(self, count: int = 64, **options: Any) -> None:
+    def __init__(self, count: int = 64, micro_batch: int = 4, **options: Any) -> None:
         made, data = model(), rows(count)
-        loader: Any = DataLoader(data, batch_size=4, shuffle=True)  # type: ignore[arg-type]
+        loader: Any = DataLoader(data, batch_size=micro_batch, shuffle=True)  # type: ignore[arg-type]
         self.accelerator: Any = Accelerator(**options)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(
             made, torch.optim.AdamW(made.parameters(), lr=1e-4), loader

@@ -52,13 +52,12 @@ def by_error(steps: int) -> None:
 
 
 def accumulating(steps: int) -> None:
-    training = Training(4000)
+    training = Training(4000, gradient_accumulation_steps=4)
     batches = iter(training.loader)
     for _ in range(steps):
         for _ in range(4):
-            training.accelerator.backward(training.model(**next(batches)).loss)
-        training.optimizer.step()
-        training.optimizer.zero_grad()
+            with training.accelerator.accumulate(training.model):
+                training.step(next(batches))
 
 
 @contextmanager
