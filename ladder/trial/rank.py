@@ -117,8 +117,10 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         # CUDA starts sooner if a process sees only its own GPU; NCCL finds the others anyway.
         os.environ.update(CUDA_VISIBLE_DEVICES=spec.gpu_uuids[local_rank], LOCAL_RANK="0")
     if spec.script is not None and spec.script.mode == "look":
-        # A look: one process that trains nothing, but whose script may ask for its rank.
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        from ladder.trial.script.alone import stand_for
+
+        os.environ.update(spec.environment)  # the number of ranks that the training will have
+        stand_for(int(os.environ["WORLD_SIZE"]))
         return
     backend = backend_of(spec)
     device = torch.device("cuda", 0) if spec.device == "cuda" else None

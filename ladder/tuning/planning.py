@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ def _workload(
         from ladder.tuning.script_look import look_here
 
         here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
-        script = look_here(options.script, here, note, lambda: False)
+        script = look_here(options.script, replace(here, world_size=world_size), note, lambda: False)
         return workload_of_script(script, options, world_size, note, gpu_name, None)
     shape = resolve_model(options.model, task=options.task, count=counting(note))
     if shape.note:

@@ -87,6 +87,11 @@ def _look(command: Sequence[str], machine: Machine, folder: Path) -> TrialSpec:
         optimizer="adamw",
         dtype="bf16",
         deepspeed={"zero_optimization": {"stage": 0}},
+        # One process looks, and the script has to count with all ranks: it may divide its batch among them.
+        environment={
+            "WORLD_SIZE": str(machine.world_size),
+            "LOCAL_WORLD_SIZE": str(machine.world_size // machine.num_nodes),
+        },
         candidates=(),
         memory_limit=machine.memory_limit,
         script=ScriptSpec(command=tuple(command), mode="look", scratch=str(folder / "scratch")),

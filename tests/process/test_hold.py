@@ -10,6 +10,8 @@ import pytest
 from helpers.rehearsals import Rehearsals, rehearsals
 from helpers.scripts import SCRIPTS
 
+from ladder.errors import UsageError
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]) -> Iterator[Rehearsals]:
@@ -81,3 +83,29 @@ def test_a_loop_that_cannot_be_told_is_refused_with_the_reason(names: str, said:
     done = home.trial("counts_its_steps.py", names, key=f"zero2 ckpt=off mb={8 if names == 'other' else 2}")
     assert done.said.startswith(said)
     assert done.made == frozenset()
+
+
+def test_a_look_counts_with_all_ranks_of_the_training_as_the_script_does(home: Rehearsals) -> None:
+    script = home.look("asks_all_ranks.py")
+    assert (script.facts.micro_batch, script.facts.accumulation) == (4, 4)
+    assert home.workload(script).global_batch_size == 32
+    done = home.trial("asks_all_ranks.py")
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
+
+
+@pytest.mark.parametrize("way", ["notebook", "debug", "fork"])
+def test_a_script_that_starts_its_ranks_is_told_to_call_its_training_itself(way: str, home: Rehearsals) -> None:
+    said = re.escape(
+        "it starts its training, train(), in a process of its own; let the script call it itself, because "
+    )
+    with pytest.raises(UsageError, match=said):
+        home.look("starts_ranks.py", way)
+
+
+def test_a_script_that_calls_torchrun_is_told_which_command_to_give(home: Rehearsals) -> None:
+    with pytest.raises(UsageError, match=r"give that command behind --: \S+ -u starts_ranks\.py helped"):
+        home.look("starts_ranks.py", "torchrun")
+
+
+def test_a_script_may_start_a_program_that_helps_it(home: Rehearsals) -> None:
+    assert home.look("starts_ranks.py", "helped").facts.num_samples == 64

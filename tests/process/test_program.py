@@ -50,11 +50,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "python -m torch.distributed.run --nproc_per_node 2 train.py --x 1",
         "accelerate launch --num_processes 2 --use_deepspeed train.py --x 1",
         "python -m accelerate.commands.launch --num_processes 2 train.py --x 1",
-        "deepspeed --num_gpus 2 train.py --x 1",
+        "deepspeed --no_local_rank --num_gpus 2 train.py --x 1",
+        "python -m torch.distributed.launch --use-env --nproc_per_node 2 train.py --x 1",
     ],
 )
 def test_a_script_is_found_behind_every_launcher(command: str, here: Path) -> None:
     assert program_of(command.split()) == Program("train.py", False, ("--x", "1"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "option"),
+    [("deepspeed --num_gpus 2", "--local_rank"), ("python -m torch.distributed.launch", "--local-rank")],
+)
+def test_a_script_is_told_its_number_by_the_option_that_its_launcher_would_add(
+    launcher: str, option: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(sys, "argv", ["ladder"])
+    program_of(f"{launcher} train.py --x 1".split()).run()
+    assert capsys.readouterr().out == f"['train.py', '{option}=3', '--x', '1']\n"
 
 
 def test_precision_and_accumulation_in_accelerate_s_own_file_count_as_what_the_script_says(
@@ -114,7 +128,7 @@ def test_what_accelerate_s_launcher_is_told_of_the_training_is_kept(tmp_path: Pa
         "python3 -m mine.train --x",
         "torchrun --nproc_per_node 2 -m mine.train --x",
         "accelerate launch --module mine.train --x",
-        "deepspeed --module mine.train --x",
+        "deepspeed --no_local_rank --module mine.train --x",
     ],
 )
 def test_a_module_is_found_behind_every_launcher(command: str, here: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import multiprocessing.process
 import os
 import re
@@ -12,6 +11,9 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from accelerate.utils import PrepareForLaunch
+from torch.distributed.launcher.api import elastic_launch
 
 from ladder.errors import UsageError
 from ladder.text import shown
@@ -32,9 +34,9 @@ _SHELLS = ("sh", "bash", "zsh", "dash")
 def refuse_training_elsewhere(grip: Grip) -> None:
     """From now on the process ends, with a report, where it would start a program that trains."""
 
-    def started(own: Any, process: Any, command: Any, *arguments: Any, **options: Any) -> None:
-        _refuse(grip, command)
-        own(process, command, *arguments, **options)
+    def started(own: Any, process: Any, *arguments: Any, **options: Any) -> None:
+        _refuse(grip, options["args"] if "args" in options else arguments[0])
+        own(process, *arguments, **options)
 
     def called(own: Any, command: str) -> int:
         _refuse(grip, command)
@@ -45,26 +47,29 @@ def refuse_training_elsewhere(grip: Grip) -> None:
         return own(path, words, *more, **options)
 
     def begun(own: Any, process: Any) -> None:
-        if (name := _training_function(process)) is not None:
-            said = f"it starts its training, {name}(), in a process of its own; let the script call it itself, because "
-            grip.leave(NotTakenHoldOfError(f"{said}ladder starts a process for each GPU"))
+        for each in (process._target, *process._args[:1]):  # torch's spawn gives the function to one of its own
+            if isinstance(each, PrepareForLaunch):
+                _refuse_function(grip, each.launcher)
+            if inspect.isfunction(each) and _may_step(each):
+                _refuse_function(grip, each)
         own(process)
+
+    def launched(own: Any, launcher: Any, *arguments: Any) -> None:
+        if callable(launcher._entrypoint):
+            _refuse_function(grip, launcher._entrypoint)
+        _leave(grip, [launcher._entrypoint, *arguments])
 
     wrap(subprocess.Popen, "__init__", started)
     wrap(os, "system", called)
     for name in ("execv", "execve", "posix_spawn", "posix_spawnp"):
         wrap(os, name, replaced)
     wrap(multiprocessing.process.BaseProcess, "start", begun)
+    wrap(elastic_launch, "__call__", launched)  # torchrun within the script, and accelerate's notebook_launcher
 
 
-def _training_function(process: Any) -> str | None:
-    """The function that may train in a new interpreter; a fork of this one is taken hold of as this one is."""
-    # A process of no named context is started as the default says, which its own start settles too.
-    if (getattr(process, "_start_method", None) or multiprocessing.get_start_method()) == "fork":
-        return None
-    given = [process._target, *process._args[:1]]  # torch's spawn gives the function to one of its own
-    functions: list[Callable[..., Any]] = [each for each in given if inspect.isfunction(each)]
-    return next((each.__name__ for each in functions if _may_step(each)), None)
+def _refuse_function(grip: Grip, function: Any) -> None:
+    said = f"it starts its training, {function.__name__}(), in a process of its own; let the script call it itself, "
+    grip.leave(NotTakenHoldOfError(f"{said}because ladder starts a process for each GPU"))
 
 
 def _may_step(function: Callable[..., Any]) -> bool:
@@ -79,8 +84,12 @@ def _may_step(function: Callable[..., Any]) -> bool:
 def _refuse(grip: Grip, command: Any) -> None:
     words = words_of(command)
     if any(may_train(each) for each in (words, *_within_a_shell(words))):
-        said = f"it starts its training in a process of its own; give that command behind --: {shown(' '.join(words))}"
-        grip.leave(NotTakenHoldOfError(said))
+        _leave(grip, words)
+
+
+def _leave(grip: Grip, words: Sequence[str]) -> None:
+    said = f"it starts its training in a process of its own; give that command behind --: {shown(' '.join(words))}"
+    grip.leave(NotTakenHoldOfError(said))
 
 
 def _within_a_shell(words: Sequence[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,8 @@ class Program:
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in which its launcher would tell accelerate of the training."""
+    local_rank: str = ""
+    """The option by which its launcher tells each process its number on the node; empty for none."""
 
     @property
     def file(self) -> Path:
@@ -44,7 +46,8 @@ class Program:
 
     def run(self) -> None:
         """As `python NAME ARGUMENTS` would, in this process."""
-        sys.argv = [self.name, *self.arguments]
+        number = [f"{self.local_rank}={os.environ['LOCAL_RANK']}"] if self.local_rank else []
+        sys.argv = [self.name, *number, *self.arguments]
         if self.is_module:
             sys.path.insert(0, os.getcwd())
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
@@ -81,6 +84,8 @@ def program_of(command: Sequence[str]) -> Program:
         return _launched("accelerate launch", words[2:])
     if name == "deepspeed":
         return _launched("deepspeed", words[1:])
+    if words[:2] == ["-m", "torch.distributed.launch"]:
+        return _launched("torch.distributed.launch", words[2:])
     if name == "trl" and len(words) > 1 and _spec_of(f"trl.scripts.{words[1]}"):  # which starts accelerate's launcher
         return Program(f"trl.scripts.{words[1]}", True, tuple(words[2:]))
     if name in _LLAMA_FACTORY and words[1:2] == ["train"]:  # which starts torchrun where it sees several GPUs
@@ -117,23 +122,19 @@ def _python_file(name: str) -> str:
     return found
 
 
-_Launched = tuple[str, bool, list[str], dict[str, str]]
-"""The script, whether it is a module, its arguments, and what its environment is told of the training."""
-
-
 def _launched(launcher: str, words: list[str]) -> Program:
     """What `launcher` would start, as its own parser reads `words`. UsageError for what that refuses."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            name, is_module, arguments, environment = _PARSERS[launcher](words)
+            program = _PARSERS[launcher](words)
     except SystemExit:
         error = (said.getvalue().strip().splitlines() or [""])[-1].partition("error: ")[2] or "no script is named"
         raise UsageError(f"{launcher} does not understand the command: {shown(error)}.") from None
-    return Program(name if is_module else _python_file(name), bool(is_module), tuple(arguments), environment)
+    return program if program.is_module else replace(program, name=_python_file(program.name))
 
 
-def _of_accelerate(words: list[str]) -> _Launched:
+def _of_accelerate(words: list[str]) -> Program:
     from accelerate.commands.launch import launch_command_parser
 
     known = launch_command_parser().parse_args(words)
@@ -148,7 +149,7 @@ def _of_accelerate(words: list[str]) -> _Launched:
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
     }
     given = {name: str(value) for name, value in told.items() if value is not None}
-    return known.training_script, known.module, known.training_script_args, given
+    return Program(known.training_script, bool(known.module), tuple(known.training_script_args), given)
 
 
 def _in_file_of_accelerate(path: str | None) -> tuple[str | None, int | None]:
@@ -181,18 +182,32 @@ def _in_file_of_deepspeed(path: str) -> tuple[str | None, int | None]:
     return next(iter(precisions), None), accumulation if isinstance(accumulation, int) else None
 
 
-def _of_torchrun(words: list[str]) -> _Launched:
+def _of_torchrun(words: list[str]) -> Program:
     from torch.distributed.run import get_args_parser
 
     known = get_args_parser().parse_args(words)
-    return known.training_script, known.module, known.training_script_args, {}
+    return Program(known.training_script, known.module, tuple(known.training_script_args))
 
 
-def _of_deepspeed(words: list[str]) -> _Launched:
+def _of_its_forerunner(words: list[str]) -> Program:
+    from torch.distributed.launch import parse_args
+
+    known = parse_args(words)
+    local_rank = "" if known.use_env else "--local-rank"
+    return Program(known.training_script, known.module, tuple(known.training_script_args), local_rank=local_rank)
+
+
+def _of_deepspeed(words: list[str]) -> Program:
     from deepspeed.launcher.runner import parse_args
 
     known = parse_args(words)
-    return known.user_script, known.module, known.user_args, {}
+    local_rank = "" if known.no_local_rank else "--local_rank"
+    return Program(known.user_script, known.module, tuple(known.user_args), local_rank=local_rank)
 
 
-_PARSERS = {"accelerate launch": _of_accelerate, "torchrun": _of_torchrun, "deepspeed": _of_deepspeed}
+_PARSERS = {
+    "accelerate launch": _of_accelerate,
+    "torchrun": _of_torchrun,
+    "torch.distributed.launch": _of_its_forerunner,
+    "deepspeed": _of_deepspeed,
+}

@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 
+import torch.distributed as dist
+from accelerate import PartialState
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import ScriptSpec, TrialSpec
@@ -15,6 +17,7 @@ from ladder.trial.gauge import Gauge
 from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.accelerate_loop import hold_accelerate
+from ladder.trial.script.alone import welcome_joining
 from ladder.trial.script.deepspeed_loop import hold_deepspeed
 from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments, too_few
@@ -91,6 +94,10 @@ def take_hold(
         modules=frozenset(sys.modules),
         saves=Saves(script.scratch, spec.device),
     )
+    if dist.is_initialized():
+        welcome_joining()
+    if spec.device == "cpu":
+        PartialState(cpu=True)  # as accelerate's launcher has it; otherwise each rank takes itself for the only one
     if not grip.is_look:
         backend_of(spec).take_hold(spec)
     grip.made.listen()
