@@ -32,15 +32,18 @@ def protection_here() -> Protection:
 
     Another process tries it: it makes a view and writes in it.
     """
-    done = subprocess.run(
-        module_command("ladder.trial.protection.level"),
-        env=module_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=True,
-    )
+    try:
+        done = subprocess.run(
+            module_command("ladder.trial.protection.level"),
+            env=module_environment({}),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:
+        return Protection(level="none", why=f"the process that tries it failed: {error}")
     found = json.loads(done.stdout)
     if found["level"] is None:
         raise EnvironmentFaultError(f"The protection that {ASKED} asks for does not work here ({found['why']}).")

@@ -110,6 +110,6 @@ class _Part:
 
 
 def _commit() -> str:
-    """That of the checkout; of a copy without git, what $COMMIT says."""
+    """What $COMMIT says, for a copy whose git does not know it; else that of the checkout."""
     done = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    return os.environ.get("COMMIT") or done.stdout.strip() or "unknown"
