@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from ctypes.util import find_library
 
 import pytest
 
@@ -43,7 +44,11 @@ _EXPECTED: dict[str, Callable[[re.Match[str]], bool]] = {
     r"needs a transformers that can": _is_true_of_the_kernel,
     r"needs (the right to make a memory cgroup|a cgroup v1 freezer).*": _is_true_of_the_kernel,
     r"cannot (mount|make a file system|slow a device down) .*here.*": _is_true_of_the_kernel,
-    r"this machine allows no (time|mount) namespaces": _is_true_of_the_kernel,
+    r"this machine allows no (time|mount) namespaces.*": _is_true_of_the_kernel,
+    r"this machine has no such level: .*|ladder: The protection that .* does not work here .*": _is_true_of_the_kernel,
+    r"another user cannot run Python here": _is_true_of_the_kernel,
+    r"libaio is missing, .*": lambda _: find_library("aio") is None,
+    r"needs libaio": lambda _: find_library("aio") is None,
     r"this needs network namespaces, and .*": _is_true_of_the_kernel,
     r"this kernel's ramfs has O_DIRECT|no O_DIRECT here: .*|the kernel tells of no cgroup": _is_true_of_the_kernel,
     r"on this machine recomputing the layers was faster.*": _is_true_of_the_kernel,

@@ -241,10 +241,15 @@ class Tuned:
 # DeepSpeed's own, whose tune takes a minute, says little beside accelerate's loop and one that counts its micro-steps.
 # tests/process/test_pictures.py shows in a second what is done about images.
 AT_NIGHT = ("causal_trainer", "deepspeed_loop", "experts at zero3", "trl.scripts.sft on pictures")
-AT_EACH_CHANGE = [pytest.param(name, marks=pytest.mark.night) if name in AT_NIGHT else name for name in CASES]
+PARAMETERS = {name: pytest.param(name, marks=[pytest.mark.night] * (name in AT_NIGHT)) for name in CASES}
 
 
-@pytest.fixture(scope="module", params=AT_EACH_CHANGE)
+def of_cases(*names: str) -> pytest.MarkDecorator:
+    """For a test that tells as much with a few of them."""
+    return pytest.mark.parametrize("tuned", [PARAMETERS[name] for name in names], indirect=True)
+
+
+@pytest.fixture(scope="module", params=PARAMETERS.values())
 def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, script_inputs: Path) -> Tuned:
     case = CASES[request.param]
     if case.module or "grpo" in case.command:
@@ -300,9 +305,8 @@ def test_the_script_trains_with_the_answer_and_not_with_its_own_settings(tuned: 
     tuned.case.check(tuned.case, tuned.folder, done)
 
 
+@of_cases("causal_trainer at zero3")
 def test_the_answer_s_launch_script_trains_the_script_from_any_folder(tuned: Tuned, tmp_path: Path) -> None:
-    if tuned.case is not CASES["causal_trainer at zero3"]:
-        pytest.skip("one is enough")
     shutil.rmtree(tuned.folder / "out", ignore_errors=True)  # of another test
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where `ladder` is
     done = subprocess.run(
@@ -322,9 +326,8 @@ def test_the_answer_s_launch_script_trains_the_script_from_any_folder(tuned: Tun
     assert list(tmp_path.iterdir()) == [], "its paths count from the folder of the tune"
 
 
+@of_cases("grpo_trainer")
 def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they_can_get(tuned: Tuned) -> None:
-    if tuned.case is not CASES["grpo_trainer"]:
-        pytest.skip("of GRPO alone")
     for log in tuned.folder.glob("ladder-runs/own/trials/0001/rank*.log"):
         written = re.findall(r"wrote completions of \[(.*)\] tokens", log.read_text())
         assert written[0] == "32, 32, 32, 32", "the longest batch has 32 tokens of each, whatever the model ends early"
@@ -332,9 +335,8 @@ def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they
     assert tuned.config["ladder"]["script"]["generation_batch_size"] == 8
 
 
+@of_cases("causal_trainer", "grpo_trainer", "deepspeed_loop")
 def test_the_answer_can_be_verified(tuned: Tuned) -> None:
-    if tuned.case not in (CASES["causal_trainer"], CASES["grpo_trainer"], CASES["deepspeed_loop"]):
-        pytest.skip("one that generates is enough and, with -m night, one Trainer and one loop")
     before = files_in(tuned.folder)
     done = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tuned.folder)
     assert done.status == 0, done.errors
@@ -344,18 +346,16 @@ def test_the_answer_can_be_verified(tuned: Tuned) -> None:
 
 
 @pytest.mark.night
+@of_cases("causal_loop")
 def test_a_loop_that_ends_sooner_than_it_was_to_be_verified_counts_by_the_steps_that_it_made(tuned: Tuned) -> None:
-    if tuned.case is not CASES["causal_loop"]:
-        pytest.skip("one is enough")
     done = ladder("verify", "best_config.json", "--minutes", "1", "--tolerance", "0.9", folder=tuned.folder)
     assert done.status == 0, done.errors
     (made,) = re.findall(r"(\d+) optimizer steps", done.output)
     assert STEPS < int(made) < 40 * 24, "of as many as the loop makes, without those before the timing"
 
 
+@of_cases("trl.scripts.sft")
 def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(tuned: Tuned) -> None:
-    if tuned.case is not CASES["trl.scripts.sft"]:
-        pytest.skip("one is enough")
     words = [str(MISBEHAVING / "holds_more.py"), str(tuned.case.script), *tuned.case.words(tuned.case.command)[2:]]
     done = ladder("verify", "best_config.json", "--tolerance", "0.9", "--", *words, folder=tuned.folder)
     assert done.status == 7, done.errors
