@@ -121,16 +121,6 @@ def test_one_thing_stands_for_a_sequence_of_one_and_a_text_for_a_path_a_size_or_
     assert checked_values(TuneOptions, {**texts, **given}) == {**values, **meant}
 
 
-def test_a_plan_refuses_what_a_tune_refuses() -> None:
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"gpus": 0}, "gpus: 0 is not valid; give a whole number from 1 to 1024"),
-        ({"gpus": 4, "speed": 1}, r"plan\(\) has no option speed; choose from dtype, "),
-    )
-    for options, words in refused:
-        with pytest.raises(UsageError, match=words):
-            ladder.plan("llama-2-7b", gpu_memory="40GiB", **options)
-
-
 def test_a_plan_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
     planned = ladder.plan("llama-2-7b", gpus=4, gpu_memory="40GiB")
     assert main(["plan", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--format", "json"]) == 0

@@ -225,17 +225,6 @@ def test_sbatch_asks_for_what_was_measured_and_what_a_cluster_asks_for_is_there_
         assert name not in asked
 
 
-def test_sbatch_asks_for_the_host_memory_that_was_measured_and_some_for_data_loaders(written: Written) -> None:
-    text = written.text("sbatch", world_size=8, host_memory_gib=400.0)
-    assert _asked_of_slurm(text)["mem"] == "472G"  # 400 + 40 + 8 × 4
-    # sbatch reads no further than the first line that is no comment.
-    before, _, after = text.partition("#SBATCH --mem")
-    assert all(line.startswith("#") for line in before.splitlines())
-    assert "the ranks used 400.00 GiB when this was measured" in before
-    assert "Data loaders, and loading the weights, may need more" in before
-    assert after.splitlines()[1] == "set -euo pipefail"
-
-
 WITH_COMMENTS = ["accelerate", "axolotl", "llama-factory", "trl", "torchrun", "sbatch"]
 
 

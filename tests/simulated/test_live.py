@@ -15,8 +15,6 @@ from rich.console import Console
 
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
-from ladder.search import belief
-from ladder.search.speed import calibrate_speed as calibrate
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import (
@@ -30,9 +28,7 @@ from ladder.tuning.tune_events import (
     each_of,
 )
 from ladder.tuning.watch import watching
-from ladder.tuning.watch.bars import bar, columns
 from ladder.tuning.watch.live import LiveView
-from ladder.tuning.watch.live_parts import time_line
 from ladder.tuning.watch.progress import Progress
 from ladder.units import GIB
 
@@ -171,18 +167,6 @@ def test_what_has_to_come_after_a_trial_is_left_however_long_the_trial_takes(
         assert progress.left(far) == (after, after)
 
 
-def test_a_proof_that_takes_long_is_not_almost_done(progress: Progress, tmp_path: Path) -> None:
-    spec = tiny_trial(tmp_path, 1)
-    progress(TrialEnds(TrialRun(spec=spec, events=[]), FITTING))
-    named = [spec.candidates[0].model_copy(update={"key": FITTING[0].candidate_key})]
-    progress(TrialBegins(spec.model_copy(update={"proof": True, "candidates": named}), "to be seen"))
-    assert progress.trial is not None
-    assert progress.trial.expected is not None
-    assert re.search("elapsed, about .* left", time_line(progress).plain)
-    progress.trial.began -= 10_000
-    assert time_line(progress).plain.endswith("elapsed, longer than expected")
-
-
 def test_a_simulated_tune_gives_no_estimate_of_real_time(films: dict[tuple[int, int], Camera]) -> None:
     pictures = films[120, 60].pictures
     assert all("no estimate of the time left, as trials are simulated" in picture for picture in pictures)
@@ -227,33 +211,6 @@ def test_what_a_shallow_model_takes_is_not_shown_as_the_candidate_s(
     assert progress.best is None
 
 
-def test_how_long_losses_take_to_compare_says_nothing_of_the_pace_of_trials(progress: Progress, tmp_path: Path) -> None:
-    before = progress.rest
-    spec = tiny_trial(tmp_path, 1, parity=True)
-    progress(TrialBegins(spec, "to be seen"))
-    assert progress.trial is not None
-    assert progress.trial.expected is None
-    watch_a_trial(progress, spec, GIB, 5000.0)
-    assert before is not None
-    assert progress.rest is not None
-    assert progress.rest.proof == before.proof
-    assert progress.rest.comparisons == pytest.approx(before.comparisons / 2)  # one of two is done
-    watch_a_trial(progress, spec.model_copy(update={"parity": False}), GIB, 5000.0)
-    assert progress.rest != before
-
-
-def test_from_one_trial_to_the_next_the_view_fits_the_history_once(
-    progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, fits = tiny_trial(tmp_path, 1), []
-    monkeypatch.setattr(belief, "calibrate_speed", lambda *told, **more: fits.append(told) or calibrate(*told, **more))
-    progress(TrialBegins(spec, "to be seen"))
-    fits.clear()
-    progress(TrialEnds(TrialRun(spec=spec, events=[]), FITTING[:2]))
-    progress(TrialBegins(spec, "to be seen"))
-    assert len(fits) == 1
-
-
 def test_without_a_terminal_a_tune_is_plain_lines_or_silence_and_says_how_much_is_measured_already(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,8 +228,3 @@ def test_without_a_terminal_a_tune_is_plain_lines_or_silence_and_says_how_much_i
     assert not re.search(r"^  \d+\.\d s \(", first, re.MULTILINE), "no time is estimated"
     assert re.search(r"^Continuing: \d+ of \d+ candidates are measured already\.$", again, re.MULTILINE)
     assert "trial 0001" not in silence
-
-
-def test_bars_are_full_at_the_limit_and_above_it() -> None:
-    assert bar(1.0, 4).plain == bar(3.0, 4).plain == "████"
-    assert columns([0.0, 0.5, 1.0, 9.0]).plain == "▁▅██"

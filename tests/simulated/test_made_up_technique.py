@@ -17,7 +17,6 @@ from ladder.cli.main import app
 from ladder.emit import load_best_config
 from ladder.emit.exporters.registry import exported
 from ladder.errors import UsageError
-from ladder.search.remedies import remedies
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES
 
@@ -70,14 +69,3 @@ def test_its_words_are_in_the_files_the_report_and_the_explanation(tuned: ladder
 def test_where_it_can_have_no_effect_it_is_refused_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='allow="made-up" has no effect here: magic is for causal-lm'):
         on_paper(tmp_path, "roberta-base", allow=["made-up"])
-
-
-def test_where_nothing_fits_it_is_among_what_would(tuned: ladder.Tuned) -> None:
-    space, plain = tuned.output.result.space, engine_named("zero1")
-    usual, special = (
-        min(space.predicted_peak(each) for each in replace(space, engines=(engine,)).candidates)
-        for engine in (plain, plain.having(MADE_UP))
-    )
-    between = replace(space, engines=(plain,), memory_limit=(usual + special) // 2)
-    assert MADE_UP in remedies(between).techniques
-    assert MADE_UP not in remedies(replace(between, memory_limit=special // 2)).techniques

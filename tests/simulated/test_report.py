@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -22,17 +21,14 @@ from ladder.cli.report import read_reported_run
 from ladder.events.outcome import Outcome, Record
 from ladder.report import page as page_module
 from ladder.report.about import command_line, read_about
-from ladder.report.figures import answers_compared, memory_by_part, step_time, time_by_trial
-from ladder.report.front import front
+from ladder.report.figures import memory_by_part, step_time, time_by_trial
 from ladder.report.markdown import markdown
-from ladder.report.run_data import ReportedRun, named_apart
-from ladder.report.speed_figure import speed_against_memory
-from ladder.report.summary import introduction, usage
+from ladder.report.run_data import ReportedRun
+from ladder.report.summary import usage
 from ladder.report.table import rows
-from ladder.report.writing import load_page, page_of, write_reports
+from ladder.report.writing import write_reports
 from ladder.runs.journal import Journal, ReadOnlyJournal
 from ladder.search.belief import believe
-from ladder.search.space import REFUSED
 from ladder.units import gib
 
 T = TypeVar("T")
@@ -96,17 +92,6 @@ def test_every_file_that_the_report_says_to_use_is_there_whatever_the_output_was
     assert '"$here"/best_config.accelerate.yaml' in (tmp_path / "run" / "best_config.launch.sh").read_text()
 
 
-def test_the_report_of_an_older_run_says_how_to_make_the_file_that_is_not_there(
-    run: ReportedRun, tmp_path: Path
-) -> None:
-    path = tmp_path / "best_config.json"
-    path.write_text(json.dumps(run.config))
-    lines = usage(there(run.config), path).splitlines()
-    (making,) = [number for number, line in enumerate(lines) if line.startswith("ladder export")]
-    assert main(shlex.split(lines[making])[1:]) == 0
-    assert Path(shlex.split(lines[making + 1])[3]).is_file()
-
-
 def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,12 +110,6 @@ def test_without_a_package_of_its_report_a_tune_succeeds_and_says_what_to_instal
     assert not (run_dir / "report.html").exists()
     assert main(["report", str(run_dir), "--format", "html"]) == 4
     assert "pip install jinja2" in capsys.readouterr().err
-
-
-def test_a_loaded_page_has_nothing_left_to_compile(run: ReportedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_page()
-    monkeypatch.setattr("jinja2.Environment.compile", lambda *_: pytest.fail("a template was not compiled"))
-    assert "<svg" in page_of([run])
 
 
 def test_a_bug_in_a_figure_does_not_undo_a_tune(
@@ -168,25 +147,6 @@ def test_what_was_predicted_is_what_was_known_before_the_trial(run: ReportedRun)
     assert row["predicted_device_gib"] == gib(before)
 
 
-@pytest.mark.parametrize(
-    ("folders", "names"),
-    [
-        (["A/run", "B/run"], ["A/run", "B/run"]),
-        (["x/A/run", "y/A/run", "B/run", "other"], ["x/A/run", "y/A/run", "B/run", "other"]),
-        (["A/run", "A/run", "B/run"], ["A/run (1)", "A/run (2)", "B/run"]),
-        (["run", "B/../run", "run (1)"], ["run (2)", "run (3)", "run (1)"]),
-        (["/run", "/A/run"], ["/run", "A/run"]),
-    ],
-)
-def test_no_two_runs_of_a_report_are_called_alike(
-    folders: list[str], names: list[str], run: ReportedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs = named_apart([replace(run, folder=Path(folder)) for folder in folders])
-    assert [each.name for each in runs] == names
-    assert len({group.label for group in there(answers_compared(runs)).groups}) == len(folders)
-
-
 def test_runs_are_told_apart_in_every_format(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [str(tmp_path / parent / "run") for parent in "AB"]
     for each in runs:
@@ -197,17 +157,6 @@ def test_runs_are_told_apart_in_every_format(folder: Path, tmp_path: Path, capsy
     assert capsys.readouterr().out.startswith("|  | A/run | B/run |")
     assert main(["report", *runs, "--output", str(tmp_path / "both.html")]) == 0
     assert "<th>A/run</th><th>B/run</th>" in (tmp_path / "both.html").read_text()
-
-
-def test_only_the_candidates_that_were_tried_are_counted_and_knobs_apart(run: ReportedRun) -> None:
-    key, other = (candidate.key for candidate in run.space.candidates[:2])
-    record = next(record for record in run.records if record.purpose == "measure")
-    with_knobs = key.replace(" ", "[overlap_comm=True] ", 1)
-    refused = replace(record.outcome, kind="host_oom", moment=REFUSED)
-    records = [replace(record, candidate_key=each) for each in (key, key, with_knobs)]
-    refusal = replace(record, candidate_key=other, outcome=refused)
-    about = introduction(replace(run, records=[*records, refusal]))["about"]
-    assert f" 1 of {len(run.space.candidates)} candidates and 1 setting of knobs simulated in " in about
 
 
 def test_markdown_says_the_answer_and_what_was_measured(run: ReportedRun, best: Record) -> None:
@@ -246,38 +195,6 @@ def test_the_bars_of_memory_steps_and_trials_add_up_to_what_was_measured(run: Re
     assert total == pytest.approx(sum(sum(each.values()) for each in run.trial_seconds.values()), rel=0.01)
 
 
-def test_every_figure_of_a_speed_shows_how_far_it_may_be_off_and_the_fastest_end_the_pareto_line(
-    run: ReportedRun,
-) -> None:
-    speed, steps = there(speed_against_memory(run)), front(run.records)
-    assert speed.limit == 40
-    shapes = {series.shape: series.points for series in speed.series}
-    measured = [entry for entry in run.entries if entry.record and entry.record.measurement]
-    shown = [point for series in speed.series if series.shape in ("circle", "star") for point in series.points]
-    assert len(shown) == len(measured)
-    for shape in ("circle", "star", "ring", "square"):
-        assert all(point.low and point.high and point.low <= point.y <= point.high for point in shapes[shape])
-    (trial,), proofs, (recipe,) = (shapes[shape] for shape in ("star", "diamond", "square"))
-    assert (trial.x, trial.y) in [proof.tied_to for proof in proofs]
-    assert recipe.label == "the recipe's first fit, in trial 0002"
-    assert len(speed.line) == len(steps) > 1
-    speeds = [step.tokens_per_second for step in steps]
-    assert (speeds, [step.peak for step in steps]) == (sorted(speeds), sorted(step.peak for step in steps))
-    assert speeds[-1] == max(there(there(entry.record).tokens_per_second) for entry in measured)
-
-
-def test_an_answer_with_turned_knobs_has_its_bars_and_its_times_in_the_report(run: ReportedRun, best: Record) -> None:
-    key = best.candidate_key.replace(" ", "[overlap_comm=True] ", 1)
-    trial = next(record for record in run.records if record.candidate_key == best.candidate_key)
-    faster = [replace(record, tokens_per_second=1e6, candidate_key=key) for record in (trial, best)]
-    turned = replace(run, records=[*run.records, *faster])
-    for figure in (memory_by_part(turned), step_time(turned)):
-        assert there(figure).groups[0].label == f"{key} (the answer)"
-    text = markdown([turned])
-    assert r"overlap\_comm=True" in text
-    assert re.search(r"^- optimizer step: [\d.]+ s$", text, re.MULTILINE)
-
-
 def test_the_report_says_how_much_faster_than_the_recipe_s_first_fit_and_where_it_is_from(run: ReportedRun) -> None:
     said = {**run.about, "command": "ladder tune llama-2-7b", "NVIDIA driver": "570.1", "date": "2026-01-02 03:04 UTC"}
     page = page_module.html([replace(run, about=said)])
@@ -304,15 +221,6 @@ def test_where_nothing_fits_the_report_says_what_would(run: ReportedRun) -> None
         assert "Nothing fits so far." in text
         assert "What would fit, by prediction: " in text
     assert "What would fit" not in page_module.html([run])
-
-
-def test_ranks_on_the_cpu_are_not_called_gpus(run: ReportedRun) -> None:
-    on_cpu = replace(run, space=replace(run.space, device="cpu", gpu_name=None), facts={}, config=None)
-    text = page_module.html([on_cpu]) + markdown([on_cpu])
-    assert "memory per CPU rank" in text
-    assert "GiB of the fullest CPU rank" in text
-    about_memory = re.sub(r"rank \d+ ran out of GPU memory|gpu_oom", "", text)  # what the trials' own records say
-    assert re.findall(r"[^<>]*GPU[^<>]*", about_memory) == []
 
 
 def test_a_tune_notes_when_and_by_which_command_it_was_made(run: ReportedRun, tmp_path: Path) -> None:

@@ -9,18 +9,16 @@ from typing import Any, TypeVar
 
 import pytest
 from helpers import as_a_rank_sees, bundled_workload
-from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine
 from ladder.errors import UsageError
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.machine.machine_speed import peak_flops
-from ladder.search.policy import STRATEGIES
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
 from ladder.units import GIB
@@ -152,24 +150,3 @@ def test_a_cancelled_trial_says_so():
     assert ran.stop is not None
     assert ran.stop.kind == "cancelled"
     assert ran.killed == frozenset(range(4))
-
-
-def test_a_proof_evaluates_and_gathers():
-    spec, _ = make_trial("zero3", 1, proof=True)
-    phases = [event.phase for event in run(spec).events[0] if isinstance(event, PhaseEvent)]
-    assert phases[-3:] == ["evaluation", "gather", "teardown"]
-
-
-@pytest.mark.parametrize("world_size", [1, 1024])
-def test_a_whole_tune_finds_and_proves_an_answer(tmp_path: Path, world_size: int):
-    result = tune_over(
-        SimulatedLauncher(A100),
-        tmp_path,
-        dataclasses.replace(WORKLOAD, global_batch_size=4 * world_size),
-        strategy=STRATEGIES["auto"],
-        machine=A100.machine(world_size),
-        rungs=[RUNGS_BY_NAME[name] for name in ("zero1", "zero2", "zero2+opt-cpu", "zero3")],
-    )
-    assert result.answer is not None
-    assert result.answer.purpose == "proof"
-    assert "candidate" in result.stopped

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pandas as pd
 import pytest
@@ -118,16 +116,6 @@ def test_a_trackers_run_is_closed_as_the_tune_ended(
         if error is not None:
             raise error("no GPU came free")
     assert notebook.closed == ending
-
-
-@pytest.mark.parametrize(
-    ("ending", "status"), [("succeeded", "FINISHED"), ("failed", "FAILED"), ("interrupted", "KILLED")]
-)
-def test_mlflow_tells_an_interrupted_tune_from_one_that_ended(ending: tracking.HowItEnded, status: str) -> None:
-    client = MagicMock()
-    library = SimpleNamespace(MlflowClient=lambda: client, entities=SimpleNamespace())
-    tracking._Mlflow(library, "tiny-llama", {}).close(ending)
-    client.set_terminated.assert_called_once_with(str(client.create_run().info.run_id), status)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,6 @@ from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
 from ladder.units import GIB
 
-CPU_RUNGS = ("zero0", "zero1", "zero2", "zero3")
-
 
 def decide(space: Space, records: Sequence[Record]) -> Measure:
     decision = auto(space, records)
@@ -109,13 +107,6 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_wo
         gain_over=lambda over: fits * expected_gain(speed, deviation, over=over),
     )
     assert is_worth_a_trial(outlook, 100.0, 0.02) is worth_it
-
-
-def test_the_best_micro_batch_depends_on_the_accumulation_that_is_left():
-    """With much accumulation the optimizer on the host hardly counts, without any it decides."""
-    small = make_space("zero2", "zero2+opt-cpu", workload=bundled_workload("llama-2-7b", global_batch_size=4))
-    small = replace(small, micro_batches=(1,))
-    assert decide(small, ()).engine.rung.name == "zero2"
 
 
 def test_an_audit_measures_pruned_candidates_and_counts_those_that_fit():

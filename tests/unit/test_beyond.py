@@ -15,7 +15,7 @@ import ladder
 from ladder.backends.deepspeed.config import default_knobs
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import HALF, Candidate, Engine
+from ladder.candidates import HALF, Engine
 from ladder.errors import UsageError
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
@@ -31,7 +31,6 @@ from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.liger import LIGER
 from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
-from ladder.tuning.parity import as_reference
 from ladder.tuning.problem import make_space
 from ladder.tuning.technique_choices import TechniqueChoices, advice
 from ladder.units import GIB
@@ -39,32 +38,7 @@ from ladder.workload.lora import Lora
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
-
-def peak(candidate: Candidate) -> int:
-    return predict_memory(BILLION, candidate, world_size=1, device="cuda").peak
-
-
-def tokens_per_second(candidate: Candidate) -> float:
-    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
-    return predict_speed(BILLION, candidate, world_size=1, machine=machine).tokens_per_second
-
-
-def checkpointed(every: int, rung: str = "zero2") -> Candidate:
-    return replace(make_candidate(rung, micro_batch=4, accumulation=16), checkpoint_every=every)
-
-
-def every_engine(rung: str) -> tuple[Engine, ...]:
-    techniques = [LIGER, BF16_STATES]
-    return make_space(problem_for(BILLION), [RUNGS_BY_NAME[rung]], (1,), techniques=techniques).engines
-
-
 # Checkpointing of half of the layers
-
-
-def test_half_checkpointing_lies_between_all_and_none_in_memory_and_in_speed() -> None:
-    every, half, none = (checkpointed(each) for each in (1, HALF, 0))
-    assert peak(every) < peak(half) < peak(none)
-    assert tokens_per_second(every) < tokens_per_second(half) < tokens_per_second(none)
 
 
 def test_what_ran_out_with_all_layers_checkpointed_does_so_with_half_of_them_but_not_the_other_way_round() -> None:
@@ -80,18 +54,6 @@ def test_what_ran_out_with_all_layers_checkpointed_does_so_with_half_of_them_but
     assert not ruled_out(every, space, out_at_half)
 
 
-# The optimizer on the host at stage 1
-
-
-def test_with_many_accumulation_steps_gradients_that_cross_the_bus_once_are_faster_and_need_more_memory() -> None:
-    at_boundary, each_time = (
-        make_candidate("zero1+opt-cpu", micro_batch=4, accumulation=16),
-        checkpointed(1, "zero2+opt-cpu"),
-    )
-    assert tokens_per_second(at_boundary) > tokens_per_second(each_time)
-    assert peak(at_boundary) - peak(each_time) > 1.5 * BILLION.model.num_parameters
-
-
 def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
     steps = documented_steps(space_of())
     assert {step.engine.rung.name for step in steps} == {rung.name for rung in RUNGS if rung.documented}
@@ -99,31 +61,6 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
     everything = make_space(problem_for(BILLION), [RUNGS_BY_NAME["zero2"]], (1,), techniques=[LIGER, BF16_STATES])
     assert len(everything.engines) == 4
     assert {step.engine.key for step in documented_steps(everything)} == {"zero2"}
-
-
-# States in bf16
-
-
-def test_they_shorten_the_optimizer_s_step() -> None:
-    usual = make_candidate("zero2", micro_batch=1, accumulation=64)
-    allowed = replace(usual, engine=usual.engine.having(BF16_STATES))
-    assert tokens_per_second(allowed) > tokens_per_second(usual)
-
-
-def test_their_losses_are_held_against_the_plain_rung_s_with_the_same_states() -> None:
-    usual = make_candidate("zero3")
-    allowed = replace(usual, engine=usual.engine.having(BF16_STATES))
-    assert as_reference(allowed).engine.name == "zero1+bf16-states"
-    assert as_reference(usual).engine.name == "zero1"
-
-
-def test_where_nothing_fits_they_are_among_what_would() -> None:
-    on_gpu = [Engine(RUNGS_BY_NAME[name]) for name in ("zero1", "zero2")]
-    assert "--allow bf16-states" in remedies(space_of(*on_gpu, memory_limit=20 * GIB)).sentence()
-    assert (
-        "bf16-states"
-        not in remedies(space_of(*on_gpu, memory_limit=20 * GIB, workload=replace(BILLION, dtype="fp16"))).sentence()
-    )
 
 
 # Gradients that are not checked
@@ -198,11 +135,6 @@ def test_what_contradicts_itself_is_refused(options: dict[str, Any], sentence: s
 # What `--allow adam-8bit` adds: Adam's moments in 8 bits, by bitsandbytes.
 
 LARGE_VOCABULARY = Path(__file__).parents[2] / "benchmarks" / "models" / "large-vocabulary-1.5b.json"
-
-
-def in_8_bits(rung: str, **candidate: Any) -> Candidate:
-    usual = make_candidate(rung, **candidate)
-    return replace(usual, engine=usual.engine.having(ADAM_8BIT))
 
 
 def test_what_an_h200_allocated_for_them_is_predicted() -> None:

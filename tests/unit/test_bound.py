@@ -52,19 +52,6 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     assert all(part.seconds > 0 for part in found.parts)
 
 
-def test_checkpointing_runs_the_forward_pass_again() -> None:
-    parts = {part.short: part.seconds for part in bound_of(CHECKPOINTED).parts}
-    assert 0.3 < parts["recomputing"] / parts["products"] < 0.36
-    without = bound_of(make_candidate("zero3", checkpointing=False, micro_batch=4))
-    assert "recomputing" not in {part.short for part in without.parts}
-
-
-def test_only_what_gathers_parameters_waits_for_data_of_others() -> None:
-    of_stage_0 = bound_of(make_candidate("zero0", micro_batch=4))
-    assert "data" in {part.short for part in bound_of(CHECKPOINTED).parts}
-    assert "data" not in {part.short for part in of_stage_0.parts}
-
-
 def test_there_is_no_limit_where_the_proof_did_not_time_products() -> None:
     record = proof(CHECKPOINTED, rate=None)
     assert bound(SPACE, [record], record) is None

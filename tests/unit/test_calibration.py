@@ -21,11 +21,6 @@ def datum(name: str, target: float, *, noise: float = 0.02, is_lower_bound: bool
     )
 
 
-def test_without_measurements_nothing_is_learnt_and_nothing_is_a_surprise() -> None:
-    assert fit(()).values == {}
-    assert fit(()).surprise == 1.0
-
-
 def test_one_freak_among_measurements_that_agree_moves_them_little() -> None:
     usual = [datum("compute", 0.1)] * 5
     freak = datum("compute", 0.8)

@@ -8,20 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers import bundled_workload
 from helpers.searches import fitting, make_space, space_of
 
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import Engine
 from ladder.events.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.belief import Outlook, believe
-from ladder.search.ceiling import plainer, plainer_rungs
+from ladder.search.ceiling import plainer_rungs
 from ladder.search.decisions import Measure
 from ladder.search.space import Space
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import GIB
-from ladder.workload.lora import Lora
 
 
 @pytest.mark.parametrize(
@@ -40,13 +38,6 @@ from ladder.workload.lora import Lora
 )
 def test_offload_and_gathering_are_left_out_and_with_one_rank_all_sharding(rung: str, ranks: int, names: list[str]):
     assert [each.name for each in plainer_rungs(RUNGS_BY_NAME[rung], ranks)] == names
-
-
-def test_only_the_rung_is_another():
-    lean = Engine(RUNGS_BY_NAME["zero3+opt-cpu"], (("reduce_bucket_size", 1),), (TECHNIQUES["liger"],))
-    keys = [each.key for each in plainer(Candidate(lean, 2, 8, 4), 4)]
-    assert keys[:2] == ["zero2+liger ckpt=1/2 mb=8", "zero3+liger ckpt=1/2 mb=8"]
-    assert all("+unchecked-gradients" in key for key in keys[2:])
 
 
 def alike(space: Space, engine: Engine, *, slower: float) -> list[Record]:
@@ -91,13 +82,6 @@ def test_only_an_engine_that_was_measured_is_a_ceiling():
     assert ceiling.candidate.key == "zero2 ckpt=on mb=4"
     itself = alike(space, space.engines[1], slower=1.0)
     assert outlook(space, [*with_it, itself[0]], "zero2+opt-cpu ckpt=on mb=4").ceilings == ()
-
-
-def test_with_adapters_offload_adds_too_little_to_be_a_rule():
-    workload = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64, lora=Lora(rank=16))
-    space = make_space("zero2", "zero2+opt-cpu", workload=workload)
-    records = alike(space, space.engines[0], slower=1.0)
-    assert outlook(space, records, "zero2+opt-cpu ckpt=on mb=4").ceilings == ()
 
 
 def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
@@ -147,13 +131,6 @@ def test_half_a_micro_batch_is_no_faster_than_the_whole_where_nothing_slowed_tha
     half = outlook(space, [record], f"{engine} ckpt=on mb=4")
     assert half.most == (record.tokens_per_second if bounded else math.inf)
     assert math.isinf(outlook(space, [record], f"{engine} ckpt=off mb=4").most)
-
-
-def test_with_more_logits_than_32_bits_can_index_half_a_micro_batch_may_be_faster():
-    space = make_space("zero2", micro_batches=(8, 16, 32, 64))
-    few, many = (one(space, f"zero2 ckpt=on mb={mb}") for mb in (32, 64))  # of 2,048 tokens with 32,000 logits each
-    assert outlook(space, [few], "zero2 ckpt=on mb=16").most == few.tokens_per_second
-    assert math.isinf(outlook(space, [many], "zero2 ckpt=on mb=16").most)
 
 
 @pytest.mark.parametrize(("size", "larger", "bounded"), [(8, 16, True), (1, 2, False)])

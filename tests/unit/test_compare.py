@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 from autotuner import read_results
 from hand_search import Row, searched
 from side_by_side import TIME_OVER, Ended
 from unmodified import Training, logged_steps, tried_sizes
-
-REAL = {"steps": 50, "tokens_per_second": 1000.0, "peak_device_gib": 6.0, "joules_per_token": 0.5}
-FOUND: dict[str, Any] = {"seconds": 30.04, "failures": 2, "answer": {"micro_batch": 4}, "real": REAL}
 
 
 @pytest.fixture
@@ -34,14 +29,6 @@ def test_the_autotuner_s_own_choice_is_read_without_its_section(folder: Path) ->
     assert read["samples_per_second"]["z3_gas1_tmbspg2"] == pytest.approx(28.33, abs=0.01)
 
 
-def test_where_the_autotuner_did_not_come_to_choose_its_fastest_experiment_counts(folder: Path) -> None:
-    (folder / "autotuning_results" / "ds_config_optimal.json").unlink()
-    read = read_results(folder)
-    assert read["finished"] is False
-    assert read["chosen"]["zero_optimization"] == {"stage": 0}
-    assert read["chosen"]["train_micro_batch_size_per_gpu"] == 1
-
-
 def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None:
     results = folder / "autotuning_results"
     shutil.rmtree(results / "z0_gas1_tmbspg1")
@@ -51,23 +38,6 @@ def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None
     assert read["failures"] == 2
     assert read["failed"]["z0_gas1_tmbspg1"] == "it was never started"
     assert read["failed"]["z1_gas1_tmbspg2"] == "torch.OutOfMemoryError: CUDA"
-
-
-def test_an_experiment_that_was_cut_off_with_the_search_has_not_failed(folder: Path) -> None:
-    results = folder / "autotuning_results"
-    for cut in ("ds_config_optimal.json", "summary.txt", "z3_gas1_tmbspg2/metrics.json"):
-        (results / cut).unlink()
-    (results / "z2_gas1_tmbspg2" / "metrics.json").unlink()
-    (results / "z2_gas1_tmbspg2" / "stderr.log").write_text("RuntimeError: it broke\n")
-    assert read_results(folder)["failed"] == {"z2_gas1_tmbspg2": "RuntimeError: it broke"}
-
-
-def test_how_a_rank_ended_is_told_whether_torchrun_started_it_or_not() -> None:
-    assert Ended(OUT_OF_MEMORY, 1.0, "").why == "out of memory"
-    assert Ended(1, 1.0, f"Root Cause:\n  exitcode  : {OUT_OF_MEMORY} (pid: 7)\n").why == "out of memory"
-    said = f"{CANNOT}it is not installed.\n  exitcode  : {CANNOT_RUN} (pid: 7)\n"
-    assert Ended(1, 1.0, said).why == f"{CANNOT}it is not installed."
-    assert Ended(1, 1.0, "Traceback").why == "Traceback"
 
 
 LOG = """1.0 Total train batch size (w. parallel, distributed & accumulation) = 1,024

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 from helpers import bundled_workload, make_candidate
 from helpers.scripts import make_script
-from helpers.searches import make_space, space_of
+from helpers.searches import make_space
 
-from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Engine
 from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.cost import (
@@ -23,8 +21,7 @@ from ladder.search.cost import (
     start_seconds,
     timed_step,
 )
-from ladder.search.policy import exhaustive
-from ladder.search.rehearsal import in_words, price
+from ladder.search.rehearsal import price
 
 BILLION = 1_000_000_000
 PROCESSES = (1.5, 3.5)
@@ -129,30 +126,6 @@ def test_the_price_is_the_same_each_time_and_counts_trials_proof_and_comparisons
     assert compared.seconds > plain.seconds + 5.0
 
 
-def test_trying_everything_costs_more_than_what_can_change_the_answer() -> None:
-    space = make_space("zero1", "zero2", "zero3", "zero2+opt-cpu")
-    cheap, dear = price(space, auto), price(space, exhaustive)
-    assert cheap is not None
-    assert dear is not None
-    assert dear.seconds > 1.5 * cheap.seconds
-
-
 def test_where_nothing_fits_there_is_no_price() -> None:
     assert price(replace(SMALL, memory_limit=1 << 30), auto) is None
     assert price(replace(SMALL, host_memory=1 << 20), auto) is None
-
-
-def test_rungs_without_deepspeed_are_searched_after_the_others_and_cost_more() -> None:
-    own = space_of()
-    both = space_of(*own.engines, *map(Engine, PLAIN_RUNGS))
-    first, whole = price(own, auto), price(both, auto)
-    assert first is not None
-    assert whole is not None
-    assert whole.seconds > first.seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(2.0, "5 seconds"), (43.0, "45 seconds"), (89.0, "90 seconds"), (100.0, "2 minutes")]
-)
-def test_a_duration_is_said_as_coarsely_as_it_is_known(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words

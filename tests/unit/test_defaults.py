@@ -16,9 +16,8 @@ from ladder.cli.command_help import PanelledCommand
 from ladder.cli.declared import takes
 from ladder.cli.defaults import read_defaults, schema
 from ladder.cli.main import main
-from ladder.cli.reference import reference
 from ladder.errors import UsageError
-from ladder.tuning.declaring import Option, Switches, checked, checked_values, declared, gathered, spread
+from ladder.tuning.declaring import Option, Switches, checked, checked_values
 from ladder.tuning.option_kinds import whole
 from ladder.tuning.options import BEYOND, SEARCH, WorkloadOptions
 
@@ -171,29 +170,6 @@ def test_it_may_have_a_default_in_ladder_yaml_and_is_in_its_schema(tmp_path: Pat
     properties = schema(app)["properties"]["try"]["properties"]
     assert (properties["patience"]["type"], properties["patience"]["maximum"]) == ("integer", 9)
     assert properties["big-pages"]["type"] == "boolean"
-
-
-def test_it_is_in_the_reference() -> None:
-    text = reference(app_of(MadeUp)[0])
-    assert "| `--patience` | `N`, at least 1, at most 9 | until noon | How long to be patient, in" in text
-    assert "| `MODEL` | `MODEL` |  | A Hub id" in text
-    assert "| `--big-pages` | a switch |  | Try big pages too. |" in text
-
-
-def test_contributed_switches_land_in_one_mapping_and_come_out_again() -> None:
-    said = gathered(MadeUp, {"model": "a", "big_pages": True, "small_talk": None})
-    assert said.tricks == {"big-pages": True}
-    assert gathered(MadeUp, spread(said)) == said
-
-
-def test_a_type_that_does_not_say_what_an_option_takes_needs_a_kind() -> None:
-    @dataclass
-    class Vague:
-        size: int = 0
-
-    Vague.__annotations__["size"] = Annotated[int, Option("Of something.")]
-    with pytest.raises(TypeError, match="does not say which values"):
-        declared(Vague)
 
 
 @pytest.mark.parametrize(

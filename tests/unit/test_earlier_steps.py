@@ -173,25 +173,6 @@ def test_until_a_trial_confirms_them_earlier_steps_only_decide_what_comes_first(
     assert belief.of_this_tune.space.earlier == ()
 
 
-def test_speeds_of_earlier_tunes_follow_the_pace_and_the_batch_of_this_one() -> None:
-    space = known(SPACE, slower=1.03)
-    first = fitting(space, space.by_key["zero1 ckpt=on mb=8"])
-    belief = believe(space, [first])
-    assert belief.earlier.pace == pytest.approx(1 / 1.03)
-    wanted = fitting(space, space.by_key[KEY]).tokens_per_second
-    assert belief.outlook(space.by_key[KEY]).most == pytest.approx(wanted)
-
-
-def test_of_a_step_without_micro_steps_nothing_follows_for_one_with_several() -> None:
-    (key, _, last), *_ = known(SPACE).earlier
-    space = replace(SPACE, earlier=((key, None, 1.001 * last),))
-    first = fitting(space, space.by_key[key])
-    other = replace(space, workload=replace(WORKLOAD, global_batch_size=128))
-    for each in (space, other):
-        belief = believe(each, [first])
-        assert [shown.candidate.key for shown in belief.shown] == [key]
-
-
 def test_the_own_times_of_a_run_that_is_resumed_confirm_nothing_of_earlier_tunes() -> None:
     space = known(SPACE, slower=1.0)
     own = fitting(space, space.by_key[KEY])

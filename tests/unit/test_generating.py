@@ -19,7 +19,7 @@ from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.own_script import introduction, script_spec, workload_of_script
+from ladder.tuning.own_script import script_spec, workload_of_script
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of
 from ladder.tuning.trial_request import proof_steps
 from ladder.workload.script import Generation, Script
@@ -88,11 +88,3 @@ def test_layers_are_checkpointed_all_or_none_because_the_trainer_switches_them_b
 
     assert {each.checkpointing for each in space(grpo()).by_key.values()} == {"on", "off"}
     assert "1/2" in {each.checkpointing for each in space(make_script()).by_key.values()}
-
-
-def test_the_user_is_told_what_a_sample_is() -> None:
-    *_, said = introduction(grpo())
-    assert said == (
-        "It generates 4 completions of up to 256 tokens for a prompt. A sample is a completion with its prompt, and "
-        "tokens/s counts each completion as 256 tokens."
-    )

@@ -121,11 +121,6 @@ def test_what_was_fast_and_what_did_not_fit_is_learnt(space):
     assert sum(each["overlap_comm"] for each in values) >= 6
 
 
-def test_without_anything_that_fits_and_without_knobs_there_is_nothing_to_ask(space):
-    assert isinstance(next_knobs(space, [make_record(WINNER, "gpu_oom")], 3), Stop)
-    assert isinstance(next_knobs(space, [measured(make_candidate("zero0"), 1.0)], 3), Stop)
-
-
 @pytest.mark.parametrize(
     ("speed", "spread", "kept"), [(101.0, 0.0, False), (104.0, 0.0, True), (104.0, 0.05, False), (99.0, 0.0, False)]
 )

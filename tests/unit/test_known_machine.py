@@ -18,20 +18,16 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import (
-    KnownMachine,
     facts_of,
     facts_of_nodes,
     file_of,
     keep_known,
     measured,
     read_known,
-    taught,
 )
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.machine.rates import Found, rates_of, slowest
-from ladder.search.calibration import Datum, Fit
 from ladder.search.speed import (
-    SpeedCalibration,
     SpeedObservation,
     SpeedPrediction,
     calibrate_speed,
@@ -164,15 +160,6 @@ def test_the_figures_of_two_nodes_are_for_two_nodes_of_that_kind_whichever_the_j
         assert with_known(other, BILLION, lambda _: None).rates == {}
 
 
-def test_only_the_last_tunes_are_named_and_a_later_lesson_replaces_an_earlier_one() -> None:
-    known = KnownMachine(facts=FACTS)
-    for number in range(30):
-        known = taught(known, {"compute": (number / 100, 0.5)}, {"number": number})
-    assert known.learned == {"compute": (0.29, 0.5)}
-    assert measured(FACTS, POINTS, None).learned == {}, "what was taught of older measurements is given up"
-    assert [tune["number"] for tune in known.tunes] == list(range(10, 30))
-
-
 def test_a_measurement_moves_the_speed_and_leaves_less_doubt_unless_it_is_far_off_the_data_sheet() -> None:
     known = known_speed(H200, {"flops": H200.flops * H200.achievable / 0.88, "link_bytes": 2e11}, {})
     assert known.achievable == pytest.approx(H200.achievable)
@@ -200,37 +187,6 @@ def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:
     assert usual < step_seconds(learned) < 2 * usual
     assert set(learned) <= {"compute", "launch", "reduce:2", "update:none"}
     assert all(0.5 <= deviation <= 1.0 for _, deviation in learned.values())
-
-
-def test_a_lesson_adds_to_the_one_before_and_never_becomes_certain() -> None:
-    learned: dict[str, tuple[float, float]] = {}
-    seconds, boundary = 1.5 * step_seconds({}), 1.5 * prediction({}).boundary_seconds
-    seen = [SpeedObservation(candidate=ZERO2, boundary_seconds=boundary, accumulate_seconds=seconds)]
-    errors = []
-    for _ in range(4):
-        errors.append(abs(math.log(step_seconds(learned) / seconds)))
-        machine = known_speed(H200, {}, learned)
-        calibration = calibrate_speed(BILLION, seen, world_size=2, machine=machine)
-        learned = lessons(calibration, [ZERO2.engine.rung], learned)
-    assert errors == sorted(errors, reverse=True)
-    assert min(deviation for _, deviation in learned.values()) >= 0.5
-
-
-def of_products(share: float, surprise: float = 1.0) -> dict[str, tuple[float, float]]:
-    """What a step teaches of which matrix products take this share."""
-    step = Datum(
-        formula=lambda unknowns: 0.35 * share * unknowns.get("compute", 0.0), names=("compute",), target=1.0, noise=0.01
-    )
-    fit = Fit(values={"compute": 3.0}, covariance={"compute": {"compute": 0.3}}, surprise=surprise)
-    return lessons(SpeedCalibration(fit=fit, data=(step,)), [ZERO2.engine.rung], {})
-
-
-def test_trials_that_contradict_each_other_teach_less_and_none_teaches_of_what_takes_a_small_part_of_a_step() -> None:
-    (clear, sure), (vague, unsure) = of_products(1.0)["compute"], of_products(1.0, surprise=4.0)["compute"]
-    assert clear == 3.0
-    assert 0 < vague < 1
-    assert sure < unsure < 1
-    assert of_products(0.05) == {}
 
 
 MIXTURE = resolve_model(str(Path(__file__).parents[2] / "benchmarks" / "models" / "mixture-of-experts-3b.json"))

@@ -12,11 +12,9 @@ import pytest
 import typer
 from helpers import make_candidate, make_measurement, make_record
 from helpers.searches import fitting, make_space, out_of_memory, play
-from rich.console import Console
 from typer.testing import CliRunner
 
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.cli import console
 from ladder.cli.explain import explain, newest_run
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Outcome
@@ -205,19 +203,6 @@ def run_folder(tmp_path: Path) -> Path:
         fast = fitting(space, make_candidate("zero3", micro_batch=4, accumulation=4), trial="0002")
         history.add([slow, fast], space.by_key, {"start": 1.0})
     return folder
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_explain_leaves_no_reason_out_on_a_narrow_terminal(
-    width: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    terminal = Console(width=width, force_terminal=True, color_system=None)
-    monkeypatch.setattr(console, "stdout_console", lambda: terminal)
-    lines = CliRunner().invoke(app, [str(run_folder)], catch_exceptions=False).stdout.splitlines()
-    assert max(map(len, lines)) <= width
-    text = " ".join(" ".join(lines).split())
-    assert "no --nvme-path was given" in text
-    assert "2 measured" in text
 
 
 def test_explain_gives_a_pipe_one_line_a_candidate_with_its_whole_reason(run_folder: Path):

@@ -227,16 +227,6 @@ def test_the_allocators_are_told_what_is_best_for_trials_but_where_the_user_told
     assert allocator_settings(theirs) == theirs
 
 
-def test_who_sets_growing_segments_alone_gets_the_fast_pinning_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus_module, "may_register", lambda: True)
-    told = allocator_settings({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-    assert told["PYTORCH_ALLOC_CONF"].startswith("expandable_segments:True,pinned_use_cuda_host_register:True,")
-    both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
-    told = allocator_settings(both)
-    assert told["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert told["PYTORCH_CUDA_ALLOC_CONF"].startswith("max_split_size_mb:64,pinned_")
-
-
 @pytest.mark.parametrize(
     ("kernel", "overcommit", "may"),
     [

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 from helpers import tiny_trial
-from helpers.events import measured_event
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.events.protocol import Event, FailedEvent, MeasuredEvent, PhaseEvent
+from ladder.events.protocol import Event, PhaseEvent
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.launch.nodes import network
 from ladder.launch.nodes.cluster import machine_of, require_alike
 from ladder.launch.nodes.hostfile import hostfile_nodes
-from ladder.launch.nodes.merged import merged, moved
-from ladder.launch.nodes.network import answering, interface_of, own_addresses, reachable, served
+from ladder.launch.nodes.merged import merged
+from ladder.launch.nodes.network import answering, own_addresses, reachable, served
 from ladder.launch.nodes.slurm import is_in_allocation, nodes_among
 from ladder.launch.nodes.wire import from_wire, to_wire
 from ladder.tuning.nodes_venue import gpus_of_a_node
@@ -184,16 +183,6 @@ def test_power_of_all_nodes_adds_up_and_what_one_does_not_know_is_unknown(tmp_pa
     assert merged(tiny_trial(tmp_path, 1), [using(1.0, 1), part(tmp_path)], ["x", "y"], [], None).device_use == {}
 
 
-def test_an_event_of_a_node_whose_clock_is_ahead_is_moved_back() -> None:
-    failed = FailedEvent(t=3605.0, candidate=None, outcome="crash", moment="engine", message="no")
-    assert moved(failed, 3600.0).t == 5.0
-    assert moved(PhaseEvent(t=5.0, phase="model"), -10.0).t == 15.0
-    measured = measured_event("a", t=3605.0, began=3601.0)
-    back = moved(measured, 3600.0)
-    assert isinstance(back, MeasuredEvent)
-    assert (back.t, back.began) == (5.0, 1.0)
-
-
 def test_the_node_that_serves_a_token_is_told_from_others() -> None:
     gone = threading.Event()
     port = served("secret", gone)
@@ -203,14 +192,6 @@ def test_the_node_that_serves_a_token_is_told_from_others() -> None:
     finally:
         gone.set()
     assert reachable(["127.0.0.1"], 1, "secret") == []
-
-
-def test_addresses_that_only_the_node_itself_can_use_come_last() -> None:
-    addresses = own_addresses()
-    assert "127.0.0.1" in addresses
-    is_loopback = [address.startswith("127.") or address == "::1" for address in addresses]
-    assert is_loopback == sorted(is_loopback)
-    assert interface_of("127.0.0.1") == "lo"
 
 
 def test_a_host_answers_also_where_nothing_listens_and_a_host_that_is_not_there_does_not(

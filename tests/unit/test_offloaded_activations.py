@@ -9,11 +9,8 @@ import pytest
 from helpers import bundled_workload, make_record
 
 from ladder.candidates import Candidate
-from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
-from ladder.search.remedies import remedies
 from ladder.search.space import Space, ruled_out
-from ladder.search.speed import predict_speed
 from ladder.techniques.keys import candidate_of, engine_named
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -21,8 +18,6 @@ from ladder.workload.workload import Workload
 LONG = bundled_workload("llama-3.2-1b", seq_len=98304, global_batch_size=4)
 ENGINE = engine_named("zero2+opt-cpu+liger")
 KEPT, OFFLOADED = (candidate_of(f"{ENGINE.name} ckpt={kind} mb=1", 4) for kind in ("on", "cpu"))
-INPUT = 98304 * LONG.model.hidden_size * 2
-"""Bytes that a layer is given in 16 bits."""
 
 
 def space_of(limit: float, **changes: Any) -> Space:
@@ -82,27 +77,11 @@ def test_what_an_h200_took_with_long_sequences_is_known_before_any_trial(
     assert max(predicted.moments.values()) / GIB == pytest.approx(allocated, rel=0.015)
 
 
-def test_the_copies_take_time_and_at_least_as_much_of_the_host_s_memory_as_they_save_on_the_gpu() -> None:
-    machine = machine_speed("NVIDIA H200", "cuda", 1, 16)
-    kept, offloaded = (predict_speed(LONG, each, world_size=1, machine=machine) for each in (KEPT, OFFLOADED))
-    assert 0.9 * kept.tokens_per_second < offloaded.tokens_per_second < 0.99 * kept.tokens_per_second
-    took, takes = (predict_memory(LONG, each, world_size=1, device="cuda") for each in (KEPT, OFFLOADED))
-    assert takes.pinned - took.pinned > took.peak - takes.peak > 0
-
-
 def test_what_ran_out_with_them_does_so_without_but_not_the_other_way_round_nor_for_the_host_s_sake() -> None:
     space = space_of(peak(KEPT) / GIB)
     assert ruled_out(KEPT, space, [make_record(OFFLOADED, kind="gpu_oom")])
     assert not ruled_out(OFFLOADED, space, [make_record(KEPT, kind="gpu_oom")])
     assert not ruled_out(KEPT, space, [make_record(OFFLOADED, kind="host_oom")])
-
-
-def test_a_remedy_counts_on_them_and_they_are_tried_there() -> None:
-    longest = [remedies(space_of(10, checkpointing=ways)).seq_len or 0 for ways in ((), ("cpu",))]
-    assert longest[1] > 1.3 * longest[0] > 0
-    assert offloading(space_of(10, workload=replace(LONG, seq_len=longest[1]))) == [OFFLOADED.key]
-    enough = remedies(space_of(10)).gpu_memory or 0
-    assert offloading(space_of(enough / GIB)) == [OFFLOADED.key]
 
 
 def test_where_they_save_little_they_are_tried_only_if_nothing_else_makes_it_fit() -> None:

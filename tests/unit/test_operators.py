@@ -14,7 +14,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
 from ladder.machine.described import Machine
-from ladder.search.auto import auto, hopeful_engines
+from ladder.search.auto import auto
 from ladder.search.policy import Measure, walk
 from ladder.search.space import Space, of_main_backend
 from ladder.tuning import operators
@@ -102,12 +102,6 @@ def test_a_build_that_the_user_ended_says_nothing_of_its_operator(monkeypatch: p
     bench = Bench(monkeypatch, cancelled=True, cpu_adam="its build was stopped")
     bench.operators.need(OFFLOADED)
     assert bench.loaded == []
-
-
-def test_only_engines_that_may_still_win_are_hopeful() -> None:
-    assert [engine.key for engine in hopeful_engines(ROOMY, ())] == ["zero2", "zero2+opt-cpu"]
-    assert "zero2+opt-cpu" in [engine.key for engine in hopeful_engines(ROOMY, [SLOW])]
-    assert hopeful_engines(ROOMY, [replace(SLOW, tokens_per_second=1e9)]) == []
 
 
 @pytest.mark.parametrize(

@@ -5,33 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate, tiny_trial
+from helpers import bundled_workload, make_candidate
 from helpers.shapes import SMALL as SMALL_SIZES
 
 from ladder.backends.deepspeed.rungs import RUNGS
-from ladder.backends.plain.config import plain_config
-from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
-from ladder.simulation.allocation import Ledger
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
-from ladder.simulation.kernel_time import Kernels
-from ladder.simulation.kinds import Wrapped, assignment_of
-from ladder.simulation.memory_walk import walk_memory
+from ladder.simulation.kinds import assignment_of
 from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
-from ladder.simulation.technique_effects import NEUTRAL, effects_of
-from ladder.simulation.unit_gathering import units_gathered
-from ladder.techniques.adam_8bit import ADAM_8BIT
-from ladder.techniques.bf16_states import BF16_STATES
+from ladder.simulation.technique_effects import NEUTRAL
 from ladder.techniques.liger import LIGER
-from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config
@@ -42,7 +32,6 @@ EXACT = read_machine("h200").model_copy(update={"surprise": 0.0, "rank_spread": 
 LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 SMALL = bundled_workload("llama-3.2-1b", seq_len=2048, global_batch_size=32)
 ADAPTERS = Lora(rank=16)
-EARLY_HALF = ("model.embed_tokens", "model.layers.[0-7]")
 MIXTURE = shape_from_config(
     SMALL_SIZES
     | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024, "num_hidden_layers": 8}
@@ -88,14 +77,6 @@ def test_times_are_near_what_was_measured(measured_points):
     assert max(map(abs, logarithms)) < math.log(2)
 
 
-def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps():
-    peaks = {}
-    for overlap in (True, False):
-        engine = Engine(RUNGS_BY_NAME["zero1"], (("overlap_comm", overlap),))
-        peaks[overlap] = truth(Candidate(engine, 1, 1, 1), LLAMA, 64).allocated
-    assert peaks[False] - peaks[True] > 1.5 * LLAMA.model.num_parameters
-
-
 def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even_that():
     size = 8
     kept = truth(make_candidate("zero2+opt-cpu", checkpointing=False, micro_batch=size))
@@ -112,35 +93,6 @@ def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even
     assert kept.accumulate_seconds < half.accumulate_seconds < every.accumulate_seconds < away.accumulate_seconds
 
 
-def test_half_checkpointing_deviates_as_the_layers_that_it_leaves_alone_do():
-    """A machine on which activations without checkpointing take more, takes more with half of it too."""
-    peaks = {}
-    for factor in (1.0, 1.2):
-        for every in (0, 1, 2):
-            assignment = assignment_of(
-                LLAMA, replace(make_candidate("zero2", micro_batch=8), checkpoint_every=every), 4
-            )
-            ledger = Ledger({"activations": factor})
-            peaks[every, factor] = walk_memory(assignment, gathering_of(assignment), ledger).peak
-    more = {every: peaks[every, 1.2] - peaks[every, 1.0] for every in (0, 1, 2)}
-    assert more[1] == 0
-    assert 0.4 < more[2] / more[0] < 0.6
-
-
-def test_each_technique_has_the_effects_of_its_own_and_together_they_have_all():
-    plain = Engine(RUNGS_BY_NAME["zero3"])
-    assert effects_of(plain) == NEUTRAL
-    for technique in (LIGER, BF16_STATES, ADAM_8BIT, ULYSSES):
-        candidate = replace(make_candidate("zero3", micro_batch=4), engine=plain.having(technique))
-        assert truth(candidate).allocated < truth(make_candidate("zero3", micro_batch=4)).allocated, technique
-
-
-def test_the_fullest_moment_moves_from_the_step_to_the_loss_as_the_micro_batch_grows():
-    """Measured with a vocabulary of 152k at stage 2; here 128k: the step at micro-batch 1, the loss at 8."""
-    moments = [truth(make_candidate("zero2", micro_batch=size), SMALL, 1).moment for size in (1, 8)]
-    assert moments == ["step", "loss"]
-
-
 @pytest.mark.parametrize("rung", [rung.name for rung in RUNGS])
 def test_every_rung_has_a_truth_that_follows_from_the_seed(rung: str):
     machine = EXACT.model_copy(update={"surprise": 1.0})
@@ -151,19 +103,6 @@ def test_every_rung_has_a_truth_that_follows_from_the_seed(rung: str):
     assert 0 < known.accumulate_seconds < known.boundary_seconds
     assert 0 < known.allocated <= known.reserved
     assert (known.disk > 0) == ("nvme" in rung)
-
-
-def test_a_ledger_remembers_the_fullest_moment():
-    ledger = Ledger({"doubled": 2.0})
-    ledger.take("a", 1000)
-    ledger.moment = "loss"
-    ledger.touch(1000, "doubled")
-    ledger.moment = "step"
-    ledger.set("a", 10)
-    assert (ledger.now, ledger.peak, ledger.fullest) == (512, 1024 + 2048, "loss")
-    ledger.give("a")
-    ledger.give("a")
-    assert ledger.now == 0
 
 
 # DDP and FSDP2
@@ -204,31 +143,6 @@ def test_a_small_model_is_almost_twice_as_fast_with_ddp_as_with_fsdp2() -> None:
     assert 32 * 512 / ddp == pytest.approx(388_375, rel=0.5)
 
 
-def test_fsdp2_gathers_each_unit_twice_and_once_if_it_stays() -> None:
-    twice, once, none = (
-        units_gathered(assignment_of(LLAMA, without_deepspeed(rung), 4))
-        for rung in ("fsdp2", "fsdp2+no-reshard", "ddp")
-    )
-    gathered = [sum(fetch.elements for fetch in each.fetches) for each in (twice, once, none)]
-    assert gathered[0] > 1.9 * gathered[1] > gathered[2] == 0
-    assert all(fetch.issued <= fetch.needed for fetch in twice.fetches)
-    assert max(once.live) > 5 * twice.live[10]
-
-
-def test_ddp_reduces_only_in_the_last_micro_step() -> None:
-    one, two = (truth(without_deepspeed("ddp", 8, 2), SMALL, ranks) for ranks in (1, 2))
-    assert two.accumulate_seconds == pytest.approx(one.accumulate_seconds)
-    assert two.boundary_seconds > one.boundary_seconds
-
-
-@pytest.mark.parametrize("rung", PLAIN_RUNGS, ids=lambda rung: rung.name)
-def test_a_rung_without_deepspeed_is_known_again_by_its_configuration(rung) -> None:
-    config = plain_config(LLAMA, Engine(rung), micro_batch=1, accumulation=1)
-    spec = tiny_trial(Path("/run/trials/0001"), 1).model_copy(update={"deepspeed": config})
-    assert Wrapped.engine_in(spec, PLAIN_RUNGS, LLAMA, ()) == Engine(rung)
-    assert math.isfinite(truth(without_deepspeed(rung.name), ranks=8).boundary_seconds)
-
-
 # What is trained in part
 
 
@@ -259,18 +173,6 @@ def test_the_gradients_of_the_operations_are_those_of_what_is_trained(
     assert gradients == pytest.approx(own.weights.trained, rel=0.02)
 
 
-def test_backward_goes_no_further_than_the_first_block_with_something_to_train() -> None:
-    half, whole = having(freeze=EARLY_HALF), network(SMALL)
-    assert [block.reached for block in network(half).blocks] == [False] * 8 + [True] * 8
-    assert all(block.reached for block in whole.blocks)
-    assert all(block.reached for block in network(having(freeze=("model.layers.[0-7]",))).blocks)  # to the embeddings
-    less, all_of_it = (
-        truth(make_candidate("zero2", checkpointing=False, micro_batch=8), own, 1) for own in (half, SMALL)
-    )
-    assert 0.5 < less.accumulate_seconds / all_of_it.accumulate_seconds < 0.85
-    assert less.allocated < all_of_it.allocated
-
-
 def test_quantised_weights_take_less_memory_and_more_time_and_stage_3_gathers_them_packed() -> None:
     plain, packed = having(lora=ADAPTERS), having(lora=ADAPTERS, load_in="4bit")
     candidate = make_candidate("zero0", checkpointing=False, micro_batch=8)
@@ -295,17 +197,3 @@ def test_only_what_is_trained_has_states_and_a_second_copy_on_the_host() -> None
     for rung, share in (("zero2+opt-cpu", 0.05), ("zero3+param-cpu", 0.7)):
         uses = [host_use(assignment_of(own, make_candidate(rung), 2)).offloaded for own in (SMALL, part)]
         assert 0 < uses[1] < share * uses[0]
-
-
-def test_fused_kernels_replace_those_of_the_model_and_none_of_its_adapters() -> None:
-    chip = Physics(EXACT, SMALL, 1)._rig.chip
-    saved = []
-    for own in (SMALL, having(lora=ADAPTERS)):
-        plain = make_candidate("zero0", checkpointing=False)
-        fused = replace(plain, engine=plain.engine.having(LIGER))
-        before, after = (
-            Kernels(known, chip).block_forward(known.network.blocks[0])
-            for known in (assignment_of(own, each, 1) for each in (plain, fused))
-        )
-        saved.append(before.kernels - after.kernels)
-    assert saved[0] == pytest.approx(saved[1])

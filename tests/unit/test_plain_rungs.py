@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, machine_with, make_candidate, make_record, space_on
+from helpers import bundled_workload, machine_with, make_candidate, make_record
 from helpers.scripts import make_script, script_workload
 
 from ladder.backends.plain.rungs import PLAIN_RUNGS
@@ -17,12 +17,10 @@ from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.machine.described import Machine
 from ladder.search.policy import answer, faster_without_deepspeed
-from ladder.techniques.ulysses import ULYSSES
 from ladder.tuning.declaring import checked
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.preparation import obstacles
-from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation
 from ladder.workload.trained import LoadIn
@@ -123,15 +121,6 @@ def test_fsdp2_needs_host_memory_for_the_weights_that_each_rank_reads_unless_the
     assert needs("ddp") == needs("fsdp2", lora=Lora(rank=8), load_in="4bit") == 0
     assert needs("fsdp2") == needs("fsdp2+no-reshard") > 1.9 * needs("fsdp2", lora=Lora(rank=8)) > 8 * 2 * P
     assert needs("fsdp2+cpu") >= needs("fsdp2")
-
-
-def test_sequences_are_shared_on_deepspeeds_rungs_alone_where_memory_is_short() -> None:
-    long, machine = bundled_workload("llama-3.2-1b", seq_len=16384, global_batch_size=2), machine_with(2)
-    rungs = tuple(RUNGS_BY_NAME.values())
-    space, _ = space_on(long, replace(machine, memory_limit=28 * GIB), rungs, (1,), techniques=[ULYSSES])
-    sharing = {engine.rung.name for engine in space.engines if engine.shares_sequences}
-    assert "zero3" in sharing
-    assert sharing.isdisjoint(rung.name for rung in PLAIN_RUNGS)
 
 
 def test_the_answer_is_deepspeeds_fastest_and_another_counts_only_if_it_is_faster_by_more_than_the_tolerance() -> None:

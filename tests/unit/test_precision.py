@@ -9,7 +9,6 @@ import pytest
 
 from ladder.errors import UsageError
 from ladder.machine.described import Gpu
-from ladder.simulation.paper_machine import machine_files, read_machine
 from ladder.tuning.precision import dtype_of, major_capability
 from ladder.units import GIB
 from ladder.workload.workload import Dtype
@@ -44,8 +43,3 @@ def test_what_the_driver_says_goes_before_the_name(major: int, dtype: str, monke
     machine = SimpleNamespace(gpus=[Gpu("GPU-1", "NVIDIA Something", GIB)])
     seen = major_capability(machine)  # type: ignore[arg-type]
     assert dtype_of(None, "NVIDIA Something", lambda _: None, seen) == dtype
-
-
-def test_of_the_bundled_machines_only_the_v100_has_none() -> None:
-    dtypes = {name: dtype_of(None, read_machine(name).gpu_name, lambda _: None) for name in machine_files()}
-    assert [name for name, dtype in dtypes.items() if dtype == "fp16"] == ["v100-32"]

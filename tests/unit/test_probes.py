@@ -12,7 +12,6 @@ from helpers import (
     bundled_workload,
     make_measurement,
     make_record,
-    space_on,
 )
 
 from ladder.backends.deepspeed.rungs import RUNGS
@@ -26,10 +25,9 @@ from ladder.search.cost import expected_seconds
 from ladder.search.decisions import Measure
 from ladder.search.ledger import ledger
 from ladder.search.probes import probe_first
-from ladder.search.space import Space, measured, ranking, ruled_out
+from ladder.search.space import Space, ruled_out
 from ladder.search.speed import SpeedObservation, calibrate_speed, predict_speed
 from ladder.search.why import why_not
-from ladder.simulation.paper_machine import read_machine
 from ladder.units import GIB
 
 SEVEN_BILLION = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128)
@@ -106,17 +104,6 @@ def test_an_engine_whose_probe_was_fast_is_tried_whole_and_one_whose_probe_was_s
     assert decide(space, [measured_zero3(space), *slow]).engine != asked.engine
 
 
-def test_a_probe_narrows_the_doubt_about_its_engine_and_is_no_measurement_of_its_candidate():
-    space = space_of()
-    tried = candidate(space, "zero3+opt-cpu", 16)
-    before = believe(space, [measured_zero3(space)]).outlook(tried)
-    records = [measured_zero3(space), probe_record(space, tried)]
-    after = believe(space, records).outlook(tried)
-    assert after.deviation < before.deviation / 2
-    assert tried.key not in measured(records)
-    assert [record.candidate_key for record in ranking(records)] == [candidate(space, "zero3", 4).key]
-
-
 @pytest.mark.parametrize("rung", ["zero2+opt-cpu", "zero3+opt-cpu", "zero3+param-cpu+opt-cpu"])
 @pytest.mark.parametrize("micro_batch", [4, 8])
 def test_from_four_layers_the_steps_of_thirty_two_are_as_measured_within_what_is_doubted(
@@ -167,16 +154,6 @@ def test_the_ledger_and_why_name_the_probe_that_spoke_against_an_engine():
     assert own.status == "predicted"
     assert "after its engine's probe (trial 0007)" in own.why
     assert "only probed, with a few of the model's layers (trial 0007)" in why_not("zero3+opt-cpu", entries, space)
-
-
-@pytest.mark.parametrize(("model", "layers"), [("tiny-llama", 0), ("llama-2-7b", 4), ("t0-3b", 4)])
-def test_only_a_deep_model_is_probed(model: str, layers: int):
-    machine = read_machine("a100-80").machine(2)
-    workload = bundled_workload(model, seq_len=128, global_batch_size=8)
-    space, _ = space_on(workload, machine, [RUNGS_BY_NAME["zero2"]], (1, 2))
-    assert space.probe_layers == layers
-    if layers:
-        assert space.shallow.model.num_parameters < workload.model.num_parameters / 2
 
 
 def test_an_engine_whose_trial_takes_no_longer_than_a_probe_is_not_probed():

@@ -30,7 +30,6 @@ from ladder.tuning.option_checks import require_workload
 from ladder.tuning.options import TuneOptions, WorkloadOptions
 from ladder.tuning.own_script import (
     global_batch_of,
-    introduction,
     mapping_of,
     optimizer_in,
     script_spec,
@@ -256,12 +255,6 @@ def test_the_shape_of_a_family_that_is_not_known_is_what_transformers_counts_wit
         shape_of(script, lambda config, task: Counted(tasks=(), sizes=None))
 
 
-def test_a_model_s_own_folder_gives_it_its_name(tmp_path: Path) -> None:
-    for path, source in ((str(tmp_path), "folder"), ("someone/model", "hub")):
-        shape = shape_of(make_script(model_config_json={**TINY_CONFIG, "_name_or_path": path}))
-        assert (shape.name, shape.source) == (path, source)
-
-
 @pytest.mark.parametrize(
     ("facts", "task"),
     [
@@ -295,25 +288,6 @@ def test_a_script_in_32_bits_is_told_that_it_is_tuned_with_16() -> None:
     told.clear()
     assert workload_of_script(make_script(dtype="fp16"), options, 2, told.append, None, None).dtype == "fp16"
     assert not any("16-bit" in text for text in told)
-
-
-def test_the_user_is_told_what_was_found_and_what_trials_decide() -> None:
-    (first, second, third) = introduction(
-        make_script(
-            overrides=("FSDP", "its gradient checkpointing"),
-            num_trainable=10_000,
-            num_samples=50_000,
-            num_looked_at=20_000,
-            preparation_seconds=2.5,
-        )
-    )
-    assert "a LlamaForCausalLM (1 million parameters) with the Trainer on 50,000 samples (20,000 looked at)" in first
-    assert "128 tokens on average, 512 the longest" in first
-    assert "2.5 s" in first
-    assert second == "Trials replace FSDP and its gradient checkpointing."
-    assert third == "Of these it trains 10,000 parameters."
-    (only,) = introduction(make_script(num_samples=None, kind="accelerate"))
-    assert "in a loop with accelerate on a stream (1,000 looked at)" in only
 
 
 def test_output_folders_of_a_command_lead_elsewhere() -> None:

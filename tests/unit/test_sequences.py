@@ -9,10 +9,8 @@ import pytest
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import Candidate, Engine
-from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import expected_peak, predict_memory
 from ladder.search.space import Space
-from ladder.search.speed import predict_speed
 from ladder.techniques.keys import candidate_of, engine_named
 from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
@@ -107,13 +105,3 @@ def test_memory_on_two_gpus_is_predicted_within_3_percent(engine: str, seq_len: 
     candidate = candidate_of(f"{engine} ckpt=on mb=1", 4, 2)
     predicted = predict_memory(workload, candidate, world_size=2, device="cuda")
     assert max(predicted.moments.values()) / GIB == pytest.approx(allocated_gib, rel=0.03)
-
-
-def test_what_is_shared_is_computed_once_and_its_heads_cross_the_link() -> None:
-    speed = machine_speed("NVIDIA H200", "cuda", 8, 128)
-    alone, shared = (
-        predict_speed(LLAMA, candidate_of(f"{engine.name} ckpt=on mb=1", 16, 8), world_size=8, machine=speed)
-        for engine in (ALONE, SHARED)
-    )
-    assert shared.accumulate_seconds == pytest.approx(alone.accumulate_seconds / 8, rel=0.2)
-    assert 0.8 * alone.tokens_per_second < shared.tokens_per_second < alone.tokens_per_second

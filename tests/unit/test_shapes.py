@@ -19,22 +19,12 @@ from ladder.workload.shapes import (
     with_layers,
     with_vocabulary,
 )
-from ladder.workload.source import bundled_models, resolve_model
+from ladder.workload.source import resolve_model
 from ladder.workload.workload import CountedBlock, ModelShape
 
 
 def small(**changes: Any) -> ModelShape:
     return shape_from_config(SMALL | changes, name="small", source="file")
-
-
-@pytest.mark.parametrize("name", bundled_models())
-def test_one_more_layer_adds_the_parameters_of_a_block(name: str) -> None:
-    two, three = with_layers(resolve_model(name), 2), with_layers(resolve_model(name), 3)
-    added = three.num_parameters - two.num_parameters
-    if two.is_encoder_decoder:
-        assert two.num_block_parameters < added < 2 * two.num_block_parameters  # a larger and a smaller block
-    else:
-        assert added == two.num_block_parameters
 
 
 def test_changing_the_layers_changes_the_configuration_and_its_lists_of_layers() -> None:

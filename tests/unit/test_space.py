@@ -131,11 +131,6 @@ def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_
     assert ruled_out(third, space, [*crashes, make_record(replace(first, micro_batch=1, accumulation=16))]) is None
 
 
-def test_candidates_come_in_ascending_memory():
-    sizes = [candidate.micro_batch for candidate in make_space("zero3").candidates if candidate.gradient_checkpointing]
-    assert sizes == sorted(sizes)
-
-
 def test_a_model_that_cannot_checkpoint_keeps_its_candidates_without_checkpointing():
     workload = make_space("zero2").workload
     without = replace(workload, model=replace(workload.model, checkpoints=False))
@@ -153,9 +148,6 @@ SPACE = make_space("zero2")
 SMALLEST = make_candidate("zero2", micro_batch=1, accumulation=16)
 BOTH = make_space("zero2", "zero3")
 SLOW = make_candidate("zero3", micro_batch=1, accumulation=16)
-OTHERS = [
-    each for each in BOTH.candidates if each.engine != SMALLEST.engine or each.checkpointing != SMALLEST.checkpointing
-]
 IN_PIECES = Outcome(kind="gpu_oom", moment="forward", sentence="no", bytes_asked=2 * GIB, bytes_free=3 * GIB)
 
 
@@ -211,16 +203,3 @@ def test_a_larger_micro_batch_is_tried_where_a_smaller_one_lacked_next_to_nothin
 
 def test_it_is_not_where_the_smaller_one_lacked_more_than_fragments():
     assert beside(ran_out(0.05)) is None
-
-
-def test_what_two_failures_rule_out_is_not_tried():
-    first = beside(ran_out(0.001))
-    assert first is not None
-    second = beside(ran_out(0.001), ran_out(0.05, first.candidates[0], trial="0002"))
-    assert second is None or second.candidates[0].micro_batch < first.candidates[0].micro_batch
-
-
-def test_a_sweep_measures_what_a_narrow_failure_had_ruled_out():
-    assert isinstance(
-        exhaustive(BOTH, [*(fitting(BOTH, each, slower=4.0) for each in OTHERS), ran_out(0.001)]), Measure
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.backends.activations import terms_of
-from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.deepspeed.step_terms import step_terms
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -130,13 +128,6 @@ def test_a_machine_three_times_as_slow_is_learnt_from_one_measurement(timed):
     assert (
         predict(point.workload, other, known).boundary_seconds > 1.7 * predict(point.workload, other).boundary_seconds
     )
-
-
-def test_steps_take_longer_with_a_larger_micro_batch_but_tokens_go_faster(llama_like: Build):
-    for rung in RUNGS:
-        predictions = [predict(llama_like(), candidate(rung.name, mb, accumulation=16 // mb)) for mb in (1, 2, 4, 8)]
-        assert all(p.accumulate_seconds < q.accumulate_seconds for p, q in itertools.pairwise(predictions))
-        assert all(p.tokens_per_second < q.tokens_per_second for p, q in itertools.pairwise(predictions))
 
 
 def test_utilisation_counts_all_gpus_and_is_unknown_for_an_unknown_one(llama_like: Build):

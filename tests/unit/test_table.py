@@ -14,7 +14,7 @@ from rich.console import Console
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
 from ladder.report.table import csv_text, frame, left_out, rows, terminal_table, unsupported_line
-from ladder.search.ledger import Entry, Predicted, Status
+from ladder.search.ledger import Entry, Status
 from ladder.units import GIB
 
 
@@ -113,19 +113,6 @@ def test_a_proof_stands_beside_its_trial(width: int) -> None:
     assert "proof" not in shown(*ENTRIES, width=width)[0]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 109, 120])
-def test_what_is_only_predicted_shows_its_figure_at_any_width(width: int) -> None:
-    def untried(micro_batch: int, rung: str, fits: float) -> Entry:
-        figures: dict[str, Any] = {"tokens_per_second": 11_206.0, "low": 1.0, "high": 2.0, "host": 0, "fits": fits}
-        predicted = Predicted(**figures, peak=47 * GIB, upper=50 * GIB)
-        return entry(make_candidate(rung, micro_batch=micro_batch), "predicted", predicted=predicted)
-
-    _, likely, too_large = shown(untried(1, "zero2", 0.9), untried(1, "zero3", 0.1), width=width)
-    assert "~11,206" in likely
-    assert "~11,206" not in too_large
-    assert "~47" in too_large
-
-
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_table_of_a_tune_fits_on_a_screen_and_says_what_it_leaves_out(width: int) -> None:
     sizes = range(1, 41)
@@ -145,40 +132,6 @@ def test_the_table_of_a_tune_fits_on_a_screen_and_says_what_it_leaves_out(width:
     said = left_out(everything, width, 20)
     assert said == "101 more candidates not shown: `ladder explain` lists all, with their reasons."
     assert left_out(ENTRIES, width, 20) == ""
-
-
-def test_an_engine_s_untried_candidates_are_one_line_of_the_fastest_that_may_fit_or_else_the_smallest() -> None:
-    def untried(rung: str, micro_batch: int, speed: float, fits: float, peak: int) -> Entry:
-        figures: dict[str, Any] = {"tokens_per_second": speed, "low": speed, "high": speed}
-        predicted = Predicted(**figures, peak=peak, upper=peak, host=0, fits=fits)
-        candidate = make_candidate(rung, micro_batch=micro_batch)
-        return entry(candidate, "predicted", why=f"mb {micro_batch}", predicted=predicted)
-
-    (_, some_fits, none_fits) = shown(
-        untried("zero2", 1, 10.0, 1.0, 10 * GIB),
-        untried("zero2", 2, 20.0, 0.9, 30 * GIB),
-        untried("zero2", 4, 30.0, 0.0, 90 * GIB),
-        untried("zero3", 8, 30.0, 0.0, 90 * GIB),
-        untried("zero3", 1, 10.0, 0.0, 50 * GIB),
-    )
-    assert some_fits.endswith("mb 2")
-    assert none_fits.endswith("mb 1")
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 109])
-def test_a_terminal_without_room_for_reasons_gets_a_line_a_candidate_and_no_broken_word(width: int) -> None:
-    long = make_candidate("zero3+param-cpu+opt-cpu+lean")
-    other = make_candidate("zero3+opt-nvme")
-    entries = [entry(each, record=make_record(each, tokens_per_second=28_647.0)) for each in (long, other)]
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(terminal_table(entries, width))
-    lines = capture.get().splitlines()
-    assert max(map(len, lines)) <= width
-    assert "…" not in capture.get()
-    names = [line.split()[0] for line in lines[1:]]
-    together = ["zero3+param-cpu+opt-cpu+lean", "zero3+opt-nvme"]
-    assert names == (["zero3", "+param-cpu", "+opt-cpu+lean", "zero3+opt-nvme"] if width < 80 else together)
 
 
 def test_a_reason_in_brackets_is_shown_as_it_is() -> None:

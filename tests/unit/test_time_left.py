@@ -12,11 +12,11 @@ from helpers.searches import fitting, make_space
 from ladder.events.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.belief import believe
-from ladder.search.cost import PROCESSES, comparison_seconds, expected_seconds, proof_seconds
+from ladder.search.cost import comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop
 from ladder.search.policy import exhaustive
 from ladder.search.space import Space
-from ladder.search.time_left import TimeLeft, most_promising, within
+from ladder.search.time_left import TimeLeft, within
 
 SPACE = make_space()
 FIRST = SPACE.by_key["zero3 ckpt=on mb=4"]
@@ -54,27 +54,6 @@ def test_a_trial_gets_as_many_candidates_as_end_in_time_with_their_proof(number:
     assert (less.candidates if less else ()) == ((fast,) if number == 2 else ())
 
 
-def test_the_last_candidate_to_be_tried_is_not_one_that_may_not_fit() -> None:
-    belief = believe(SPACE, ())
-    unlikely, likely = SPACE.by_key["zero2 ckpt=off mb=8"], SPACE.by_key["zero2+opt-cpu ckpt=on mb=4"]
-    assert belief.outlook(unlikely).fits < 0.1
-    assert most_promising(belief, (unlikely, likely), 1) == (likely,)
-
-
-def test_a_probe_without_time_for_the_trial_after_it_gives_way_to_the_trial_alone() -> None:
-    space = make_space(probe_layers=4)
-    belief = believe(space, ())
-    probe = trial_of(space, OTHER.key, probe=True)
-    enough = price(space, (), TimeLeft(seconds=0), probe, 1)
-    shallow = expected_seconds([belief.outlook(OTHER, shallow=True)])
-    alone = TimeLeft(seconds=enough + 0.5 * shallow).allows(belief, (), probe)
-    assert alone is not None
-    assert not alone.probe
-    both = TimeLeft(seconds=enough + 1.5 * shallow).allows(belief, (), probe)
-    assert both is not None
-    assert both.probe
-
-
 def test_the_proof_of_the_best_so_far_is_kept_time_for_until_it_is_proven() -> None:
     record = fitting(SPACE, OTHER)
     records = [record]
@@ -94,16 +73,6 @@ def test_a_machine_that_took_twice_as_long_is_expected_to_do_so_again() -> None:
     assert slow.pace(believe(SPACE, failed), failed) == 1.0, "what measured nothing does not count"
     ratio = slow.reserve(belief, records) / TimeLeft(seconds=100).reserve(belief, records)
     assert ratio == pytest.approx(slow.pace(belief, records))
-
-
-def test_a_trial_in_ranks_that_stayed_does_not_make_the_machine_look_fast() -> None:
-    records = [fitting(SPACE, FIRST)]
-    belief = believe(SPACE, records)
-    steps = expected_seconds([belief.outlook(FIRST)]) - PROCESSES
-    stayed = TimeLeft(seconds=100, taken={"0001": {"process_group": 0.03, "measure": steps - 0.03}})
-    assert stayed.pace(belief, records) == pytest.approx(1.0)
-    new = TimeLeft(seconds=100, taken={"0001": {"process_group": 1.0, "measure": steps - 1.0}})
-    assert new.pace(belief, records) < 0.95
 
 
 def test_without_time_for_the_best_offer_the_best_that_ends_in_time_is_tried() -> None:

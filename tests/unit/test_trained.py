@@ -218,24 +218,10 @@ def test_a_block_keeps_and_moves_what_was_counted_for_its_length() -> None:
     assert space_from_dict(json.loads(json.dumps(space_to_dict(space)))) == space, "a run folder keeps it"
 
 
-def test_checkpointing_keeps_inputs_however_much_a_block_would_keep() -> None:
-    on = make_candidate("zero0", checkpointing=True, micro_batch=2)
-    assert activations_of(counted(), on).kept == activations_of(counted(None), on).kept
-    assert activations_of(counted(), on).block > activations_of(counted(None), on).block
-
-
 def test_a_block_with_as_many_kernels_as_a_llama_block_is_launched_as_fast() -> None:
     assert terms_of(counted(), LAYERS_ALONE, 1).launches == pytest.approx(1.0, rel=0.01)
     twice = replace(BLOCK, kernels=2 * BLOCK.kernels)
     assert terms_of(counted(twice), LAYERS_ALONE, 1).launches == pytest.approx(1.5, rel=0.02)
-
-
-def test_a_frozen_block_keeps_what_its_weights_do_not_need_and_what_adapters_do() -> None:
-    whole, queries, everything = (
-        activations_of(counted(lora=lora), LAYERS_ALONE).kept
-        for lora in (None, Lora(rank=8, targets=("q_proj",)), Lora(rank=8))
-    )
-    assert queries < everything < whole
 
 
 def test_products_in_32_bits_and_attention_with_a_mask_make_a_token_take_longer() -> None:

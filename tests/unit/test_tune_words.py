@@ -11,10 +11,7 @@ import pytest
 from ladder.cli import tune_words
 from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.cli.main import main
-from ladder.tuning.declaring import declared, spread
-from ladder.tuning.option_kinds import DURATION, LORA, SIZE
 from ladder.tuning.options import TuneOptions
-from ladder.workload.lora import Lora
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
 
@@ -32,20 +29,6 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
 )
 def test_options_become_the_words_of_the_command_line(given: dict[str, Any], words: list[str]) -> None:
     assert sorted(tune_words.words_of(TuneOptions(**given))) == sorted(words)
-
-
-def test_sizes_durations_and_adapters_are_read_back_as_they_were() -> None:
-    lora = Lora(rank=4, alpha=32, dropout=0.05, targets=("q_proj", "v_proj"), dora=True)
-    options = TuneOptions(host_memory=(3 << 20) + 5, time_budget=3600.0, lora=lora)
-    read = {}
-    for word in tune_words.words_of(options):
-        flag, _, text = word.partition("=")
-        (option,) = (each for each in declared(TuneOptions).values() if each.flag == flag)
-        assert option.kind in (SIZE, DURATION, LORA)
-        assert option.kind.parse is not None
-        read[option.name] = option.kind.parse(text)
-    assert read == {name: value for name, value in spread(options).items() if name in read}
-    assert len(read) == 3
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ladder.text import shown
-from ladder.units import GIB, KIB, MIB, format_bytes, parameters_in_words, parse_bytes
+from ladder.units import GIB, KIB, MIB, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -45,20 +45,6 @@ def test_a_size_is_written_in_gib_and_none_is_a_dash() -> None:
     assert format_bytes(420 * MIB) == "0.41 GiB"
     assert format_bytes(13 * MIB) == "13 MiB"
     assert format_bytes(None) == "–"
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        (900, "900 parameters"),
-        (20_500_000, "20.5 million parameters"),
-        (999_800_000, "1 billion parameters"),
-        (6_738_415_616, "6.74 billion parameters"),
-        (1_040_000_000_000, "1.04 trillion parameters"),
-    ],
-)
-def test_a_number_of_parameters_has_the_word_that_suits_it(number: int, words: str) -> None:
-    assert parameters_in_words(number) == words
 
 
 # Data in messages stays data: one line, no control characters, and readable otherwise.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers import bundled_workload, tiny_trial
@@ -15,7 +12,6 @@ from ladder.candidates import Engine
 from ladder.events.protocol import PhaseEvent, StepEvent
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
-from ladder.launch.local import LocalLauncher
 from ladder.launch.watch import Watch
 from ladder.tuning.trial_request import trial_deadlines
 
@@ -89,50 +85,3 @@ def test_a_step_that_moves_states_to_a_drive_may_take_long_after_short_ones_that
 
 def test_a_controller_that_is_slow_at_every_turn_still_finds_a_silent_rank(begun: Watch, clock: Clock) -> None:
     assert silent_for(200, begun, clock, turn=2.0)
-
-
-class Server:
-    """Ranks that say nothing and take `turns` turns to die, if they are killed; between them everything pauses."""
-
-    pid = os.getpid()
-
-    def __init__(self, clock: Clock, turns: int | None, pause: float) -> None:
-        self._clock, self._turns, self._pause = clock, turns, pause
-        self.killed = False
-
-    def start(self, trial: str, spec: Path, *, again: bool) -> None: ...
-
-    def wait_ready(self, cancelled: Callable[[], bool]) -> bool:
-        return True
-
-    def is_stopped(self, rank: int) -> bool:
-        return False
-
-    def kill_ranks(self) -> None:
-        self.killed = True
-
-    def close(self) -> list[int]:
-        return []
-
-    def poll(self, seconds: float) -> list[Mapping[str, Any]]:
-        self._clock.seconds += seconds
-        if not self.killed:
-            return []
-        self._clock.seconds, self._pause = self._clock.seconds + self._pause, 0.0
-        if self._turns is not None:
-            self._turns -= 1
-        return [{"event": "empty"}] if self._turns == 0 else []
-
-
-@pytest.mark.parametrize(("turns", "drops"), [(5, False), (None, True)])
-def test_a_pause_while_ranks_are_being_killed_does_not_give_the_server_up(
-    turns: int | None, drops: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, drop = Server(clock, turns, HOUR), list[bool]()
-    monkeypatch.setattr(local, "TrialServer", lambda **options: server)
-    launcher = LocalLauncher(marker="none", job={}, environment={}, log=tmp_path / "log")
-    monkeypatch.setattr(launcher, "_drop_server", lambda: drop.append(True) or [])
-    run = launcher.run(tiny_trial(tmp_path / "0001", 1), Deadlines(process_group=1.0), lambda rank, event: None)
-    assert run.stop is not None
-    assert run.stop.kind == "hang"
-    assert drop == [True] * drops

@@ -10,13 +10,11 @@ import pytest
 from helpers import TINY, bundled_workload, problem_for, tiny_trial
 from helpers.searches import make_space
 
-from ladder.backends.base import Moment, StepTerms
+from ladder.backends.base import StepTerms
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Problem, Technique, engines_having
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.search.belief import believe
-from ladder.search.scaling import Scaling
-from ladder.search.speed import predict_speed
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics
 from ladder.techniques.hpz import HPZ, Hpz
@@ -27,7 +25,6 @@ from ladder.tuning.trial_request import engine_config
 from ladder.workload.workload import Workload
 
 LLAMA = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
-P = LLAMA.model.num_parameters
 A100 = "NVIDIA A100-SXM4-80GB"
 TWO_NODES = machine_speed(A100, "cuda", 16, 256, 2)
 PAPER = read_machine("a100-80").model_copy(update={"surprise": 0.0})
@@ -39,11 +36,6 @@ def two_nodes(**changes: Any) -> Problem:
 
 def of(key: str) -> Candidate:
     return candidate_of(key, LLAMA.global_batch_size, 16)
-
-
-def at_rest(key: str) -> Moment:
-    candidate = of(key)
-    return backend_of(candidate.engine.rung).moments(LLAMA, candidate, 16, "cuda")[0]
 
 
 def terms(key: str) -> StepTerms:
@@ -93,27 +85,6 @@ def test_a_search_begins_with_the_measured_network() -> None:
     assert ahead > 1.2 * expected(special) / expected(usual)
 
 
-@pytest.mark.parametrize(("plain", "special"), [("zero3", "zero3+hpz=8"), ("fsdp2", "fsdp2+hybrid=8")])
-def test_the_simulator_agrees_by_its_own_account_that_both_are_faster_between_nodes_in_more_memory(
-    plain: str, special: str
-) -> None:
-    physics = Physics(PAPER, LLAMA, 16)
-    usual, other = (physics.truth(of(f"{name} ckpt=on mb=1")) for name in (plain, special))
-    assert other.step_seconds(4) < 0.9 * usual.step_seconds(4)
-    assert other.allocated > usual.allocated + P / 8
-    at_rest = [
-        backend_of(of(f"{name} ckpt=on mb=1").engine.rung).moments(LLAMA, of(f"{name} ckpt=on mb=1"), 16, "cuda")[0]
-        for name in (plain, special)
-    ]
-    held = [moment.parameters + moment.optimizer + moment.gradients for moment in at_rest]
-    assert held[1] - held[0] == pytest.approx(other.allocated - usual.allocated, rel=0.25)
-    guesses = [
-        predict_speed(LLAMA, of(f"{name} ckpt=on mb=1"), world_size=16, machine=TWO_NODES).tokens_per_second
-        for name in (plain, special)
-    ]
-    assert guesses[1] > guesses[0]
-
-
 @pytest.mark.parametrize(("rung", "technique"), [("zero3", Hpz(2)), ("fsdp2", Hybrid(2))])
 def test_the_simulator_reads_the_engine_from_a_trial(tmp_path: Path, rung: str, technique: Technique) -> None:
     workload = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=8)
@@ -140,13 +111,3 @@ def test_losses_are_compared_after_equally_many_micro_steps() -> None:
     alone = replace(of("zero3+hpz=8 ckpt=on mb=1"), accumulation=1)
     for each in (as_parity_candidate(alone), as_reference(alone)):
         assert engine_config(LLAMA, [each], 16, None)["gradient_accumulation_steps"] == 1
-
-
-def test_several_nodes_are_foretold_with_less_doubt_once_their_network_is_measured() -> None:
-    def doubt(**rates: float) -> float:
-        space = make_space(world_size=16, num_nodes=2, num_cores=256, rates=tuple(rates.items()))
-        forecast = Scaling([(make_space(world_size=8), ())]).best(space)
-        assert forecast is not None
-        return forecast.deviation
-
-    assert doubt(network_bytes=TWO_NODES.link_bytes) < doubt()
