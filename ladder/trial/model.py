@@ -28,6 +28,7 @@ _REACH_OF_A_STEP, _MOST_TIMES = 8000.0, 20.0
 128 to 2048 hidden values and ranks of 4 to 256: losses then fall by 8 % or more in ten steps and differ by 0.8 % at
 most between kernels that round otherwise. With five times the reach they jump, and differ by 6 %."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DISABLE = "gradient_checkpointing_disable"
 _DRAWN_AT_ONCE = 1 << 24
 """Elements. Chosen: 64 MiB in fp32, which takes the GPU about a millisecond."""
 
@@ -148,8 +149,9 @@ def set_checkpointing(model: PreTrainedModel, candidate: CandidateSpec) -> None:
         enable = model.activation_checkpointing_enable if is_new else model.gradient_checkpointing_enable
         enable({"use_reentrant": False}, **options)
     elif getattr(model, "supports_gradient_checkpointing", True):
-        disable = model.activation_checkpointing_disable if is_new else model.gradient_checkpointing_disable
-        disable()
+        disable = model.activation_checkpointing_disable if is_new else getattr(model, _DISABLE, None)
+        if disable is not None:  # a module of a script's own may know nothing of it
+            disable()
 
 
 def make_batch(

@@ -85,6 +85,7 @@ def _with_parameters(shape: ModelShape, facts: ScriptFacts) -> ModelShape:
         shape,
         num_parameters=own,
         num_matmul_parameters=round(shape.num_matmul_parameters * min(1.0, scale)),
+        checkpoints=shape.checkpoints and facts.can_checkpoint,
         note="",
     )
 

@@ -62,10 +62,18 @@ class ScriptFacts:
     """It saves so that it can resume."""
     overrides: tuple[str, ...] = ()
     """What it says itself and the trial decides, in words."""
+    planned_steps: int | None = None
+    """Optimizer steps that it would make by itself on the ranks of the tune; None where it does not say."""
+    schedule_steps: int | None = None
+    """Steps of its learning rate's schedule; None where that is not known."""
+    weights: str = ""
+    """The type of most of what it trains, as torch names it."""
     lora: dict[str, Any] | None = None
     """The arguments of peft's LoraConfig, where it trains such adapters."""
     load_in: Literal["4bit", "8bit"] | None = None
     """How its linear layers are held if they are quantised."""
+    can_checkpoint: bool = True
+    """Its model can be told to checkpoint its layers."""
     trains_16_bits: bool = False
     """Some of what it trains has 16 bits, of which DeepSpeed makes fp32 masters."""
     generation: Generation | None = None

@@ -109,3 +109,41 @@ def test_a_script_that_calls_torchrun_is_told_which_command_to_give(home: Rehear
 
 def test_a_script_may_start_a_program_that_helps_it(home: Rehearsals) -> None:
     assert home.look("starts_ranks.py", "helped").facts.num_samples == 64
+
+
+def test_a_module_of_the_script_s_own_is_tuned_without_checkpointing(home: Rehearsals) -> None:
+    script = home.look("odd_trainer.py", "wrapped")
+    assert (script.facts.model_class, script.facts.can_checkpoint) == ("Wrapped", False)
+    assert not home.workload(script).model.checkpoints
+    assert home.trial("odd_trainer.py", "wrapped").measured == 2
+
+
+def test_an_evaluation_before_the_training_runs_where_the_model_is_whole(home: Rehearsals) -> None:
+    done = home.trial("odd_trainer.py", "evaluates", key="zero1 ckpt=off mb=4")
+    assert (done.said, done.measured, done.log.count("before: ")) == ("", 2, 2)
+    done = home.trial("odd_trainer.py", "evaluates", key="zero3 ckpt=off mb=4")
+    assert done.said.startswith("it evaluates before it trains, which the Trainer cannot do at stage 3 of ZeRO; ")
+
+
+def test_the_schedule_of_a_script_s_deepspeed_configuration_stays(home: Rehearsals) -> None:
+    script = home.look("odd_trainer.py", "scheduler")
+    assert script.facts.overrides == ("its DeepSpeed configuration (its own, but its scheduler stays)",)
+    assert "its schedule is WarmupLR" in home.trial("odd_trainer.py", "scheduler").log
+    assert "its schedule is LambdaLR" in home.trial("odd_trainer.py").log
+
+
+def test_a_model_that_an_accelerator_prepares_for_a_trainer_is_the_trainer_s(home: Rehearsals) -> None:
+    done = home.trial("odd_trainer.py", "prepared", key="ddp ckpt=off mb=4")
+    assert (done.said, done.measured) == ("", 2)
+
+
+def test_batches_by_tokens_are_refused_by_the_look(home: Rehearsals) -> None:
+    with pytest.raises(UsageError, match="its data loader decides on its batches itself"):
+        home.look("odd_trainer.py", "by_tokens")
+
+
+def test_a_look_finds_the_steps_that_a_script_plans_and_what_it_trains(home: Rehearsals) -> None:
+    facts = home.look("odd_trainer.py").facts  # 64 samples twice, in batches of 4 on two ranks
+    assert (facts.planned_steps, facts.schedule_steps, facts.weights) == (16, 16, "float32")
+    facts = home.look("leaves_its_loop.py", "by_return", "9").facts
+    assert (facts.planned_steps, facts.schedule_steps, facts.optimizer) == (None, 30, "AdamW")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import accelerate
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import AcceleratorState
 from accelerate.utils import DeepSpeedOptimizerWrapper, DummyOptim, send_to_device
 from torch.utils.data import DataLoader
 
 from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
+from ladder.trial.script.facts import length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
 from ladder.trial.script.samples import rebatched
@@ -32,11 +35,17 @@ def hold_accelerate(grip: Grip) -> None:
             grip.holders.add("accelerate")
             accelerator._ladder_own = dict(options)
             options |= _options_of_accelerate(grip, is_first=loop.engine is None)
+        elif not _is_asked_by_the_script():  # the Trainer's is the one that counts, whatever one the script made before
+            AcceleratorState._reset_state()
+        elif not grip.is_look:
+            options["mixed_precision"] = precision_of(grip.spec)
         own(accelerator, *arguments, **options)
 
     def prepared(own: Any, accelerator: Any, *things: Any, **options: Any) -> Any:
         loaders = [each for each in things if isinstance(each, DataLoader)]
         models = [each for each in things if isinstance(each, torch.nn.Module)]
+        if "trainer" in grip.holders and len(models) == len(things) and _is_asked_by_the_script():
+            return things[0] if len(things) == 1 else things  # its Trainer prepares them, in its own way
         if not (loaders and models and hasattr(accelerator, "_ladder_own")):
             return own(accelerator, *things, **options)
         loop.require_first()
@@ -101,6 +110,13 @@ def _hold_steps(grip: Grip, loop: Loop) -> None:
         wrap(accelerate.Accelerator, "_do_sync", decided)
 
 
+def _is_asked_by_the_script() -> bool:
+    frame: Any = sys._getframe(1)
+    while frame.f_globals["__name__"].startswith(("ladder.", "accelerate.")):
+        frame = frame.f_back
+    return not frame.f_globals["__name__"].startswith(("transformers.", "trl."))
+
+
 def _place(thing: Any, things: tuple[Any, ...]) -> int:
     return next(place for place, each in enumerate(things) if each is thing)
 
@@ -141,5 +157,6 @@ def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], 
         accumulation=_accumulation_of(accelerator),
         dtype=precision if precision in ("bf16", "fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else "",
+        schedule_steps=next(filter(None, map(length_of_schedule, things)), None),
         overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),
     )

@@ -23,14 +23,12 @@ from ladder.trial.script.options import setting
 from ladder.trial.script.saves import Saves
 from ladder.trial.script.steps_made import StepsMade
 from ladder.trial.wrapping import wrap
-from ladder.workload.lora import Lora
 from ladder.workload.script import ScriptFacts, ScriptKind
 
 Leave = Callable[[BaseException | None], NoReturn]
 """Ends the process with its report; no line of the script runs after it."""
 
 
-_SHORT = (torch.bfloat16, torch.float16)
 _OF_LIBRARIES = ("site-packages", "dist-packages")
 """Folders of installed modules. An environment on top of another has several, as where a cluster provides torch."""
 
@@ -178,41 +176,3 @@ def note_checkpoints(grip: Grip) -> None:
     else:
         for name in ("save_state", "load_state"):
             wrap(Accelerator, name, noted_by_accelerate)
-
-
-def model_facts(model: Any) -> dict[str, Any]:
-    """What a look reports of the script's model, as arguments of ScriptFacts."""
-    total, trainable = count_parameters(model)
-    adapters = [config for config in getattr(model, "peft_config", {}).values() if hasattr(config, "lora_alpha")]
-    held = [load_in for load_in in ("4bit", "8bit") if getattr(model, f"is_loaded_in_{load_in}", False)]
-    return {
-        "model_config_json": config_of(model),
-        "model_class": class_in_words(model),
-        "num_parameters": total,
-        "num_trainable": trainable,
-        "lora": Lora.from_peft(vars(adapters[0])).for_peft() if adapters else None,
-        "load_in": held[0] if held else None,
-        "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
-    }
-
-
-def class_in_words(model: Any) -> str:
-    """`LlamaForCausalLM`, of a model inside an adapter too."""
-    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
-
-
-def count_parameters(model: Any) -> tuple[int, int]:
-    """All parameters and the trainable ones, in shards too."""
-    sizes = [(getattr(each, "ds_numel", each.numel()), each.requires_grad) for each in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
-
-
-def config_of(model: Any) -> dict[str, Any]:
-    """The model's configuration as its config.json would have it. NotTakenHoldOfError without one."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
-        raise NotTakenHoldOfError(
-            f"its model, a {type(model).__name__}, has no configuration of transformers, from which its size is read"
-        )
-    found: dict[str, Any] = config.to_dict()
-    return found

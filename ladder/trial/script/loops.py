@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts, too_few
+from ladder.trial.script.facts import model_facts
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
 from ladder.trial.script.options import guard_length, told_otherwise
 from ladder.trial.script.real_steps import RealSteps
-from ladder.trial.script.samples import Samples, shape_of
+from ladder.trial.script.samples import Samples, require_batch_size, shape_of
 from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.subject import Kind
 from ladder.trial.wrapping import wrap
@@ -339,6 +340,7 @@ def _note_losses(loop: Loop) -> None:
 
 
 def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:
+    require_batch_size(loader)
     samples = Samples(loader)
     rows, longest = shape_of(samples.longest(1))
     return ScriptFacts(

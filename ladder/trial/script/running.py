@@ -58,6 +58,8 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
         if ended.code not in (None, 0):
             raise NotTakenHoldOfError(f"the script ended with exit status {ended.code} before it trained") from ended
     except EOFError as error:
+        if str(error) != "EOF when reading a line":  # what input() says
+            raise
         raise NotTakenHoldOfError(
             "the script asks for input, which a trial cannot give; answer it by an option"
         ) from error

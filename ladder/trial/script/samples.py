@@ -206,8 +206,7 @@ class Samples:
 
 def rebatched(loader: Any, micro_batch: int) -> Any:
     """A loader as `loader` in all but the micro-batch. WholeBatchesError where it has none."""
-    if loader.batch_size is None:
-        raise WholeBatchesError("its data loader decides on its batches itself")
+    require_batch_size(loader)
     streams = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     return torch.utils.data.DataLoader(
@@ -222,6 +221,14 @@ def rebatched(loader: Any, micro_batch: int) -> Any:
         generator=loader.generator,
         **(workers if loader.num_workers else {}),
     )
+
+
+def require_batch_size(loader: Any) -> None:
+    """WholeBatchesError for a loader whose batches have no certain number of samples."""
+    sampler = getattr(loader, "batch_sampler", None)
+    streams = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    if sampler is not None and not streams and getattr(sampler, "batch_size", None) is None:
+        raise WholeBatchesError("its data loader decides on its batches itself")
 
 
 def count_tokens(batch: Any) -> tuple[int, int]:

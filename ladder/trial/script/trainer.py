@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sized
+import json
+from collections.abc import Mapping, Sized
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
 from ladder.trial.reporter import now
 from ladder.trial.script import generating
+from ladder.trial.script.facts import length_of_schedule, model_facts
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
-from ladder.trial.script.hold import Grip, NotTakenHoldOfError, model_facts, too_few
-from ladder.trial.script.samples import Samples, shape_of
+from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
+from ladder.trial.script.samples import Samples, require_batch_size, shape_of
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
 from ladder.trial.wrapping import wrap
@@ -48,6 +51,8 @@ def hold_trainer(grip: Grip) -> None:
         if not grip.is_run:
             changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
+        if changes["deepspeed"] and (schedule := _own_schedule(said["deepspeed"])):
+            changes["deepspeed"] = {**changes["deepspeed"], "scheduler": schedule}
         for name, value in changes.items():
             if hasattr(arguments, name):
                 setattr(arguments, name, copy.deepcopy(value))
@@ -79,9 +84,39 @@ def hold_trainer(grip: Grip) -> None:
 
     wrap(TrainingArguments, "__post_init__", replaced)
     wrap(Trainer, "train", held)
+    _hold_evaluation(grip)
     if grip.is_run:
         _note_checkpoints(grip)
     wrap(Trainer, "_prepare_for_training", prepared)
+
+
+_SHARDED = 3  # defined by ZeRO: the stage that divides parameters
+"""The stage of ZeRO at which an evaluation makes an engine, after which the Trainer makes none to train with."""
+
+
+def _hold_evaluation(grip: Grip) -> None:
+    """Let a script evaluate before it trains, where the model is whole: the Trainer would refuse it with DeepSpeed."""
+
+    def evaluated(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
+        if trainer.is_in_train or not trainer.is_deepspeed_enabled or trainer.deepspeed is not None:
+            return own(trainer, *arguments, **options)
+        if grip.spec.zero_stage == _SHARDED and not grip.is_run:
+            said = "it evaluates before it trains, which the Trainer cannot do at stage 3 of ZeRO; evaluate in another"
+            grip.leave(NotTakenHoldOfError(f"{said} script, or leave out the rungs of that stage"))
+        trainer.is_deepspeed_enabled = grip.spec.zero_stage == _SHARDED
+        try:
+            return own(trainer, *arguments, **options)
+        finally:
+            trainer.is_deepspeed_enabled = True
+
+    wrap(Trainer, "evaluation_loop", evaluated)
+
+
+def _own_schedule(deepspeed: Any) -> Any:
+    """The section of the script's own DeepSpeed configuration, a dictionary or a file; None without one."""
+    if isinstance(deepspeed, str | Path):
+        deepspeed = json.loads(Path(deepspeed).read_text(encoding="utf-8"))
+    return deepspeed.get("scheduler") if isinstance(deepspeed, Mapping) else None
 
 
 def _note_checkpoints(grip: Grip) -> None:
@@ -152,7 +187,10 @@ def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> str:
 
 
 def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
-    samples = Samples(trainer.get_train_dataloader())
+    loader = trainer.get_train_dataloader()
+    require_batch_size(loader)
+    planned = _planned_steps(trainer, loader)
+    samples = Samples(loader)
     rows, longest = shape_of(samples.longest(1))
     return {
         "longest": longest,
@@ -161,7 +199,16 @@ def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
         "num_samples": samples.total,
         "num_looked_at": len(samples.sizes),
         "sizes": samples.read_singly,
+        "planned_steps": planned,
+        "schedule_steps": length_of_schedule(trainer.lr_scheduler) or planned,
     }
+
+
+def _planned_steps(trainer: Any, loader: Any) -> int | None:
+    """As the Trainer itself counts them; None where it does so in another way, as before transformers 5."""
+    with suppress(AttributeError, TypeError):
+        return int(trainer.set_initial_training_values(trainer.args, loader)[-1])
+    return None
 
 
 def _require_training(trainer: Trainer) -> None:
@@ -177,7 +224,8 @@ def _overrides(own: dict[str, Any]) -> list[str]:
     said = []
     if own["deepspeed"]:
         name = own["deepspeed"] if isinstance(own["deepspeed"], str) else "its own"
-        said.append(f"its DeepSpeed configuration ({name})")
+        stays = ", but its scheduler stays" if _own_schedule(own["deepspeed"]) else ""
+        said.append(f"its DeepSpeed configuration ({name}{stays})")
     if own["fsdp"]:
         said.append("FSDP")
     if own["gradient_checkpointing"] or own["activation_checkpointing"]:

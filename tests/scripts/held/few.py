@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, get_linear_schedule_with_warmup
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -27,13 +27,16 @@ class Training:
         made, data = model(), rows(count)
         loader: Any = DataLoader(data, batch_size=micro_batch, shuffle=True)  # type: ignore[arg-type]
         self.accelerator: Any = Accelerator(**options)
-        self.model, self.optimizer, self.loader = self.accelerator.prepare(
-            made, torch.optim.AdamW(made.parameters(), lr=1e-4), loader
+        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-4)
+        schedule = get_linear_schedule_with_warmup(optimizer, 3, 30)
+        self.model, self.optimizer, self.loader, self.schedule = self.accelerator.prepare(
+            made, optimizer, loader, schedule
         )
 
     def step(self, batch: Any) -> None:
         self.accelerator.backward(self.model(**batch).loss)
         self.optimizer.step()
+        self.schedule.step()
         self.optimizer.zero_grad()
 
 

@@ -1,0 +1,74 @@
+"""What a look reports of a script's model and of its schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ladder.trial.script.hold import NotTakenHoldOfError
+from ladder.workload.lora import Lora
+
+_SHORT = (torch.bfloat16, torch.float16)
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """What a look reports of the script's model, as arguments of ScriptFacts."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    total, trainable = count_parameters(model)
+    adapters = [config for config in getattr(model, "peft_config", {}).values() if hasattr(config, "lora_alpha")]
+    held = [load_in for load_in in ("4bit", "8bit") if getattr(model, f"is_loaded_in_{load_in}", False)]
+    return {
+        "model_config_json": config_of(model),
+        "model_class": class_in_words(model),
+        "num_parameters": total,
+        "num_trainable": trainable,
+        "lora": Lora.from_peft(vars(adapters[0])).for_peft() if adapters else None,
+        "load_in": held[0] if held else None,
+        "weights": _most_weights(model),
+        "can_checkpoint": hasattr(model, "gradient_checkpointing_enable"),
+        "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
+    }
+
+
+def _most_weights(model: Any) -> str:
+    """The type of most of what it trains."""
+    elements = Counter[str]()
+    for each in model.parameters():
+        if each.requires_grad:
+            elements[str(each.dtype).removeprefix("torch.")] += each.numel()
+    return elements.most_common(1)[0][0] if elements else ""
+
+
+def length_of_schedule(scheduler: Any) -> int | None:
+    """Steps over which a schedule of torch or transformers changes the learning rate; None where it does not say."""
+    told = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    of_transformers = getattr(scheduler, "lr_lambdas", ())  # partial functions
+    told += [getattr(each, "keywords", {}).get("num_training_steps") for each in of_transformers]
+    return next((int(each) for each in told if each), None)
+
+
+def class_in_words(model: Any) -> str:
+    """`LlamaForCausalLM`, of a model inside an adapter too."""
+    return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+
+
+def count_parameters(model: Any) -> tuple[int, int]:
+    """All parameters and the trainable ones, in shards too."""
+    sizes = [(getattr(each, "ds_numel", each.numel()), each.requires_grad) for each in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """As the config.json of the model, or of one within it, would have it. NotTakenHoldOfError without one."""
+    configs = (getattr(each, "config", None) for each in model.modules())
+    config = next((each for each in configs if hasattr(each, "to_dict")), None)
+    if config is None:
+        raise NotTakenHoldOfError(
+            f"its model, a {type(model).__name__}, has no configuration of transformers, from which its size is read"
+        )
+    found: dict[str, Any] = config.to_dict()
+    return found
