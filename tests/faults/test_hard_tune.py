@@ -108,7 +108,9 @@ def _run(arguments: list[str], clock: dict[str, str], folder: Path, run: Path, o
                 # A child that has not yet become its own program still is the controller, which was given the secrets.
                 if _arguments(other) not in (own, []):
                     seen.add(other.pid)
-                    leaks |= _leaks_of(other)
+                    if found := _leaks_of(other):
+                        time.sleep(0.2)  # it may be about to become its own program
+                        leaks |= found & _leaks_of(other)
             time.sleep(0.1)
         left = processes_with(_MARKER, marker)
         for survivor in left:
