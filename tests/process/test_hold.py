@@ -25,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, 
             yield held
 
 
-@pytest.mark.parametrize("way", ["by_counting", "by_return", "by_exit", "in_a_thread"])
+@pytest.mark.parametrize("way", ["by_counting", "by_return", "by_exit", "in_a_thread", "in_a_generator"])
 def test_nothing_that_follows_a_loop_runs_however_it_ends(way: str, home: Rehearsals) -> None:
     done = home.trial("leaves_its_loop.py", way, "4")
     assert done.made == frozenset()

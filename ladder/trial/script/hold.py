@@ -20,17 +20,13 @@ from ladder.trial.gauge import Gauge
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.loop_end import LoopEnd
 from ladder.trial.script.options import setting
-from ladder.trial.script.saves import Saves
+from ladder.trial.script.saves import OF_LIBRARIES, Saves
 from ladder.trial.script.steps_made import StepsMade
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
 
 Leave = Callable[[BaseException | None], NoReturn]
 """Ends the process with its report; no line of the script runs after it."""
-
-
-_OF_LIBRARIES = ("site-packages", "dist-packages")
-"""Folders of installed modules. An environment on top of another has several, as where a cluster provides torch."""
 
 
 class NotTakenHoldOfError(RuntimeError):
@@ -124,7 +120,7 @@ def too_few(grip: Grip) -> NotTakenHoldOfError:
 
 def installed_since(before: frozenset[str]) -> tuple[str, ...]:
     """Installed modules that were imported since, in the order of their import; none of the script's own folder."""
-    folders = tuple(each for each in sys.path if Path(each).name in _OF_LIBRARIES)
+    folders = tuple(each for each in sys.path if Path(each).name in OF_LIBRARIES)
     new = [(name, module) for name, module in list(sys.modules.items()) if name not in before and module is not None]
     return tuple(name for name, module in new if str(getattr(module, "__file__", None) or "").startswith(folders))
 

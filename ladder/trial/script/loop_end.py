@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dis import opmap
 from types import FrameType
 from typing import Any
 
@@ -77,7 +78,7 @@ class LoopEnd:
             self.error = argument[1].with_traceback(argument[2])
         elif event == "line" and frame.f_lineno in self._loops[0][1]:
             self.error = None
-        elif event in ("line", "return"):
+        elif event == "line" or (event == "return" and (self.error is not None or not _only_yields(frame))):
             self._left(frame, event)
         return self._told
 
@@ -91,11 +92,16 @@ class LoopEnd:
                 outer.f_trace = self._told
                 return
         sys.settrace(None)
-        self.ended(self.error)
+        self.ended(None if isinstance(self.error, GeneratorExit) else self.error)
 
 
 def _of_no_other(*_: Any) -> None:
     """Functions that begin are not watched."""
+
+
+def _only_yields(frame: FrameType) -> bool:
+    """Whether a generator, in which a script may train too, is about to go on later."""
+    return frame.f_code.co_code[frame.f_lasti] == opmap["YIELD_VALUE"]
 
 
 def _stack() -> list[_Place]:

@@ -20,6 +20,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ladder.trial.wrapping import wrap
 
+OF_LIBRARIES = ("site-packages", "dist-packages")
+"""Folders of installed modules. An environment on top of another has several, as where a cluster provides torch."""
+
 _SAVE = (
     (torch, "save", 1, "f"),
     (safetensors.torch, "save_file", 1, "filename"),
@@ -39,9 +42,10 @@ _LOAD = (
 )
 _PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "unlink")
 """Functions of `os` that a script, or Python's own library for it, gives a path."""
-_LIBRARIES = ("ladder.", "functools", "accelerate.", "torch.", "transformers.", "deepspeed.")
+_PYTHONS = ("ladder.", "functools", "os", "pathlib", "tempfile", "shutil")
+_LIBRARIES = (*_PYTHONS, "accelerate.", "torch.", "transformers.", "deepspeed.")
 _COPIES = 2
-"""Of what one line of the script saves again and again. Chosen: the last and the one before it, which some compare."""
+"""Of what a line of the script saves again and again. Chosen: some compare the last one with that before it."""
 
 
 class Saves:
@@ -114,8 +118,8 @@ class Saves:
         return own(*arguments, **options)
 
     def _made_folder(self, own: Any, path: Any, *arguments: Any, **options: Any) -> None:
-        """In the working folder; libraries make theirs elsewhere."""
-        if os.path.abspath(path).startswith(f"{os.getcwd()}{os.sep}") and not os.path.exists(path):
+        """Libraries make theirs for kernels and swapped states, which they do not open by Python."""
+        if not (self._is_ours(os.path.abspath(path)) or os.path.exists(path) or _caller(_PYTHONS) is None):
             self._put(path)
         own(self.place_of(path), *arguments, **options)
 
@@ -151,10 +155,7 @@ class Saves:
         """For what is saved at `path`: a line of the script that saves again and again takes turns with few places."""
         if self._is_ours(path) or self.place_of(path) != path:
             return str(self.place_of(path))
-        frame: Any = sys._getframe(1)
-        while frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
-            frame = frame.f_back
-        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        line = _caller(_LIBRARIES) or ""
         made = self._made.setdefault(line, [])
         if len(made) >= _COPIES:
             self._places.pop(made[-_COPIES], None)
@@ -163,5 +164,15 @@ class Saves:
         return self._places[path]
 
 
+def _caller(skipped: tuple[str, ...]) -> str | None:
+    """The line that called the first of the `skipped` modules; None where an installed module did."""
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith(skipped):
+        frame = frame.f_back
+    if any(folder in frame.f_code.co_filename for folder in OF_LIBRARIES):
+        return None
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _has_safe_open(module: Any) -> bool:
-    return vars(module).get("safe_open") is safetensors.safe_open
+    return getattr(module, "__dict__", {}).get("safe_open") is safetensors.safe_open

@@ -68,7 +68,6 @@ def hold_trainer(grip: Grip) -> None:
         # A proof ends when its steps are timed, however few the script would make. It evaluates when they are.
         trainer.args.max_steps, trainer.args.eval_on_start = _MANY, False
         trainer.add_callback(_Held(trainer, grip))
-        grip.saves.redirect()
         try:
             own(trainer)  # without a checkpoint to go on from
         except BaseException as error:
@@ -90,20 +89,17 @@ def hold_trainer(grip: Grip) -> None:
     wrap(Trainer, "_prepare_for_training", prepared)
 
 
-_SHARDED = 3  # defined by ZeRO: the stage that divides parameters
-"""The stage of ZeRO at which an evaluation makes an engine, after which the Trainer makes none to train with."""
-
-
 def _hold_evaluation(grip: Grip) -> None:
     """Let a script evaluate before it trains, where the model is whole: the Trainer would refuse it with DeepSpeed."""
 
     def evaluated(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         if trainer.is_in_train or not trainer.is_deepspeed_enabled or trainer.deepspeed is not None:
             return own(trainer, *arguments, **options)
-        if grip.spec.zero_stage == _SHARDED and not grip.is_run:
+        is_whole = grip.spec.zero_stage < 3  # else an engine is made for it, after which none is made to train with
+        if not (is_whole or grip.is_run):
             said = "it evaluates before it trains, which the Trainer cannot do at stage 3 of ZeRO; evaluate in another"
             grip.leave(NotTakenHoldOfError(f"{said} script, or leave out the rungs of that stage"))
-        trainer.is_deepspeed_enabled = grip.spec.zero_stage == _SHARDED
+        trainer.is_deepspeed_enabled = not is_whole
         try:
             return own(trainer, *arguments, **options)
         finally:
@@ -248,6 +244,7 @@ class _Held(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         trainer, grip = self._trainer, self._grip
+        grip.saves.redirect()
         generates = generating.generates(trainer)
         if generates:
             generating.show_progress(trainer, grip)

@@ -60,6 +60,19 @@ def accumulating(steps: int) -> None:
                 training.step(next(batches))
 
 
+def losses() -> Iterator[Any]:
+    training = Training(4000)
+    batches = iter(training.loader)
+    while True:
+        yield training.step(next(batches))
+
+
+def in_a_generator(steps: int) -> None:
+    for number, _ in enumerate(losses()):
+        if number + 1 == steps:
+            break
+
+
 @contextmanager
 def noted() -> Iterator[None]:
     try:
@@ -69,8 +82,5 @@ def noted() -> Iterator[None]:
 
 
 atexit.register(write, "at the end")
-ways: dict[str, Any] = {
-    each.__name__: each for each in (by_counting, by_return, by_exit, in_a_thread, by_error, accumulating)
-}
-ways[sys.argv[1]](int(sys.argv[2]))
+globals()[sys.argv[1]](int(sys.argv[2]))
 write("after")
