@@ -105,7 +105,8 @@ QUICK_TO_START = [
     "bench_of_ray",
     "bench_of_a_job",
 ]
-LAUNCHERS = [*QUICK_TO_START, "cold_bench", "bench_of_jobs"]
+OF_A_NIGHT = pytest.param("bench_of_jobs", marks=pytest.mark.night)  # it starts a job for each trial
+LAUNCHERS = [*QUICK_TO_START, "cold_bench", OF_A_NIGHT]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
