@@ -209,19 +209,19 @@ def test_a_loop_that_ends_before_it_is_measured_is_told_to_train_longer(tuned: H
 
 
 def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
-    (home / "slow.py").write_text("import time, transformers\nopen('begun', 'w').close()\ntime.sleep(600)\n")
+    (home / "slow.py").write_text("import time, transformers\nopen('cache/begun', 'w').close()\ntime.sleep(600)\n")
     variable, value = "LADDER_TEST_MARKER", f"look-{home}"
     with (home / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "ladder.cli.main", *TUNE, "zero2", "--", "slow.py"],
             cwd=home,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", variable: value},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "cache", variable: value},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
     try:
-        wait_until((home / "begun").exists, 120)
+        wait_until((home / "cache" / "begun").exists, 120)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 143
     finally:

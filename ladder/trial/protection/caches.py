@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 _BY_VARIABLE = (
     "CUDA_CACHE_PATH",
@@ -43,13 +42,17 @@ def caches() -> list[str]:
     wanted += _OF_GPUS if os.path.exists("/dev/nvidiactl") else ()
     wanted += [_OF_MPS] if os.path.isdir(_OF_MPS) else []
     found = {os.path.realpath(os.path.expanduser(each)) for each in wanted}
-    for place in found:
+    user = os.path.expanduser("~")
+    for place in found if os.path.isdir(user) else ():
         with suppress(OSError):  # none is made where this user may make none
             os.makedirs(place, mode=0o700, exist_ok=True)
-    not_in = [Path(os.path.realpath(each)) for each in (os.getcwd(), os.path.expanduser("~"))]
-    return sorted(
-        each for each in found if os.path.isdir(each) and not any(place.is_relative_to(each) for place in not_in)
-    )
+    own = [os.path.realpath(each) for each in (os.getcwd(), user)]
+    return sorted(each for each in found if os.path.isdir(each) and not any(is_in(place, each) for place in own))
+
+
+def is_in(place: str, folder: str) -> bool:
+    """Whether it is that folder or in it; both are absolute."""
+    return place == folder or place.startswith(folder.rstrip("/") + "/")
 
 
 def compiled_by_inductor() -> str:

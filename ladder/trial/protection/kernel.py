@@ -9,10 +9,11 @@ from typing import Any
 _LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000  # defined in sched.h
 NOSUID, BIND, RECURSIVE, SLAVE = 0x2, 0x1000, 0x4000, 0x80000  # defined in mount.h
+_READ_ONLY, _AT_FDCWD, _AT_RECURSIVE = 0x1, -100, 0x8000  # defined in mount.h and fcntl.h
 _PDEATHSIG, _DROP_BOUNDING, _NO_NEW_PRIVILEGES = 1, 24, 38  # defined in prctl.h
 _CAPABILITIES_VERSION, _SYS_ADMIN = 0x20080522, 21  # defined in capability.h
-_MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446  # defined in unistd.h
-_AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = -100, 0x8000, 0x1  # defined in fcntl.h and mount.h
+# Defined in unistd.h, for all architectures alike.
+_MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
 
 
 class _MountAttributes(ctypes.Structure):

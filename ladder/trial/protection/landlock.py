@@ -17,20 +17,19 @@ import tempfile
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from ladder.trial.protection import kernel
-from ladder.trial.protection.caches import compiled_by_inductor
+from ladder.trial.protection.caches import compiled_by_inductor, is_in
 
 # Defined in Linux: landlock.h.
 _WRITE = 1 << 1 | sum(1 << bit for bit in range(4, 13))
 """To write to files, and to remove and make whatever a folder can have."""
 _MOVE, _TRUNCATE = 1 << 13, 1 << 14
-"""Defined there too; from the second and the third version on. The first never moves anything to another folder."""
+"""Defined there, for the second and the third version. The first one never moves anything to another folder."""
 _ALWAYS = ("/dev", "/proc")
-_SMALL, _MOST_BYTES, _MOST_ENTRIES = 1 << 20, 256 << 20, 5_000
+_SMALL, _MOST_BYTES, _MOST_ENTRIES = 1 << 20, 256 << 20, 2_000
 """Of a file that is copied, of all copies, and entries of the copy. Chosen: more than a folder of code has; it takes
-about a second."""
+less than a second."""
 _MOST_TUNES = 100
 """In one folder at a time. Chosen: more than anybody starts."""
 
@@ -108,7 +107,7 @@ def _copy(source: str, target: str, real: Sequence[str]) -> None:
             with suppress(FileNotFoundError, PermissionError):  # somebody has just deleted it, or nobody may see it
                 found = entry.stat(follow_symlinks=False)
                 is_readable = os.access(entry.path, os.R_OK)
-                if entries <= 0 or not is_readable or _holds(entry.path, real):
+                if entries <= 0 or not is_readable or any(is_in(place, entry.path) for place in real):
                     os.symlink(entry.path, there)
                 elif stat.S_ISDIR(found.st_mode):
                     folders.append((entry.path, there))
@@ -119,14 +118,10 @@ def _copy(source: str, target: str, real: Sequence[str]) -> None:
                     os.symlink(_link(entry, source), there)
 
 
-def _holds(path: str, places: Sequence[str]) -> bool:
-    return any(Path(place).is_relative_to(path) for place in places)
-
-
 def _link(entry: os.DirEntry[str], source: str) -> str:
     """Where a link in the copy leads: one that stays within `source` leads to the copy, any other to the real thing."""
     if entry.is_symlink():
         to = os.readlink(entry.path)
-        if not os.path.isabs(to) and Path(os.path.normpath(os.path.join(entry.path, "..", to))).is_relative_to(source):
+        if not os.path.isabs(to) and is_in(os.path.normpath(os.path.join(entry.path, "..", to)), source):
             return to
     return os.path.realpath(entry.path)

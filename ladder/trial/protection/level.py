@@ -12,17 +12,16 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 from ladder.events.protection import ASKED, LEVELS, ROOM, Level
-from ladder.trial.protection.caches import caches
+from ladder.trial.protection.caches import caches, is_in
 from ladder.trial.protection.landlock import LandlockView
 from ladder.trial.protection.moves import move_between_file_systems
 from ladder.trial.protection.overlay import OverlayView
 
 _ROOM = 1 << 30
-"""Memory that overlays may take where no tune says how much. Chosen: more than logs and small checkpoints need."""
+"""Bytes that overlays may take where no tune says how many. Chosen: plenty for the check that they work."""
 
 
 class View(Protocol):
@@ -127,9 +126,7 @@ def _made(level: Level, folder: str, kept: Sequence[str]) -> View:
 
 def _outermost(places: set[str], folder: str) -> list[str]:
     """Those that are in no other one, and not in `folder`."""
-    return sorted(
-        each for each in places if not any(Path(each).is_relative_to(other) for other in {*places, folder} - {each})
-    )
+    return sorted(each for each in places if not any(is_in(each, other) for other in {*places, folder} - {each}))
 
 
 def _room() -> int:

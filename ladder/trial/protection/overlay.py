@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ladder.trial.protection import kernel
+from ladder.trial.protection.caches import is_in
 
 _AS_THEY_ARE = ("/dev", "/proc", "/sys")
 _SMALL = 1 << 20
@@ -213,8 +214,8 @@ class _Layers:
 
     def _below(self, place: str) -> list[str]:
         """The mounts below `place` that are below no other one."""
-        inside = sorted(each for each in self._mounts if each != place and _is_in(each, place))
-        return [each for each in inside if not any(other != each and _is_in(each, other) for other in inside)]
+        inside = sorted(each for each in self._mounts if each != place and is_in(each, place))
+        return [each for each in inside if not any(other != each and is_in(each, other) for other in inside)]
 
     def _bind(self, place: str) -> None:
         kernel.mount(place, self.seen(place), flags=kernel.BIND | kernel.RECURSIVE)
@@ -247,7 +248,7 @@ class _Layers:
         try:
             names = os.listdir(place)
         except PermissionError:
-            names = [os.path.relpath(each, place).partition("/")[0] for each in self._mounts if _is_in(each, place)]
+            names = [os.path.relpath(each, place).partition("/")[0] for each in self._mounts if is_in(each, place)]
         return sorted(set(names)) if len(names) <= _MOST_ENTRIES else None
 
     def _rebuild(self, place: str, names: Sequence[str]) -> None:
@@ -283,10 +284,6 @@ def _mounts() -> dict[str, str]:
             place = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), before.split(" ")[4])
             found[place] = after.split(" ")[0]
     return found
-
-
-def _is_in(place: str, folder: str) -> bool:
-    return place == folder or place.startswith(folder.rstrip("/") + "/")
 
 
 def _is_own(place: str) -> bool:
