@@ -32,6 +32,7 @@ def section_in(folder: Path) -> dict[str, Any]:
     return section
 
 
+@pytest.mark.alone  # beside other tests its steps differ so much that its answer warns of noise
 def test_a_script_whose_loader_sets_the_pace_is_told_by_how_much(tuned: tuple[Path, Finished]) -> None:
     folder, done = tuned
     section = section_in(folder)
