@@ -72,30 +72,33 @@ class _Part:
         names = sorted(gpu.name for gpu in visible_gpus())
         self._file = RESULTS / f"{len(names)}x {names[0] if names else 'none'}.json".replace(" ", "-").lower()
         self._commit = _commit()
-        self._known: dict[str, Any] = {}
-        if self._file.is_file() and (known := json.loads(self._file.read_text()))["commit"] == self._commit:
-            self._known = known["tests"]
+        self._known: dict[str, Any] = json.loads(self._file.read_text()) if self._file.is_file() else {}
         self._left: list[str] = []
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what has a result."""
-        done = [item for item in items if item.nodeid in self._known]
-        items[:] = [item for item in items if item.nodeid not in self._known]
+        """Leave out what has a result at this commit. What never ran comes first."""
+        done = [item for item in items if self._has_run(item.nodeid)]
+        left = [item for item in items if not self._has_run(item.nodeid)]
+        items[:] = sorted(left, key=lambda item: item.nodeid in self._known)
         self._left = [item.nodeid for item in items]
         config.hook.pytest_deselected(items=done)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the result of a test."""
-        told = self._known.setdefault(report.nodeid, {"outcome": "passed", "seconds": 0.0})
+        if report.when == "setup":
+            date = datetime.date.today().isoformat()
+            self._known[report.nodeid] = {"outcome": "passed", "seconds": 0.0, "date": date, "commit": self._commit}
+        told = self._known[report.nodeid]
         told["seconds"] = round(told["seconds"] + report.duration, 1)
         if report.outcome != "passed":
             told["outcome"] = report.outcome
             told["why"] = report.longreprtext.strip().splitlines()[-1][:300] if report.longreprtext else ""
         if report.when == "teardown":
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            date = datetime.date.today().isoformat()
-            known = {"commit": self._commit, "date": date, "tests": self._known}
-            self._file.write_text(json.dumps(known, indent=2) + "\n")
+            self._file.write_text(json.dumps(self._known, indent=2) + "\n")
+
+    def _has_run(self, name: str) -> bool:
+        return name in self._known and bool(self._known[name]["commit"] == self._commit)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
@@ -104,7 +107,7 @@ class _Part:
             item.session.shouldstop = "the time of this part is over"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        left = [name for name in self._left if name not in self._known]
+        left = [name for name in self._left if not self._has_run(name)]
         said = f"{len(left)} tests are left: run the same command again" if left else "all tests have run"
         terminalreporter.write_line(f"{said}; results in {self._file}")
 
