@@ -96,17 +96,17 @@ def as_on(cluster: Cluster, *names: str) -> Iterator[None]:
 
 
 # The fixtures of a bench with each launcher. A launcher to come is one more word.
+# Of a cluster, at night: tests/cluster has whole tunes with each.
 QUICK_TO_START = [
     "warm_bench",
     "bench_on_paper",
     "nodes_bench",
-    "bench_of_steps",
-    "bench_over_ssh",
-    "bench_of_ray",
-    "bench_of_a_job",
+    *(
+        pytest.param(name, marks=pytest.mark.night)
+        for name in ("bench_of_steps", "bench_over_ssh", "bench_of_ray", "bench_of_a_job")
+    ),
 ]
-OF_A_NIGHT = pytest.param("bench_of_jobs", marks=pytest.mark.night)  # it starts a job for each trial
-LAUNCHERS = [*QUICK_TO_START, "cold_bench", OF_A_NIGHT]
+LAUNCHERS = [*QUICK_TO_START, "cold_bench", pytest.param("bench_of_jobs", marks=pytest.mark.night)]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

@@ -159,6 +159,7 @@ def test_a_gated_model_that_cannot_be_asked_for_but_is_bundled_is_a_warning(monk
     assert "6.74 billion" in check.sentence
 
 
+@pytest.mark.timeout(1800)  # compiles async_io
 def test_build_builds_every_operator(capsys: pytest.CaptureFixture[str]) -> None:
     _, document = as_json(capsys, "--build")
     built = {check["name"]: check["status"] for check in document["checks"] if check["name"].startswith("operator ")}
