@@ -59,7 +59,14 @@ def hold_trainer(grip: Grip) -> None:
         own(arguments)
         arguments._ladder_own = said
 
+    def made(own: Any, trainer: Trainer, *given: Any, **options: Any) -> None:
+        arguments = options.get("args", given[1] if len(given) > 1 else None)
+        if arguments is not None:
+            _set_again(grip, arguments)
+        own(trainer, *given, **options)
+
     def held(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
+        _set_again(grip, trainer.args)
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
@@ -82,11 +89,25 @@ def hold_trainer(grip: Grip) -> None:
         return grip.engine(lambda: own(trainer, *arguments, **options))
 
     wrap(TrainingArguments, "__post_init__", replaced)
+    wrap(Trainer, "__init__", made)
     wrap(Trainer, "train", held)
     _hold_evaluation(grip)
     if grip.is_run:
         _note_checkpoints(grip)
     wrap(Trainer, "_prepare_for_training", prepared)
+
+
+_SET_LATER = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "optim")
+"""Arguments that scripts set once they have made the others."""
+
+
+def _set_again(grip: Grip, arguments: Any) -> None:
+    """What the trial or the answer says counts, whatever the script has set since; a look notes it."""
+    for name in _SET_LATER:
+        if grip.is_look:
+            arguments._ladder_own[name] = getattr(arguments, name)
+        elif name in grip.script.arguments:
+            setattr(arguments, name, grip.script.arguments[name])
 
 
 def _hold_evaluation(grip: Grip) -> None:
