@@ -147,3 +147,27 @@ def test_a_look_finds_the_steps_that_a_script_plans_and_what_it_trains(home: Reh
     assert (facts.planned_steps, facts.schedule_steps, facts.weights) == (16, 16, "float32")
     facts = home.look("leaves_its_loop.py", "by_return", "9").facts
     assert (facts.planned_steps, facts.schedule_steps, facts.optimizer) == (None, 30, "AdamW")
+
+
+def test_a_loop_that_goes_on_within_an_epoch_is_held_too(home: Rehearsals) -> None:
+    done = home.trial("trains_on_part_of_it.py", "resumed")
+    assert (done.said, done.measured) == ("", 2)
+
+
+def test_a_loop_that_trains_on_other_data_than_it_said_is_no_trial(home: Rehearsals) -> None:
+    done = home.trial("trains_on_part_of_it.py", "others")
+    assert done.said.startswith("it trains on other batches than those of the loader that was prepared with its model")
+
+
+def test_a_loader_whose_batches_accelerate_divides_gives_each_rank_the_candidate_s(home: Rehearsals) -> None:
+    facts = home.look("trains_on_part_of_it.py", "divided").facts
+    assert (facts.micro_batch, facts.accumulation) == (2, 1)
+    done = home.trial("trains_on_part_of_it.py", "divided", key="zero2 ckpt=off mb=2", proof=True)
+    assert (done.said, done.measured) == ("", 2)
+
+
+def test_what_a_script_changes_of_its_arguments_later_counts_as_its_own(home: Rehearsals) -> None:
+    script = home.look("odd_trainer.py", "late")
+    assert (script.facts.micro_batch, script.facts.accumulation, home.workload(script).global_batch_size) == (2, 4, 16)
+    done = home.trial("odd_trainer.py", "late", proof=True)  # which finds out another micro-batch than 4
+    assert (done.said, done.measured) == ("", 2)

@@ -52,6 +52,7 @@ def hold_accelerate(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
         loop.require_told(loaders[0].batch_size)
+        accelerator.dataloader_config.split_batches = False  # the candidate's micro-batch is that of a rank
         micro_batch = grip.spec.candidates[0].micro_batch
         changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
         ready = grip.engine(lambda: own(accelerator, *changed, **options))
@@ -154,6 +155,7 @@ def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], 
         "accelerate",
         model,
         loader,
+        micro_batch=(loader.batch_size or 1) // (accelerator.num_processes if accelerator.split_batches else 1),
         accumulation=_accumulation_of(accelerator),
         dtype=precision if precision in ("bf16", "fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else "",

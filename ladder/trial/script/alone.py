@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from ladder.trial.script.saves import called_by
 from ladder.trial.wrapping import wrap
+
+_OURS = ("ladder.", "functools")
 
 
 def stand_for(world_size: int) -> None:
@@ -38,6 +43,11 @@ def stand_for(world_size: int) -> None:
         with model.no_sync():
             return own(model, *inputs, **options)
 
+    def counted(own: Any) -> int:
+        """All GPUs of a node, for a script that divides its batch among them: torchrun would show it all."""
+        return int(os.environ["LOCAL_WORLD_SIZE"]) if own() and called_by(_OURS) is not None else int(own())
+
+    wrap(torch.cuda, "device_count", counted)
     wrap(DistributedDataParallel, "forward", alone)
     answers: dict[str, Any] = {"all_reduce": summed, "gather": gathered, "scatter": scattered, "new_group": grouped}
     answers["monitored_barrier"] = lambda own, *_, **__: None

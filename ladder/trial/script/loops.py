@@ -25,7 +25,7 @@ from ladder.trial.script.facts import model_facts
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
 from ladder.trial.script.options import guard_length, told_otherwise
 from ladder.trial.script.real_steps import RealSteps
-from ladder.trial.script.samples import Samples, require_batch_size, shape_of
+from ladder.trial.script.samples import Samples, rebatched, shape_of
 from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.subject import Kind
 from ladder.trial.wrapping import wrap
@@ -33,6 +33,14 @@ from ladder.workload.script import ScriptFacts, ScriptKind
 
 Move = Callable[[Any], Any]
 """Puts a batch where the script's own loader would have put it."""
+
+
+_MOST_UNHELD = 8
+"""Optimizer steps before a loop is held. Chosen: one is enough, or a few where a batch has several backward passes."""
+_ELSEWHERE = (
+    "it trains on other batches than those of the loader that was prepared with its model, or made before its engine; "
+    "let it train on those"
+)
 
 
 class Loop:
@@ -49,6 +57,8 @@ class Loop:
         self.clipping: float | None = None
         self.is_measured: Callable[[], bool] = lambda: False
         """Whether what was measured by now is enough."""
+        self._is_held = False
+        """Its loader gives the trial's batches."""
         self._accumulated = 0
         """Micro-steps since the last optimizer step."""
         self._own_micro_batch: int | None = None
@@ -96,7 +106,9 @@ class Loop:
         self.grip.reporter.phase("warmup")
 
         def iterated(own: Any, each: Any) -> Any:
-            return self._given(own, each, move) if each is loader else own(each)
+            # A part of it, as accelerate's skip_first_batches makes one, is another loader of the same data.
+            is_ours = getattr(each, "dataset", None) is loader.dataset
+            return self._given(own(each), lambda: own(loader), loader, move) if is_ours else own(each)
 
         wrap(type(loader), "__iter__", iterated)  # of the class: Python looks for it nowhere else
 
@@ -140,10 +152,15 @@ class Loop:
         self.note_loss(tensors)
         if not self.grip.is_run:
             self.grip.loop_end.note_backward()
+            if not self._is_held and self.grip.made.micro_steps > _MOST_UNHELD * self._accumulation:
+                self.grip.leave(NotTakenHoldOfError(_ELSEWHERE))
 
-    def _given(self, own: Any, loader: Any, move: Move) -> Iterator[Any]:
-        """The script's own batches until an optimizer step is over on one of them; then the trial's."""
-        made, end, epoch = self.grip.made, self.grip.loop_end, own(loader)
+    def _given(self, own: Any, begin: Callable[[], Any], loader: Any, move: Move) -> Iterator[Any]:
+        """The script's `own` batches until an optimizer step is over on one of them; then the trial's.
+
+        `begin` begins an epoch of `loader`.
+        """
+        made, end, epoch = self.grip.made, self.grip.loop_end, iter(own)
         while True:
             end.note_draw()
             with end.paused():
@@ -157,11 +174,12 @@ class Loop:
                     break
             elif tried < made.forwards:
                 self.grip.leave(_left_out())
+        self._is_held = True
         try:
             if self.grip.spec.proof:
-                yield from self._real(loader, chain([epoch], iter(lambda: own(loader), None)))
+                yield from self._real(loader, chain([epoch], iter(begin, None)))
             else:
-                del epoch
+                del own, epoch
                 yield from self._measured(loader, move)
         except GeneratorExit:
             self.ended(end.error)
@@ -340,7 +358,7 @@ def _note_losses(loop: Loop) -> None:
 
 
 def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:
-    require_batch_size(loader)
+    rebatched(loader, 1)  # what no trial can do is said by the look
     samples = Samples(loader)
     rows, longest = shape_of(samples.longest(1))
     return ScriptFacts(
@@ -348,12 +366,11 @@ def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known
         path="",
         digest="",
         **model_facts(model),
-        micro_batch=loader.batch_size or 1,
         longest=longest,
         rows=rows,
         mean_tokens=samples.mean_tokens(),
         num_samples=samples.total,
         num_looked_at=len(samples.sizes),
         sizes=samples.read_singly,
-        **{"gradient_clipping": 0.0, **known},
+        **{"gradient_clipping": 0.0, "micro_batch": loader.batch_size or 1, **known},
     )

@@ -206,7 +206,8 @@ class Samples:
 
 def rebatched(loader: Any, micro_batch: int) -> Any:
     """A loader as `loader` in all but the micro-batch. WholeBatchesError where it has none."""
-    require_batch_size(loader)
+    if loader.batch_size is None:
+        raise WholeBatchesError("its data loader decides on its batches itself")
     streams = isinstance(loader.dataset, torch.utils.data.IterableDataset)
     workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     return torch.utils.data.DataLoader(

@@ -119,7 +119,7 @@ class Saves:
 
     def _made_folder(self, own: Any, path: Any, *arguments: Any, **options: Any) -> None:
         """Libraries make theirs for kernels and swapped states, which they do not open by Python."""
-        if not (self._is_ours(os.path.abspath(path)) or os.path.exists(path) or _caller(_PYTHONS) is None):
+        if not (self._is_ours(os.path.abspath(path)) or os.path.exists(path) or called_by(_PYTHONS) is None):
             self._put(path)
         own(self.place_of(path), *arguments, **options)
 
@@ -155,7 +155,7 @@ class Saves:
         """For what is saved at `path`: a line of the script that saves again and again takes turns with few places."""
         if self._is_ours(path) or self.place_of(path) != path:
             return str(self.place_of(path))
-        line = _caller(_LIBRARIES) or ""
+        line = called_by(_LIBRARIES) or ""
         made = self._made.setdefault(line, [])
         if len(made) >= _COPIES:
             self._places.pop(made[-_COPIES], None)
@@ -164,7 +164,7 @@ class Saves:
         return self._places[path]
 
 
-def _caller(skipped: tuple[str, ...]) -> str | None:
+def called_by(skipped: tuple[str, ...]) -> str | None:
     """The line that called the first of the `skipped` modules; None where an installed module did."""
     frame: Any = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith(skipped):

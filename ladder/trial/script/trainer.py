@@ -42,24 +42,8 @@ _MANY = 1 << 20
 def hold_trainer(grip: Grip) -> None:
     """From now on every Trainer of this process is looked at, or trained as the trial says, once it begins to."""
 
-    def replaced(own: Any, arguments: Any) -> None:
-        grip.holders.add("trainer")
-        said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
-        if grip.is_look:
-            generating.refuse_servers(arguments, grip)
-        changes = {**_OTHER_WAYS}
-        if not grip.is_run:
-            changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
-        changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
-        if changes["deepspeed"] and (schedule := _own_schedule(said["deepspeed"])):
-            changes["deepspeed"] = {**changes["deepspeed"], "scheduler": schedule}
-        for name, value in changes.items():
-            if hasattr(arguments, name):
-                setattr(arguments, name, copy.deepcopy(value))
-        own(arguments)
-        arguments._ladder_own = said
-
     def held(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
+        _set_again(grip, trainer.args)
         if grip.is_look:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
@@ -81,12 +65,55 @@ def hold_trainer(grip: Grip) -> None:
             set_checkpointing(trainer.model, candidate)
         return grip.engine(lambda: own(trainer, *arguments, **options))
 
-    wrap(TrainingArguments, "__post_init__", replaced)
+    _hold_arguments(grip)
     wrap(Trainer, "train", held)
     _hold_evaluation(grip)
     if grip.is_run:
         _note_checkpoints(grip)
     wrap(Trainer, "_prepare_for_training", prepared)
+
+
+def _hold_arguments(grip: Grip) -> None:
+    """Let all TrainingArguments say what the trial or the answer says."""
+
+    def replaced(own: Any, arguments: Any) -> None:
+        grip.holders.add("trainer")
+        said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
+        if grip.is_look:
+            generating.refuse_servers(arguments, grip)
+        changes = {**_OTHER_WAYS}
+        if not grip.is_run:
+            changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
+        changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
+        if changes["deepspeed"] and (schedule := _own_schedule(said["deepspeed"])):
+            changes["deepspeed"] = {**changes["deepspeed"], "scheduler": schedule}
+        for name, value in changes.items():
+            if hasattr(arguments, name):
+                setattr(arguments, name, copy.deepcopy(value))
+        own(arguments)
+        arguments._ladder_own = said
+
+    def made(own: Any, trainer: Trainer, *given: Any, **options: Any) -> None:
+        arguments = options.get("args", given[1] if len(given) > 1 else None)
+        if arguments is not None:
+            _set_again(grip, arguments)
+        own(trainer, *given, **options)
+
+    wrap(TrainingArguments, "__post_init__", replaced)
+    wrap(Trainer, "__init__", made)
+
+
+_SET_LATER = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "optim")
+"""Arguments that scripts set once they have made the others."""
+
+
+def _set_again(grip: Grip, arguments: Any) -> None:
+    """What the trial or the answer says counts, whatever the script has set since; a look notes it."""
+    for name in _SET_LATER:
+        if grip.is_look:
+            arguments._ladder_own[name] = getattr(arguments, name)
+        elif name in grip.script.arguments:
+            setattr(arguments, name, grip.script.arguments[name])
 
 
 def _hold_evaluation(grip: Grip) -> None:

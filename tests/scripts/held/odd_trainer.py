@@ -55,6 +55,9 @@ arguments = TrainingArguments(
     report_to="none",
     deepspeed=own if "scheduler" in sys.argv else None,
 )
+if "late" in sys.argv:
+    arguments.per_device_train_batch_size = 2
+    arguments.gradient_accumulation_steps = 16 // (2 * arguments.world_size)
 trained = Wrapped() if "wrapped" in sys.argv else model()
 if "prepared" in sys.argv:
     trained = Accelerator().prepare(trained)
