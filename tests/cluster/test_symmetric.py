@@ -20,7 +20,7 @@ TUNE = [*LADDER, "tune", "tiny-llama", "--gpus", "0", "--launcher", "ray", "--no
 def test_a_tune_inside_symmetric_run_uses_both_hosts_with_token_authentication(ssh: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'oom-ladder[ray]')")
     ray = str(Path(sys.executable).parent / "ray")
-    options = ["--address", "198.51.100.1:6379", "--min-nodes", "2", "--num-cpus", "2"]
+    options = ["--address", "198.18.0.1:6379", "--min-nodes", "2", "--num-cpus", "2"]
     words = [ray, "symmetric-run", *options, "--", *TUNE, "--backend", "deepspeed", "--rung", "zero2", "--quiet"]
     variables = {
         "PATH": ssh.environment["PATH"],  # it calls `ray`

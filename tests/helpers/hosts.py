@@ -40,10 +40,8 @@ Host *
 _PASSED_ON = ("LADDER_CACHE", "PYTHONPATH")
 """By the first, tests know the processes of their trials; by the second, a checkout is found that is not installed."""
 _WORKERS = ("worker-1", "worker-2")
-_NETWORKS = ("198.51.100", "203.0.113", "192.0.2")
-"""Reserved for examples (RFC 5737), so no real host has such an address."""
-_NETWORK = _NETWORKS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(_NETWORKS)]
-"""One for each of several pytest processes side by side."""
+_NETWORK = f"198.18.{os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw')}"
+"""Reserved for tests (RFC 2544), so no real host has such an address; one for each of several pytest processes."""
 _RAY = """
 import sys
 from ray.cluster_utils import Cluster
