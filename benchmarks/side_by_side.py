@@ -113,17 +113,17 @@ def run(
     marker = uuid.uuid4().hex
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            list(words),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **environment, _MARKER: marker},
-            cwd=folder,
-            start_new_session=True,
-        )
         code: int | None = None
         try:
+            process = subprocess.Popen(
+                list(words),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **environment, _MARKER: marker},
+                cwd=folder,
+                start_new_session=True,
+            )
             code = process.wait(longest)
         except subprocess.TimeoutExpired:
             process.terminate()

@@ -48,12 +48,14 @@ def test_a_probe_runs_few_layers_takes_less_time_and_is_not_the_answer(warm_benc
         tell=tell,
         steps=StepPolicy(maximum=5, seconds=1.0),
     )
-    probe, whole, proof = result.records
-    assert [record.purpose for record in result.records] == ["probe", "measure", "proof"]
-    assert [spec.model_config_json["num_hidden_layers"] for spec in seen] == [4, 24, 24]
+    probe, whole, *proofs = result.records
+    purposes = [record.purpose for record in result.records]
+    assert purposes[:2] == ["probe", "measure"]
+    assert set(purposes[2:]) == {"proof"}  # two, if the first was unlike the measurement
+    assert [spec.model_config_json["num_hidden_layers"] for spec in seen] == [4, *[24] * (1 + len(proofs))]
     assert probe.measurement is not None
     assert whole.measurement is not None
     assert probe.measurement.boundary_seconds < whole.measurement.boundary_seconds
     assert probe.measurement.peak_allocated < whole.measurement.peak_allocated
     assert probe.tokens_per_second is None
-    assert result.answer == proof
+    assert result.answer in proofs

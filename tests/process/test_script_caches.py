@@ -47,7 +47,7 @@ def tuned(data: str, home: Path) -> None:
     # Online, as users are; the script has everything here.
     done = ladder(*TUNE, "--run-dir", "ladder-runs/own", "--", SCRIPT, data, folder=home, is_offline=False)
     assert done.status == 0, done.errors
-    assert len(list((home / "ladder-runs" / "own" / "trials").iterdir())) > 2
+    assert len(list((home / "ladder-runs" / "own" / "trials").iterdir())) >= 2
 
 
 def in_cache(home: Path) -> dict[str, str]:
