@@ -30,7 +30,7 @@ def leaves_nothing() -> Callable[[], None]:
 
 def _of_trials() -> dict[int, str]:
     ours = b"LADDER_CACHE=" + os.environ["LADDER_CACHE"].encode()  # a tune beside the tests has another
-    found = {}
+    found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
