@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ladder.api import load_best_config, load_run, plan, scale, tune, verify
     from ladder.errors import (
         EnvironmentFaultError,
+        FewerStepsThanPlannedError,
         LadderError,
         ModelNotAccessibleError,
         MoreMemoryThanPromisedError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFaultError",
+    "FewerStepsThanPlannedError",
     "LadderError",
     "ModelNotAccessibleError",
     "MoreMemoryThanPromisedError",

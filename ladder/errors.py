@@ -48,3 +48,9 @@ class MoreMemoryThanPromisedError(LadderError):
     """The answer still fits, but its tensors take more memory than its file promises."""
 
     exit_code = 7
+
+
+class FewerStepsThanPlannedError(LadderError):
+    """A training under the answer ended with fewer optimizer steps than the script makes by itself."""
+
+    exit_code = 8

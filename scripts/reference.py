@@ -127,7 +127,7 @@ def exit_codes(document: Mapping[str, Any]) -> str:
 
 Every expected error is one sentence on stderr that says what happened and what to do. From Python each is an
 exception of its own in `ladder.errors`, and all are of the class `LadderError`. `ladder run` ends as its training does:
-with 0, or with 1 if a rank failed.
+with 0, or with 1 if a rank failed; and with 8 if the training lost steps.
 
 {table(("code", "error", "meaning", "what to do"), [found, bug, *rows, *signals])}
 """

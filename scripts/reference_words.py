@@ -111,6 +111,7 @@ EXITS = {
     "SlowerThanPromisedError": "Only `verify` ends so. Look for other load on the machine, or tune again.",
     "MoreMemoryThanPromisedError": "Only `verify` ends so. Look at what changed in the script or its data, or tune "
     "again.",
+    "FewerStepsThanPlannedError": "Only `run` ends so. See what ended the training, or how its loop counts its steps.",
 }
 SIGNALS = {
     # what the shell reports for a program that a signal ended
@@ -256,6 +257,13 @@ SCRIPT_KEYS = {
     "generation_batch_size": (
         "integer",
         "Completions that the trainer generates at once on all ranks; only of a script with GRPO or RLOO.",
+    ),
+    "options": ("object", "The options of your own loop that set its `micro_batch` and `accumulation`."),
+    "planned": (
+        "object",
+        "What your command makes by itself, as the look found it: `micro_batch`, `accumulation`, `optimizer_steps`, "
+        "`schedule_steps`, `samples` and `trainable` parameters. `ladder run` compares. Missing at another global "
+        "batch than your own.",
     ),
 }
 ADAPTER_KEYS = {

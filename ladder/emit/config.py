@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -223,6 +224,7 @@ def _script(answer: Answer) -> dict[str, Any]:
         return {}
     facts = script.facts
     completions = answer.workload.completions(answer.world_size)
+    planned = facts.planned(answer.workload.global_batch_size, answer.world_size)
     return {
         "script": {
             "command": list(script.command),
@@ -237,6 +239,7 @@ def _script(answer: Answer) -> dict[str, Any]:
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
             **({} if completions is None else {"generation_batch_size": completions}),
             **({"options": dict(facts.options)} if facts.options else {}),
+            **({"planned": asdict(planned)} if planned is not None else {}),
         }
     }
 

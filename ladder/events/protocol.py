@@ -16,7 +16,7 @@ from ladder.events.frozen import Frozen
 from ladder.events.outcome import OutcomeKind
 from ladder.events.protection import Level
 from ladder.events.step_policy import CandidateSpec, StepPolicy
-from ladder.workload.script import ScriptFacts, ScriptKind
+from ladder.workload.script import OwnTraining, ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
 
 # In the order in which a rank goes through them. Each phase has its own deadline.
@@ -56,6 +56,8 @@ class ScriptSpec(Frozen):
     """Which of `micro_batch` and `accumulation` the command says in the script's own options."""
     facts: ScriptFacts | None = None
     """What the look found; for a trial."""
+    planned: OwnTraining | None = None
+    """What the training has to equal: the script's own, by a look; None where that is not known."""
 
 
 class Share(Frozen):
@@ -251,6 +253,24 @@ class CheckpointEvent(Frozen):
     """Of a Trainer, which goes on where it is told; empty for a loop of the script's own, which finds its own."""
 
 
+class TrainedEvent(Frozen):
+    """A training of a run is over, and what it made."""
+
+    kind: Literal["trained"] = "trained"
+    t: float
+    optimizer_steps: int
+    """Those before a checkpoint count, where the Trainer went on from one."""
+    planned_steps: int | None = None
+    """By the Trainer, when it began."""
+    accumulation: int
+    """Micro-steps of the optimizer step that had the most."""
+    schedule_steps: int | None = None
+    schedule_at: int | None = None
+    """How far the schedule came, in its own steps."""
+    is_stopped: bool = False
+    """By a callback of the script's own."""
+
+
 class FailedEvent(Frozen):
     """Why this rank failed. `consequence` says that the failure of another rank caused it."""
 
@@ -281,6 +301,7 @@ Event = Annotated[
     | LookedEvent
     | HeldEvent
     | CheckpointEvent
+    | TrainedEvent
     | FailedEvent
     | DoneEvent,
     Field(discriminator="kind"),

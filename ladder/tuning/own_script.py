@@ -211,6 +211,7 @@ def script_spec(
         scratch=str(folder.absolute() / "scratch"),
         arguments=script_arguments(workload, candidate, machine, deepspeed),
         facts=script.facts,
+        planned=script.facts.planned(workload.global_batch_size, machine.world_size),
     )
 
 

@@ -20,15 +20,16 @@ from ladder.emit.settings import settings_in
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import MEMORY_OUTCOMES
-from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrialSpec, parse_event
+from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrainedEvent, TrialSpec, parse_event
 from ladder.machine.gpus import visible_gpus
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.step_down import Plan, smaller
+from ladder.tuning.trained import require_trained
 from ladder.tuning.trial_request import candidate_spec, rank_modules_of
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.units import GIB, format_bytes
-from ladder.workload.script import told
+from ladder.workload.script import OwnTraining, told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class _End:
     """It wrote or read one."""
     written: str = ""
     """The folder of a Trainer's last one that it wrote."""
+    trained: tuple[TrainedEvent, ...] = ()
+    """Of all its ranks."""
 
 
 _STEPS_DOWN = MEMORY_OUTCOMES - {"disk_full"}
@@ -51,6 +54,7 @@ _STEPS_DOWN = MEMORY_OUTCOMES - {"disk_full"}
 def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     """Train with the answer in `path` until the script ends; returns its exit status.
 
+    FewerStepsThanPlannedError for a training that lost steps,
     UsageError without a script, EnvironmentFaultError where there are too few GPUs.
     """
     document = load_best_config(path)
@@ -58,7 +62,7 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     command = asked.script or tuple(section.get("script", {}).get("command", ()))
     if not command:
         raise UsageError(f"{str(path)!r} was not tuned for a script; name yours: ladder run {path} -- train.py …")
-    plan = _first_plan(document, path, asked)
+    plan = _first_plan(document, path, command, asked)
     if plan.memory_limit:
         whose = " of its GPU" if plan.settings.device == "cuda" else ""
         size = format_bytes(plan.memory_limit)
@@ -67,6 +71,8 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     while True:
         end = _trained(command, plan)
         has_checkpoint = has_checkpoint or end.has_checkpoint
+        if end.status == 0:
+            require_trained(end.trained, plan, tell)
         if end.status == 0 or end.failure is None or end.failure.outcome not in _STEPS_DOWN:
             return end.status
         said = f"It ran out of memory on a rank, in {end.failure.moment} ({plan.candidate.key})."
@@ -85,8 +91,8 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
         tried.add(less.candidate.key)
 
 
-def _first_plan(document: Mapping[str, Any], path: Path, asked: RunOptions) -> Plan:
-    """How the answer in `document`, which was read from `path`, trains. Raises as `run_script`."""
+def _first_plan(document: Mapping[str, Any], path: Path, command: Sequence[str], asked: RunOptions) -> Plan:
+    """How the answer in `document`, which was read from `path`, trains `command`. Raises as `run_script`."""
     section, settings = document[SECTION], settings_in(document)
     visible = len(visible_gpus()) if settings.device == "cuda" else settings.ranks_of_a_node
     if visible < (needed := settings.ranks_of_a_node):
@@ -95,14 +101,17 @@ def _first_plan(document: Mapping[str, Any], path: Path, asked: RunOptions) -> P
     if settings.num_nodes > 1:
         require_nodes(path, settings.num_nodes, asked)
     limit, of_torch = limits_in(section, asked)
+    script = section.get("script", {})
+    is_as_tuned = "planned" in script and list(command) == script["command"]
     return Plan(
         settings=settings,
         candidate=candidate_of(
             candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size
         ),
         config={key: value for key, value in document.items() if key != SECTION},
-        optimizer=section.get("script", {}).get("optimizer", ""),
-        options=section.get("script", {}).get("options", {}),
+        optimizer=script.get("optimizer", ""),
+        options=script.get("options", {}),
+        planned=OwnTraining(**script["planned"]) if is_as_tuned else None,
         memory_limit=limit,
         torch_limit=of_torch,
     )
@@ -171,6 +180,7 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
                 arguments=plan.arguments,
                 resume=plan.resume,
                 torch_limit=plan.torch_limit,
+                planned=plan.planned,
             ),
         )
         file = Path(folder) / "spec.json"
@@ -217,4 +227,5 @@ def _end(status: int, folder: Path) -> _End:
         failure=min(failed, key=lambda event: event.t, default=None),
         has_checkpoint=bool(checkpoints),
         written=last.folder if last is not None else "",
+        trained=tuple(event for event in events if isinstance(event, TrainedEvent)),
     )

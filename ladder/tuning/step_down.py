@@ -16,7 +16,7 @@ from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import Measurement
 from ladder.search.space import Space, measured
 from ladder.tuning.stored import stored_output
-from ladder.workload.script import keeps_its_optimizer
+from ladder.workload.script import OwnTraining, keeps_its_optimizer
 
 _LESS = 0.95
 """A candidate to step down to holds at most this share of the memory. Chosen: more than measurements of one stray."""
@@ -37,12 +37,19 @@ class Plan:
     """Of the script's own, as transformers names it."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of a loop's own, that set its micro-batch and accumulation."""
+    planned: OwnTraining | None = None
+    """What the script makes by itself, if the command is the one that was tuned and the batch its own."""
     resume: str = ""
     """The checkpoint of a Trainer from which it goes on; empty for its beginning."""
     memory_limit: int = 0
     """Bytes that each rank may use; 0 for all that there is."""
     torch_limit: int = 0
     """How many of them torch's allocator may, on a GPU."""
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of an optimizer step."""
+        return self.candidate.micro_batch * self.candidate.accumulation * self.settings.world_size
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from ladder.tuning.verified import Verification
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import GIB
 from ladder.workload.lora import Lora
-from ladder.workload.script import ScriptFacts
+from ladder.workload.script import OwnTraining, ScriptFacts
 from ladder.workload.workload import Workload
 
 _LONGEST_SECONDS = 7 * 24 * 3600.0
@@ -139,6 +139,8 @@ def _compare(path: Path, promise: Mapping[str, Any], workload: Workload, machine
         tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
     if workload.script is not None:
         _compare_script(path, promise.get("script", {}), workload.script.facts, tell)
+        planned = workload.script.facts.planned(workload.global_batch_size, machine.world_size)
+        _compare_planned(promise.get("script", {}).get("planned", {}), planned, tell)
 
 
 def _compare_script(path: Path, promise: Mapping[str, Any], facts: ScriptFacts, tell: Subscriber) -> None:
@@ -150,6 +152,14 @@ def _compare_script(path: Path, promise: Mapping[str, Any], facts: ScriptFacts, 
             f"{str(path)!r} was tuned for the optimizer {shown(promise['optimizer'])}, but the script trains with "
             f"{shown(facts.optimizer)}; tune it again."
         )
+
+
+def _compare_planned(promised: Mapping[str, Any], planned: OwnTraining | None, tell: Subscriber) -> None:
+    """A warning where the script makes other steps by itself than it did."""
+    for name, before in promised.items():
+        now = getattr(planned, name, before)
+        if now != before:
+            tell(Note(f"Warning: {name.replace('_', ' ')} of the script's own: {now}, and {before} when it was tuned."))
 
 
 def as_it_was_measured(machine: Machine, environment: Mapping[str, str]) -> Machine:

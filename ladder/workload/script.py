@@ -27,6 +27,21 @@ class Generation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnTraining:
+    """What a script would make by itself on the ranks of the tune; None for what it does not say."""
+
+    micro_batch: int
+    accumulation: int
+    optimizer_steps: int | None
+    schedule_steps: int | None
+    """Of its learning rate, as the schedule counts them."""
+    samples: int | None
+    """Of its data; None for a stream."""
+    trainable: int
+    """Parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """What a look at a script found, right before it would have begun to train."""
 
@@ -88,6 +103,20 @@ class ScriptFacts:
     """Those of a loop's own that set its `micro_batch` and `accumulation`, by these names."""
     preparation_seconds: float = 0.0
     """From its start to the beginning of training: imports, data set, weights."""
+
+    def planned(self, global_batch: int, world_size: int) -> OwnTraining | None:
+        """What a training at `global_batch` has to equal; None at another one than the script's own, which is meant to
+        differ, and where it does not say its own."""
+        if global_batch != (self.global_batch or self.micro_batch * self.accumulation * world_size):
+            return None
+        return OwnTraining(
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            optimizer_steps=self.planned_steps,
+            schedule_steps=self.schedule_steps,
+            samples=self.num_samples,
+            trainable=self.num_trainable,
+        )
 
     def completions(self, global_batch: int, world_size: int) -> int | None:
         """Of one generation on all ranks; None for a training that generates nothing.

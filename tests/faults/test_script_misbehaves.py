@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers import Finished, ladder, processes_with, wait_until
+from helpers.rehearsals import Rehearsals, rehearsals
 from helpers.scripts import MISBEHAVING, SCRIPTS, files_in, folder_with_inputs
 
+from ladder.errors import UsageError
 from ladder.units import MIB
 
 pytest.importorskip("datasets")  # the scripts read their data with it
@@ -46,6 +48,36 @@ def tuned(home: Path) -> Here:
         return done
 
     return tune
+
+
+@pytest.fixture(scope="module")
+def looks(
+    tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], script_inputs: Path
+) -> Iterator[Rehearsals]:
+    """In a folder of its own with models and data, one after another in one server's life."""
+    folder = tmp_path_factory.mktemp("looks")
+    home = folder_with_inputs(folder / "home", script_inputs)
+    (folder / "tmp").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+        with rehearsals(home, folder / "trials", trial_environment) as held:
+            yield held
+
+
+def refused(looks: Rehearsals, script: str) -> tuple[str, str]:
+    """Why `script` cannot be tuned, and the output of its look, of which nothing else is left."""
+    before = files_in(looks.home)
+    with pytest.raises(UsageError, match="The script cannot be tuned: ") as found:
+        looks.workload(looks.look(*shlex.split(script)))
+    assert files_in(looks.home) == before
+    why, _, path = str(found.value).removesuffix(").").partition(" (its output is in ")
+    left = list(Path(tempfile.gettempdir()).iterdir())
+    assert left == ([Path(path)] if path else [])
+    output = left[0].read_text(errors="replace") if left else ""
+    for log in left:
+        log.unlink()
+    return why.removeprefix("The script cannot be tuned: "), output
 
 
 def the_sentence(done: Finished) -> str:
@@ -102,62 +134,50 @@ def logs_in(home: Path) -> list[str]:
     ],
 )
 def test_a_script_that_does_not_train_is_refused_with_the_reason_and_its_output(
-    script: str, why: str, output: str, home: Path, tuned: Here
+    script: str, why: str, output: str, looks: Rehearsals
 ) -> None:
-    done = tuned(f"{MISBEHAVING}/{script}")
-    assert done.status == 2
-    (log,) = logs_in(home)
-    path = home.parent / "tmp" / log
-    assert the_sentence(done) == f"The script cannot be tuned: {why} (its output is in {path})."
-    assert output in path.read_text(errors="replace")
-    assert not (home / "ladder-runs").exists()
+    said, log = refused(looks, f"{MISBEHAVING}/{script}")
+    assert said == why
+    assert output in log
 
 
-def test_a_script_whose_model_writes_with_vllm_is_refused_before_vllm_starts(home: Path, tuned: Here) -> None:
+def test_a_script_whose_model_writes_with_vllm_is_refused_before_vllm_starts(looks: Rehearsals) -> None:
     pytest.importorskip("trl")
-    done = tuned(f"{SCRIPTS}/grpo_trainer.py --output_dir out --use_cpu --use_vllm")
-    assert done.status == 2
-    said = "The script cannot be tuned: it generates with vLLM, which trials cannot do yet; tune it with use_vllm=False"
-    assert the_sentence(done).startswith(said)
-    assert not (home / "ladder-runs").exists()
+    said, _ = refused(looks, f"{SCRIPTS}/grpo_trainer.py --output_dir out --use_cpu --use_vllm")
+    assert said.startswith("it generates with vLLM, which trials cannot do yet; tune it with use_vllm=False")
 
 
-def test_completions_that_no_two_ranks_can_share_are_refused_after_the_look(home: Path, tuned: Here) -> None:
+def test_completions_that_no_two_ranks_can_share_are_refused_after_the_look(looks: Rehearsals) -> None:
     pytest.importorskip("trl")
-    done = tuned(f"{SCRIPTS}/grpo_trainer.py --output_dir out --use_cpu --num_generations 3 --generation_batch_size 9")
-    assert done.status == 2
-    assert the_sentence(done) == (
-        "The script cannot be tuned: its 9 completions at a time are no multiple of the 3 of a prompt and of 2 ranks; "
-        "change its batch, --global-batch-size or --gpus."
+    of_nine = "--num_generations 3 --generation_batch_size 9"
+    said, _ = refused(looks, f"{SCRIPTS}/grpo_trainer.py --output_dir out --use_cpu {of_nine}")
+    assert said == (
+        "its 9 completions at a time are no multiple of the 3 of a prompt and of 2 ranks; change its batch, "
+        "--global-batch-size or --gpus."
     )
-    assert not (home / "ladder-runs").exists()
+
+
+OF_ITS_OWN = "it starts its training in a process of its own; give that command behind --: "
 
 
 @pytest.mark.parametrize("way", ["run", "exec"])
-def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(
-    way: str, home: Path, tuned: Here
-) -> None:
-    done = tuned(f"{MISBEHAVING}/spawns.py {way} --block_size 32")
-    assert done.status == 2
-    said = "The script cannot be tuned: it starts its training in a process of its own; give that command behind --: "
-    assert the_sentence(done).startswith(f"{said}{sys.executable} {SCRIPTS}/causal_trainer.py --model_name_or_path ")
-    assert "--block_size 32" in the_sentence(done)
+def test_a_script_that_trains_in_another_process_is_told_what_to_give_in_its_place(way: str, looks: Rehearsals) -> None:
+    said, _ = refused(looks, f"{MISBEHAVING}/spawns.py {way} --block_size 32")
+    assert said.startswith(f"{OF_ITS_OWN}{sys.executable} {SCRIPTS}/causal_trainer.py --model_name_or_path ")
+    assert "--block_size 32" in said
 
 
-def test_a_script_that_trains_through_a_shell_script_is_told_so(home: Path, tuned: Here) -> None:
-    (home / "tune.sh").write_text(f"cd .\n{sys.executable} {SCRIPTS}/causal_trainer.py --output_dir out\n")
-    done = tuned(f"{MISBEHAVING}/spawns.py shell")
-    assert done.status == 2
-    said = "The script cannot be tuned: it starts its training in a process of its own; give that command behind --: "
-    assert the_sentence(done).startswith(f"{said}bash tune.sh")
+def test_a_script_that_trains_through_a_shell_script_is_told_so(looks: Rehearsals) -> None:
+    (looks.home / "tune.sh").write_text(f"cd .\n{sys.executable} {SCRIPTS}/causal_trainer.py --output_dir out\n")
+    said, _ = refused(looks, f"{MISBEHAVING}/spawns.py shell")
+    assert said.startswith(f"{OF_ITS_OWN}bash tune.sh")
 
 
-def test_a_script_that_trains_in_a_process_of_multiprocessing_is_told_to_train_itself(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/spawns.py multiprocessing")
-    assert done.status == 2
-    assert the_sentence(done).startswith(
-        "The script cannot be tuned: it starts its training, train(), in a process of its own; let the script call it "
-        "itself, because ladder starts a process for each GPU"
+def test_a_script_that_trains_in_a_process_of_multiprocessing_is_told_to_train_itself(looks: Rehearsals) -> None:
+    said, _ = refused(looks, f"{MISBEHAVING}/spawns.py multiprocessing")
+    assert said.startswith(
+        "it starts its training, train(), in a process of its own; let the script call it itself, because ladder "
+        "starts a process for each GPU"
     )
 
 
@@ -176,12 +196,20 @@ def test_a_process_that_a_script_starts_beside_its_training_ends_with_the_tune(h
         ("-m no_such_module.train", "There is no module no_such_module.train in this environment"),
     ],
 )
-def test_a_command_that_is_no_script_is_refused_without_a_log(command: str, why: str, home: Path, tuned: Here) -> None:
-    done = tuned(command)
+def test_a_command_that_is_no_script_is_refused_without_a_log(command: str, why: str, looks: Rehearsals) -> None:
+    said, log = refused(looks, command)
+    assert said.startswith(why)
+    assert log == ""
+
+
+def test_a_script_that_is_refused_ends_the_command_with_a_sentence_and_leaves_no_run(home: Path, tuned: Here) -> None:
+    done = tuned(f"{MISBEHAVING}/exits.py")
     assert done.status == 2
-    assert the_sentence(done).startswith(f"The script cannot be tuned: {why}")
-    assert "its output is in" not in done.errors
-    assert logs_in(home) == []
+    (log,) = logs_in(home)
+    where = f"(its output is in {home.parent / 'tmp' / log})"
+    assert the_sentence(done) == (
+        f"The script cannot be tuned: the script ended with exit status 3 before it trained {where}."
+    )
     assert not (home / "ladder-runs").exists()
 
 
@@ -198,14 +226,6 @@ def test_a_script_that_fails_on_several_ranks_only_is_no_fault_of_its_model(home
     assert sentence.startswith("The script failed before its training was measured: rank ")
     assert "failed in model: OSError: only one process may read this (its output is in trials/" in sentence
     assert logs_in(home) == []
-
-
-def test_a_loop_that_ends_before_it_is_measured_is_told_to_train_longer(tuned: Here) -> None:
-    done = tuned(
-        f"{SCRIPTS}/causal_loop.py --model_name_or_path model --train_file text/train.jsonl --max_train_steps 2"
-    )
-    assert done.status == 2
-    assert "the script's training ended after 2 optimizer steps, before enough of them were" in the_sentence(done)
 
 
 def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
@@ -235,11 +255,11 @@ def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
     assert not (home / "ladder-runs").exists()
 
 
-def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/changes_batch.py", "--micro-batch", "8")
-    assert done.status == 0, done.errors
-    assert "Trials replace auto_find_batch_size." in done.errors
-    assert json.loads((home / "best_config.json").read_text())["ladder"]["micro_batch"] == 8
+def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(looks: Rehearsals) -> None:
+    script = f"{MISBEHAVING}/changes_batch.py"
+    assert looks.look(script).facts.overrides == ("auto_find_batch_size",)
+    done = looks.trial(script, key="zero2 ckpt=off mb=8")
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
 
 
 @pytest.mark.night  # `ladder verify` finds it by the same comparison: test_script_differs.py
@@ -285,35 +305,30 @@ def test_a_loop_that_makes_little_of_an_error_of_its_own_is_no_fit(way: str, why
     assert any(re.search("caught: .* DefaultCPUAllocator: can't allocate memory", log) for log in logs)
 
 
-@pytest.mark.parametrize("rung", ["ddp", pytest.param("zero2", marks=pytest.mark.night)])
-def test_batches_that_a_loop_leaves_out_are_no_part_of_a_proofs_speed(rung: str, home: Path, tuned: Here) -> None:
-    script = f"{MISBEHAVING}/catches_errors.py choose 1"
-    done = tuned(script, "--micro-batch", "8", rung=rung)
-    assert done.status == 2
-    assert the_sentence(done).startswith(f"The script's own training failed in the proof of {rung} ")
-    assert "trained nothing on a batch" in the_sentence(done)
-    assert not (home / "best_plain.json").exists()
+@pytest.mark.parametrize("rung", ["ddp", "zero2"])
+def test_batches_that_a_loop_leaves_out_are_no_part_of_a_proofs_speed(rung: str, looks: Rehearsals) -> None:
+    done = looks.trial(f"{MISBEHAVING}/catches_errors.py", "choose", "1", key=f"{rung} ckpt=off mb=8", proof=True)
+    assert "trained nothing on a batch" in done.said
+    assert done.measured == 0
 
 
-def test_a_script_that_prints_a_gigabyte_is_tuned_and_fills_no_disk(home: Path, tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/prints.py", "--micro-batch", "4")
-    assert done.status == 0, done.errors
-    assert len(done.output) + len(done.errors) < 20_000
-    logs = list((home / "ladder-runs").rglob("rank*.log"))
+def test_a_script_that_prints_a_gigabyte_is_tried_and_fills_no_disk(looks: Rehearsals) -> None:
+    done = looks.trial(f"{MISBEHAVING}/prints.py")
+    assert (done.said, done.measured) == ("", 2)
+    logs = list(done.folder.glob("rank*.log"))
+    assert len(logs) == 2
     assert max(log.stat().st_size for log in logs) <= 17 * MIB
-    assert logs_in(home) == []
 
 
-def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_trial(home: Path, tuned: Here) -> None:
-    (home / "written" / "final").mkdir(parents=True)
+def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_trial(looks: Rehearsals) -> None:
+    (looks.home / "written" / "final").mkdir(parents=True)
     for name in ("log.jsonl", "step-1.json", "final/config.json"):
-        (home / "written" / name).write_text("of an earlier training")
-    done = tuned(f"{MISBEHAVING}/writes.py", "--micro-batch", "4")  # which sees that they are as they were
-    assert done.status == 0, done.errors  # with its tracker, which is not installed, it would have ended
+        (looks.home / "written" / name).write_text("of an earlier training")
+    for proof in (False, True):
+        done = looks.trial(f"{MISBEHAVING}/writes.py", proof=proof)  # with its tracker, which is not installed, it ends
+        assert (done.said, done.measured, done.made) == ("", 2, frozenset())
     for name in ("wandb", "mlruns"):
-        assert not (home / name).exists()
-    assert [file for file in (home / "ladder-runs").rglob("*") if file.name in ("scratch", "log.jsonl", "done")] == []
-    assert logs_in(home) == []
+        assert not (looks.home / name).exists()
 
 
 @pytest.mark.parametrize(
@@ -323,10 +338,11 @@ def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_tria
         pytest.param(
             "--save", "save", "save: PermissionError: the archive takes no checkpoint", marks=pytest.mark.night
         ),
-        (
+        pytest.param(
             "--resume",
             "resume from its checkpoint",
             "resume: KeyError: 'the checkpoint has the names of another release'",
+            marks=pytest.mark.night,
         ),
     ],
 )

@@ -241,6 +241,8 @@ class Tuned:
 # DeepSpeed's own, whose tune takes a minute, says little beside accelerate's loop and one that counts its micro-steps.
 # tests/process/test_pictures.py shows in a second what is done about images.
 AT_NIGHT = ("causal_trainer", "deepspeed_loop", "experts at zero3", "trl.scripts.sft on pictures")
+TRAINS_AT_NIGHT = (*AT_NIGHT, "causal_trainer at zero3", "causal_loop")
+"""The launch script's test trains the first, and test_same_training.py has such a loop."""
 PARAMETERS = {name: pytest.param(name, marks=[pytest.mark.night] * (name in AT_NIGHT)) for name in CASES}
 
 
@@ -296,6 +298,11 @@ def test_the_answer_names_the_script_and_promises_samples(tuned: Tuned) -> None:
     assert 0 <= script["loader_share"] < 1
 
 
+@pytest.mark.parametrize(
+    "tuned",
+    [pytest.param(name, marks=[pytest.mark.night] * (name in TRAINS_AT_NIGHT)) for name in CASES],
+    indirect=True,
+)
 def test_the_script_trains_with_the_answer_and_not_with_its_own_settings(tuned: Tuned) -> None:
     words = tuned.case.words(tuned.case.run)
     done = ladder("run", "best_config.json", *(["--", *words] if words else []), folder=tuned.folder)

@@ -18,6 +18,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.facts import length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
+from ladder.trial.script.planned import require_planned_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.techniques import precision_of
 from ladder.trial.wrapping import wrap
@@ -52,6 +53,7 @@ def hold_accelerate(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts_of_accelerate(accelerator, models[0], loaders[0], things))
         loop.require_told(loaders[0].batch_size)
+        require_planned_loop(grip, models[0], _schedule_in(things))
         accelerator.dataloader_config.split_batches = False  # the candidate's micro-batch is that of a rank
         micro_batch = grip.spec.candidates[0].micro_batch
         changed = [rebatched(each, micro_batch) if each is loaders[0] else each for each in things]
@@ -142,6 +144,10 @@ def _accumulation_of(accelerator: Any) -> int:
     return named if isinstance(named, int) else int(accelerator.gradient_accumulation_steps)
 
 
+def _schedule_in(things: Any) -> Any:
+    return next(filter(length_of_schedule, things), None)
+
+
 def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
     own = accelerator._ladder_own
     if any(isinstance(each, DummyOptim) for each in things):
@@ -159,6 +165,6 @@ def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], 
         accumulation=_accumulation_of(accelerator),
         dtype=precision if precision in ("bf16", "fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else "",
-        schedule_steps=next(filter(None, map(length_of_schedule, things)), None),
+        schedule_steps=length_of_schedule(_schedule_in(things)),
         overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),
     )

@@ -15,6 +15,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.facts import length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
+from ladder.trial.script.planned import require_planned_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
@@ -44,6 +45,7 @@ def hold_deepspeed(grip: Grip) -> None:
         if grip.is_look:
             grip.looked(lambda: _facts_of_deepspeed(given, said, loader))
         loop.require_told(loader.batch_size)
+        require_planned_loop(grip, given["model"], given.get("lr_scheduler"))
         config = copy.deepcopy(grip.spec.deepspeed)
         config |= {name: said[name] for name in ("optimizer", "scheduler") if name in said}
         given |= {"config": config, "config_params": None}
@@ -51,6 +53,7 @@ def hold_deepspeed(grip: Grip) -> None:
             given["args"].deepspeed_config = None
         ready = grip.engine(lambda: own(**_with_cpu_adam(given)))
         loop.engine = ready[0]
+        grip.made.schedule = grip.made.schedule or ready[3]  # which a configuration names
         set_checkpointing(loop.engine.module, grip.spec.candidates[0])
         _rebatch(loader, grip.spec.candidates[0].micro_batch)
         loop.hold(loader, lambda batch: batch)

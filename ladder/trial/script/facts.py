@@ -45,7 +45,7 @@ def _most_weights(model: Any) -> str:
 
 def length_of_schedule(scheduler: Any) -> int | None:
     """Steps over which a schedule of torch or transformers changes the learning rate; None where it does not say."""
-    told = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    told = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters", "total_num_steps")]
     of_transformers = getattr(scheduler, "lr_lambdas", ())  # partial functions
     told += [getattr(each, "keywords", {}).get("num_training_steps") for each in of_transformers]
     return next((int(each) for each in told if each), None)

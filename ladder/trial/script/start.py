@@ -22,6 +22,7 @@ from ladder.trial.rank import failure_event
 from ladder.trial.reporter import Reporter
 from ladder.trial.script.hold import name_moments, note_checkpoints
 from ladder.trial.script.limited import lift_limit, limit_run
+from ladder.trial.script.planned import report_loop
 from ladder.trial.script.program import program_of
 from ladder.trial.script.running import run_program, take_hold
 from ladder.trial.techniques import techniques_of
@@ -47,7 +48,12 @@ def main() -> None:
         note_checkpoints(grip)
         if spec.memory_limit:
             limit_run(spec, spec.script)
-        run_program(program, spec, spec.script)
+        try:
+            run_program(program, spec, spec.script)
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+        report_loop(grip)
         if is_ours and dist.is_initialized():  # gloo's threads, left to the interpreter's end, now and then abort it
             gc.collect()  # what is left of the script's model holds the group
             dist.destroy_process_group()

@@ -21,11 +21,15 @@ class StepsMade:
 
     def __init__(self) -> None:
         self.micro_steps = self.optimizer_steps = 0
+        self.accumulation = 0
+        """Micro-steps of the optimizer step that had the most."""
         self.forwards = 0
         """Through an engine, of which gradients could be asked."""
         self.before_backward = list[Callable[[Any], None]]()
         """Called with what a micro-step's backward pass begins at, usually the loss."""
-        self._is_passing = self._has_passed = False
+        self.schedule: Any = None
+        """Of the learning rate, where the script gave it to its engine."""
+        self._is_passing, self._passes = False, 0
 
     def listen(self) -> None:
         wrap(torch.autograd, "backward", self._passed)
@@ -36,7 +40,7 @@ class StepsMade:
             own(tensors, *arguments, **options)
             return
         self.micro_steps += 1
-        self._is_passing = self._has_passed = True
+        self._is_passing, self._passes = True, self._passes + 1
         try:
             for told in self.before_backward:
                 told(tensors)
@@ -45,6 +49,6 @@ class StepsMade:
             self._is_passing = False
 
     def _stepped(self, *_: Any) -> None:
-        if self._has_passed:
-            self._has_passed = False
+        if self._passes:
+            self.accumulation, self._passes = max(self.accumulation, self._passes), 0
             self.optimizer_steps += 1

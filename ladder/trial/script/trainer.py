@@ -20,6 +20,7 @@ from ladder.trial.script import generating
 from ladder.trial.script.facts import length_of_schedule, model_facts
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
+from ladder.trial.script.planned import require_planned, train_counted
 from ladder.trial.script.samples import Samples, require_batch_size, shape_of
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
@@ -48,7 +49,9 @@ def hold_trainer(grip: Grip) -> None:
             grip.looked(lambda: _facts(trainer))
         if grip.is_run:
             more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
-            return own(trainer, *(() if more else arguments), **options | more)
+            return train_counted(grip, trainer, lambda: own(trainer, *(() if more else arguments), **options | more))
+        if grip.spec.proof and not generating.generates(trainer):
+            require_planned(grip, optimizer_steps=_planned_steps(trainer, trainer.get_train_dataloader()))
         # A proof ends when its steps are timed, however few the script would make. It evaluates when they are.
         trainer.args.max_steps, trainer.args.eval_on_start = _MANY, False
         trainer.add_callback(_Held(trainer, grip))

@@ -1,0 +1,85 @@
+"""Whether a training under an answer is the script's own: what it plans is compared, and what it made is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from ladder.events.protocol import TrainedEvent
+from ladder.trial.reporter import now
+from ladder.trial.script.facts import count_parameters, length_of_schedule
+from ladder.trial.script.hold import Grip
+from ladder.trial.script.seen import TrainsOtherwiseError
+
+
+def require_planned(grip: Grip, **plans: int | None) -> None:
+    """End a training that plans something else than the script does by itself; `plans` has fields of OwnTraining."""
+    for name, is_now in plans.items():
+        own = getattr(grip.script.planned, name, None)
+        if own is not None and is_now is not None and own != is_now:
+            grip.leave(
+                TrainsOtherwiseError(
+                    f"with these settings the script plans {is_now:,} {_IN_WORDS[name]}, and {own:,} by itself; "
+                    "if it computes them from its batch, name the options that set it: --map micro_batch=--OPTION "
+                    "--map accumulation=--OPTION"
+                )
+            )
+
+
+_IN_WORDS = {
+    "optimizer_steps": "optimizer steps",
+    "schedule_steps": "steps of its learning rate's schedule",
+    "trainable": "trained parameters",
+}
+
+
+def require_planned_loop(grip: Grip, model: Any, schedule: Any) -> None:
+    """Of a loop whose engine is about to be made."""
+    grip.made.schedule = schedule
+    require_planned(grip, schedule_steps=length_of_schedule(schedule), trainable=count_parameters(model)[1])
+
+
+def report_loop(grip: Grip) -> None:
+    """What the loops of this process made, once their program is over."""
+    made, schedule = grip.made, grip.made.schedule
+    at = getattr(schedule, "last_epoch", getattr(schedule, "last_batch_iteration", None))  # DeepSpeed's own have this
+    if made.optimizer_steps and "trainer" not in grip.holders:
+        grip.reporter.send(
+            TrainedEvent(
+                t=now(),
+                optimizer_steps=made.optimizer_steps,
+                accumulation=made.accumulation,
+                schedule_steps=length_of_schedule(schedule),
+                schedule_at=at,
+            )
+        )
+
+
+def train_counted(grip: Grip, trainer: Trainer, train: Callable[[], Any]) -> Any:
+    """What `train` returns, which trains with `trainer`; what it made is reported."""
+    trainer.add_callback(_Planned(grip))
+    result = train()
+    state, total = trainer.state, trainer.state.max_steps
+    is_short = state.global_step < total
+    grip.reporter.send(
+        TrainedEvent(
+            t=now(),
+            optimizer_steps=state.global_step,
+            planned_steps=total,
+            accumulation=grip.made.accumulation,
+            is_stopped=is_short and trainer.control.should_training_stop,
+        )
+    )
+    return result
+
+
+class _Planned(TrainerCallback):  # type: ignore[misc]
+    """Compares what the Trainer plans when it begins."""
+
+    def __init__(self, grip: Grip) -> None:
+        self._grip = grip
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        require_planned(self._grip, optimizer_steps=state.max_steps)

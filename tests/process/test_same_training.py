@@ -1,0 +1,106 @@
+"""`ladder run` makes the training that the script makes by itself, at the same global batch: step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers import ladder
+from helpers.answers import answer
+from helpers.rehearsals import Rehearsals, rehearsals
+from helpers.scripts import SCRIPTS
+
+from ladder.emit import emit_all
+from ladder.techniques.keys import candidate_of
+
+SCRIPT = "logs_its_training.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]) -> Iterator[Rehearsals]:
+    """A folder with the scripts, which is also the working folder, and a server for all looks."""
+    folder = tmp_path_factory.mktemp("same")
+    shutil.copytree(SCRIPTS / "held", folder / "home", ignore=shutil.ignore_patterns("__pycache__"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "home")
+        with rehearsals(folder / "home", folder / "trials", trial_environment) as held:
+            yield held
+
+
+def tuned(home: Rehearsals, key: str, *command: str) -> Any:
+    """Writes best_config.json with the candidate `key` for `command`; what a look found of it."""
+    script = home.look(*command)
+    workload = home.workload(script)
+    found = dataclasses.replace(
+        answer(),
+        workload=workload,
+        candidate=candidate_of(key, workload.global_batch_size, 2),
+        world_size=2,
+        device="cpu",
+        gpu_name=None,
+        run_dir=home.home / "run",
+    )
+    emit_all(found, home.home / "best_config.json")
+    return script.facts
+
+
+def logged(home: Rehearsals) -> list[list[dict[str, Any]]]:
+    """What each rank wrote down; the next training begins a new one."""
+    files = sorted((home.home / "logs").glob("rank*.jsonl"))
+    found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    shutil.rmtree(home.home / "logs")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("way", "key"),
+    [
+        ("no_trainer", "zero2 ckpt=off mb=4"),
+        ("instruct", "ddp ckpt=off mb=2"),
+        ("trainer", "zero1 ckpt=off mb=4"),
+        ("raw_deepspeed", "zero2 ckpt=off mb=4"),
+        ("sft", "zero2 ckpt=off mb=2"),
+        ("dpo", "ddp ckpt=off mb=4"),
+        ("reward", "zero3 ckpt=off mb=4"),
+    ],
+)
+def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training(
+    way: str, key: str, home: Rehearsals
+) -> None:
+    if way in ("sft", "dpo", "reward"):
+        pytest.importorskip("trl")
+    facts = tuned(home, key, SCRIPT, way)
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+    own = subprocess.run(
+        [*TORCHRUN, SCRIPT, way],
+        cwd=home.home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert own.returncode == 0, own.stderr[-3000:]
+    by_itself = logged(home)
+    done = ladder("run", "best_config.json", folder=home.home)
+    assert done.status == 0, done.errors[-3000:]
+    under_the_answer = logged(home)
+    assert len(by_itself) == len(under_the_answer) == 2
+    for own_steps, steps in zip(by_itself, under_the_answer, strict=True):
+        assert len(own_steps) == 24
+        assert [len(step["rows"]) for step in steps] == [len(step["rows"]) for step in own_steps]
+        assert [step["lr"] for step in steps] == pytest.approx([step["lr"] for step in own_steps])
+    for own_pair, pair in zip(zip(*by_itself, strict=True), zip(*under_the_answer, strict=True), strict=True):
+        assert sorted(pair[0]["rows"] + pair[1]["rows"]) == sorted(own_pair[0]["rows"] + own_pair[1]["rows"])
+    if facts.kind == "trainer":
+        assert facts.planned_steps == 24
+    else:
+        assert facts.schedule_steps in (24, 48)
