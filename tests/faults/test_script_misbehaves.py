@@ -235,7 +235,7 @@ def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "ladder.cli.main", *TUNE, "zero2", "--", "slow.py"],
             cwd=home,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "cache", variable: value},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(home / "cache"), variable: value},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -8,35 +8,19 @@ import re
 import tempfile
 from contextlib import suppress
 
-_BY_VARIABLE = (
-    "CUDA_CACHE_PATH",
-    "CUDA_MPS_PIPE_DIRECTORY",
-    "HF_ASSETS_CACHE",
-    "HF_DATASETS_CACHE",
-    "HF_HUB_CACHE",
-    "HF_MODULES_CACHE",
-    "HF_XET_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "LADDER_CACHE",
-    "NUMBA_CACHE_DIR",
-    "PYTHONPYCACHEPREFIX",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_EXTENSIONS_DIR",
-    "TORCH_HOME",
-    "TRANSFORMERS_CACHE",
-    "TRITON_CACHE_DIR",
-)
+_NAMED = re.compile(r"CACHE(_DIR|_HOME|_PATH|_ROOT|PREFIX)?$|^TORCH_(HOME|EXTENSIONS_DIR)$|^CUDA_MPS_PIPE_DIRECTORY$")
+"""Variables that name one: HF_HUB_CACHE, TRITON_CACHE_DIR, PYTHONPYCACHEPREFIX, …"""
 _OF_HUGGING_FACE = ("assets", "datasets", "hub", "modules", "xet")
 """In HF_HOME, where a user may keep other things too."""
 _OF_GPUS = ("~/.triton", "~/.nv")
 _OF_MPS = "/tmp/nvidia-mps"
-"""Not a cache, but nobody reaches its pipes through an overlay."""
+"""Not a cache, as what its variable names is none, but nobody reaches such pipes through an overlay."""
 
 
 def caches() -> list[str]:
     """The real paths of those in this environment; they exist. None holds the working folder or the user's home."""
     home = os.environ.get("HF_HOME")
-    wanted = [os.environ[name] for name in _BY_VARIABLE if os.environ.get(name)]
+    wanted = [place for name, place in os.environ.items() if _NAMED.search(name) and _is_place(place)]
     wanted += [os.path.join(home, name) for name in _OF_HUGGING_FACE] if home else []
     wanted += [os.environ.get("XDG_CACHE_HOME") or "~/.cache", compiled_by_inductor()]
     wanted += _OF_GPUS if os.path.exists("/dev/nvidiactl") else ()
@@ -48,6 +32,11 @@ def caches() -> list[str]:
             os.makedirs(place, mode=0o700, exist_ok=True)
     own = [os.path.realpath(each) for each in (os.getcwd(), user)]
     return sorted(each for each in found if os.path.isdir(each) and not any(is_in(place, each) for place in own))
+
+
+def _is_place(text: str) -> bool:
+    """Not a switch: other variables have such names too."""
+    return os.path.isabs(text) or os.path.isdir(text)
 
 
 def is_in(place: str, folder: str) -> bool:

@@ -25,6 +25,13 @@ class _LandlockPath(ctypes.Structure):
     _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
+def in_words(error: BaseException) -> str:
+    """What failed and why."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
 def _call(name: str, *arguments: Any, what: str = "") -> int:
     """What libc's function returns. OSError if it fails, which names it, or `what`."""
     result = int(getattr(_LIBC, name)(*arguments))

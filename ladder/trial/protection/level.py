@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 
 from ladder.events.protection import ASKED, LEVELS, ROOM, Level
 from ladder.trial.protection.caches import caches, is_in
+from ladder.trial.protection.kernel import in_words
 from ladder.trial.protection.landlock import LandlockView
 from ladder.trial.protection.moves import move_between_file_systems
 from ladder.trial.protection.overlay import OverlayView
@@ -65,7 +66,7 @@ class Protection:
                 if level != "none":
                     _require_that_it_holds(view)
             except OSError as error:
-                reasons.append(f"{level}: {_in_words(error)}")
+                reasons.append(f"{level}: {in_words(error)}")
                 continue
             self.level, self.why = level, "; ".join(reasons)
             return view
@@ -156,10 +157,6 @@ def _write_into(folder: str, view: View) -> NoReturn:
             pass
     finally:
         os._exit(status)
-
-
-def _in_words(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
 def main() -> None:

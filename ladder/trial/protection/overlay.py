@@ -29,6 +29,9 @@ _SMALL = 1 << 20
 _MOST_ENTRIES = 300
 """Of a folder that is rebuilt. Chosen: some tens of milliseconds."""
 
+_SECONDS = 60.0
+"""To make a view. Chosen: a hundred times what it takes."""
+
 
 class OverlayView:
     """The namespaces of one trial. OSError if the kernel, or a container, does not allow them."""
@@ -42,9 +45,11 @@ class OverlayView:
                 pid = os.fork()
                 if pid == 0:
                     _make(its, folder, kept, size, self._cwd)
+            ours.settimeout(_SECONDS)  # a file system may not answer
             try:
                 self._descriptors = _made(ours, pid)
             finally:
+                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
     def enter(self) -> None:
@@ -107,7 +112,10 @@ def _make(line: socket.socket, folder: str, kept: Sequence[str], size: int, cwd:
         layers = _Layers(folder, options)
         real = os.open(folder, os.O_PATH)
         kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID, f"mode=0755,size={size}")
-        os.setxattr(folder, attribute, b"y")  # without it no folder could be made where one was deleted
+        try:
+            os.setxattr(folder, attribute, b"y")
+        except OSError:  # no folder could be made where one was deleted
+            raise OSError("this kernel's tmpfs has no attributes of users, as those since Linux 6.6 have") from None
         os.chdir(folder)
         os.mkdir(layers.root)
         layers.lay("/")
@@ -124,7 +132,7 @@ def _make(line: socket.socket, folder: str, kept: Sequence[str], size: int, cwd:
         socket.send_fds(line, [b"made"], [*namespaces, os.open(layers.root, os.O_PATH)])
     except BaseException as error:
         with suppress(OSError):
-            line.send(f"{getattr(error, 'filename', None) or type(error).__name__}: {error}".encode()[:4000])
+            line.send(kernel.in_words(error).encode(errors="replace")[:4000])
     finally:
         os._exit(0)
 
