@@ -174,11 +174,12 @@ def test_a_node_on_which_all_of_slurm_is_killed_is_named_and_nothing_is_left(
     with running_slurm() as slurm:
         tune = _begun(slurm, tmp_path)
         ours = processes_with("LADDER_CACHE", os.environ["LADDER_CACHE"])
-        servers = [each for each in ours if "ladder.trial.server" in each.cmdline()]
+        on_nodes = [each for each in ours if "SLURMD_NODENAME" in each.environ()]  # not a server that tests share
+        servers = [each for each in on_nodes if "ladder.trial.server" in each.cmdline()]
         (agent,) = [
             each
-            for each in ours
-            if "ladder.launch.nodes.agent" in each.cmdline() and each.environ().get("SLURMD_NODENAME") == "node2"
+            for each in on_nodes
+            if "ladder.launch.nodes.agent" in each.cmdline() and each.environ()["SLURMD_NODENAME"] == "node2"
         ]
         step = agent.parent()
         assert step is not None
