@@ -64,12 +64,12 @@ def logged(home: Rehearsals) -> list[list[dict[str, Any]]]:
     ("way", "key"),
     [
         ("no_trainer", "zero2 ckpt=off mb=4"),
-        ("instruct", "ddp ckpt=off mb=2"),
+        pytest.param("instruct", "ddp ckpt=off mb=2", marks=pytest.mark.night),
         ("trainer", "zero1 ckpt=off mb=4"),
         ("raw_deepspeed", "zero2 ckpt=off mb=4"),
         ("sft", "zero2 ckpt=off mb=2"),
-        ("dpo", "ddp ckpt=off mb=4"),
-        ("reward", "zero3 ckpt=off mb=4"),
+        pytest.param("dpo", "ddp ckpt=off mb=4", marks=pytest.mark.night),
+        pytest.param("reward", "zero1 ckpt=off mb=2", marks=pytest.mark.night),
     ],
 )
 def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training(
@@ -91,7 +91,7 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
     assert own.returncode == 0, own.stderr[-3000:]
     by_itself = logged(home)
     done = ladder("run", "best_config.json", folder=home.home)
-    assert done.status == 0, done.errors[-3000:]
+    assert done.status == 0, done.output + done.errors
     under_the_answer = logged(home)
     assert len(by_itself) == len(under_the_answer) == 2
     for own_steps, steps in zip(by_itself, under_the_answer, strict=True):
@@ -103,4 +103,4 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
     if facts.kind == "trainer":
         assert facts.planned_steps == 24
     else:
-        assert facts.schedule_steps in (24, 48)
+        assert facts.schedule_steps in (24, 48, None)  # None where it is prepared once the look is over

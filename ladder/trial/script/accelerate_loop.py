@@ -48,6 +48,7 @@ def hold_accelerate(grip: Grip) -> None:
         if "trainer" in grip.holders and len(models) == len(things) and _is_asked_by_the_script():
             return things[0] if len(things) == 1 else things  # its Trainer prepares them, in its own way
         if not (loaders and models and hasattr(accelerator, "_ladder_own")):
+            grip.made.schedule = grip.made.schedule or _schedule_in(things)
             return own(accelerator, *things, **options)
         loop.require_first()
         if grip.is_look:

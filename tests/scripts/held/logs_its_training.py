@@ -87,7 +87,7 @@ def dpo() -> None:
 
     trained = model()
     follow(trained)
-    DPOTrainer(trained, args=arguments(DPOConfig), train_dataset=pairs(), processing_class=tokenizer()).train()
+    DPOTrainer(trained, model(), args=arguments(DPOConfig), train_dataset=pairs(), processing_class=tokenizer()).train()
 
 
 def reward() -> None:
