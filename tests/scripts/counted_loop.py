@@ -7,7 +7,7 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed_loop import Lines, pad  # type: ignore[import-not-found]
+from lines import Lines, pad  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

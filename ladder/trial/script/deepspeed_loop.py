@@ -20,6 +20,9 @@ from ladder.trial.script.samples import rebatched
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts
 
+_NAMES = ("args", "model", "optimizer", "model_parameters", "training_data")
+"""The first arguments of `deepspeed.initialize`, in their order."""
+
 
 def hold_deepspeed(grip: Grip) -> None:
     """From now on `deepspeed.initialize` makes the trial's engine, and the script's loader gives its batches."""
@@ -33,8 +36,7 @@ def hold_deepspeed(grip: Grip) -> None:
     def initialized(own: Any, *arguments: Any, **options: Any) -> Any:
         if grip.holders:  # they make their engines themselves, of a second model too
             return own(*arguments, **options)
-        names = ("args", "model", "optimizer", "model_parameters", "training_data")
-        given = dict[str, Any](zip(names, arguments, strict=False)) | options
+        given = dict[str, Any](zip(_NAMES, arguments, strict=False)) | options
         said = _own_config(given)
         if given.get("optimizer") or "optimizer" in said:
             loop.require_first()

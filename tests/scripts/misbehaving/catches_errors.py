@@ -1,6 +1,6 @@
 """Trains with accelerate and computes its own loss. Of an error there it makes little, as its first argument says.
 
-With `skip` it leaves the batch out, with `halve` it begins anew with half of it. Its other argument says how many times
+With `skip` it leaves the batch out. Its other argument says how many times
 as large as they have to be its logits are, which takes memory. With `choose` it leaves out two of three batches that
 it has not seen, so none of those that a trial repeats.
 """
@@ -50,18 +50,10 @@ def train(batch_size: int) -> None:
                 loss = loss_of(model, batch)
             except RuntimeError as error:
                 print("caught:", error, flush=True)
-                if way == "halve":
-                    raise
                 continue
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
 
 
-batch_size = 32
-while batch_size:
-    try:
-        train(batch_size)
-        break
-    except RuntimeError:
-        batch_size //= 2
+train(32)
