@@ -1,8 +1,8 @@
 """Trains with accelerate and computes its own loss. Of an error there it makes little, as its first argument says.
 
-With `skip` it leaves the batch out. Its other argument says how many times
-as large as they have to be its logits are, which takes memory. With `choose` it leaves out two of three batches that
-it has not seen, so none of those that a trial repeats.
+With `skip` it leaves the batch out. Its other argument says how many times as large as they have to be its logits are,
+which takes memory. With `choose` it leaves out two of three batches that it has not seen, so none of those that a trial
+repeats.
 """
 
 import json
