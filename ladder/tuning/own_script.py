@@ -100,8 +100,8 @@ def global_batch_of(script: Script, mapped: Mapping[str, str], world_size: int) 
         except ValueError:
             raise UsageError(f"--map {name}={mapped[name]}: {shown(text or '')} is not a number.") from None
 
-    if not mapped and script.facts.global_batch is not None:
-        return script.facts.global_batch
+    if not mapped:
+        return script.facts.own_batch(world_size)
     return told("micro_batch", script.facts.micro_batch) * told("accumulation", script.facts.accumulation) * world_size
 
 

@@ -47,11 +47,6 @@ class Plan:
     """How many of them torch's allocator may, on a GPU."""
 
     @property
-    def global_batch(self) -> int:
-        """Sequences of an optimizer step."""
-        return self.candidate.micro_batch * self.candidate.accumulation * self.settings.world_size
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """TrainingArguments for a script that uses the Trainer."""
         arguments = arguments_in_place(self.settings, self.config)

@@ -38,7 +38,8 @@ def _missing(event: TrainedEvent, plan: Plan) -> str:
     length, at = event.schedule_steps or 0, event.schedule_at
     if at is not None and length - at > ranks and not is_as_it_was:
         return f"after {made:,} optimizer steps, its learning rate's schedule at {at:,} of {length:,} steps"
-    if planned is None or (planned.samples or plan.global_batch) < plan.global_batch:
+    batch = candidate.sequences(ranks)
+    if planned is None or (planned.samples or batch) < batch:
         return ""
     if event.accumulation < candidate.accumulation:
         each = f"{event.accumulation:,} micro-steps in each where the answer has {candidate.accumulation:,}"

@@ -138,9 +138,10 @@ def _compare(path: Path, promise: Mapping[str, Any], workload: Workload, machine
     if machine.gpu_name != promise["gpu"]:
         tell(Note(f"Warning: it was measured on {promise['gpu']}, but this machine has {machine.gpu_name}."))
     if workload.script is not None:
-        _compare_script(path, promise.get("script", {}), workload.script.facts, tell)
-        planned = workload.script.facts.planned(workload.global_batch_size, machine.world_size)
-        _compare_planned(promise.get("script", {}).get("planned", {}), planned, tell)
+        facts, promised = workload.script.facts, promise.get("script", {})
+        _compare_script(path, promised, facts, tell)
+        planned = facts.planned(workload.global_batch_size, machine.world_size)
+        _compare_planned(promised.get("planned", {}), planned, tell)
 
 
 def _compare_script(path: Path, promise: Mapping[str, Any], facts: ScriptFacts, tell: Subscriber) -> None:

@@ -104,10 +104,14 @@ class ScriptFacts:
     preparation_seconds: float = 0.0
     """From its start to the beginning of training: imports, data set, weights."""
 
+    def own_batch(self, world_size: int) -> int:
+        """Sequences of an optimizer step on `world_size` ranks, by the script's own settings."""
+        return self.global_batch or self.micro_batch * self.accumulation * world_size
+
     def planned(self, global_batch: int, world_size: int) -> OwnTraining | None:
         """What a training at `global_batch` has to equal; None at another one than the script's own, which is meant to
         differ, and where it does not say its own."""
-        if global_batch != (self.global_batch or self.micro_batch * self.accumulation * world_size):
+        if global_batch != self.own_batch(world_size):
             return None
         return OwnTraining(
             micro_batch=self.micro_batch,

@@ -59,7 +59,6 @@ def looks(
     home = folder_with_inputs(folder / "home", script_inputs)
     (folder / "tmp").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
         patch.setattr(tempfile, "tempdir", str(folder / "tmp"))
         with rehearsals(home, folder / "trials", trial_environment) as held:
             yield held

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers.scripts import files_in
+import pytest
+
+from helpers.scripts import SCRIPTS, files_in
 from ladder.events.protocol import FailedEvent, MeasuredEvent
 from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
@@ -102,13 +105,29 @@ class Rehearsals:
 
 @contextmanager
 def rehearsals(home: Path, run_dir: Path, environment: Mapping[str, str]) -> Iterator[Rehearsals]:
-    """In `home`, which has to be the working folder; trials are written below `run_dir`."""
+    """In `home`, which is the working folder meanwhile; trials are written below `run_dir`."""
     run_dir.mkdir(parents=True)
-    launcher = LocalLauncher(
-        marker=f"ladder-test-{secrets.token_hex(8)}",
-        job={"model_config": None, "task": "", "preload": ["ladder.trial.script.running"], "operators": ["shm_comm"]},
-        environment=environment,
-        log=run_dir / "server.log",
-    )
-    with closing(launcher):
-        yield Rehearsals(home, run_dir, launcher)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)  # before the server starts, which stays where it is
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # a script's own modules are the user's files
+        launcher = LocalLauncher(
+            marker=f"ladder-test-{secrets.token_hex(8)}",
+            job={
+                "model_config": None,
+                "task": "",
+                "preload": ["ladder.trial.script.running"],
+                "operators": ["shm_comm"],
+            },
+            environment=environment,
+            log=run_dir / "server.log",
+        )
+        with closing(launcher):
+            yield Rehearsals(home, run_dir, launcher)
+
+
+@contextmanager
+def rehearsals_of_held(folder: Path, environment: Mapping[str, str]) -> Iterator[Rehearsals]:
+    """Of the scripts of tests/scripts/held, in a copy of theirs in `folder`."""
+    shutil.copytree(SCRIPTS / "held", folder / "home", ignore=shutil.ignore_patterns("__pycache__"))
+    with rehearsals(folder / "home", folder / "trials", environment) as held:
+        yield held

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
-from helpers.rehearsals import Rehearsals, rehearsals
-from helpers.scripts import SCRIPTS
+from helpers.rehearsals import Rehearsals, rehearsals_of_held
 
 from ladder.errors import UsageError
 
@@ -16,13 +14,8 @@ from ladder.errors import UsageError
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]) -> Iterator[Rehearsals]:
     """A folder with the scripts, which is also the working folder, and a server for all of them."""
-    folder = tmp_path_factory.mktemp("held")
-    shutil.copytree(SCRIPTS / "held", folder / "home", ignore=shutil.ignore_patterns("__pycache__"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder / "home")
-        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-        with rehearsals(folder / "home", folder / "trials", trial_environment) as held:
-            yield held
+    with rehearsals_of_held(tmp_path_factory.mktemp("held"), trial_environment) as held:
+        yield held
 
 
 @pytest.mark.parametrize("way", ["by_counting", "by_return", "by_exit", "in_a_thread", "in_a_generator"])

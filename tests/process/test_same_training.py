@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from helpers import ladder
 from helpers.answers import answer
-from helpers.rehearsals import Rehearsals, rehearsals
-from helpers.scripts import SCRIPTS
+from helpers.rehearsals import Rehearsals, rehearsals_of_held
 
 from ladder.emit import emit_all
 from ladder.techniques.keys import candidate_of
@@ -27,12 +26,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str]) -> Iterator[Rehearsals]:
     """A folder with the scripts, which is also the working folder, and a server for all looks."""
-    folder = tmp_path_factory.mktemp("same")
-    shutil.copytree(SCRIPTS / "held", folder / "home", ignore=shutil.ignore_patterns("__pycache__"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder / "home")
-        with rehearsals(folder / "home", folder / "trials", trial_environment) as held:
-            yield held
+    with rehearsals_of_held(tmp_path_factory.mktemp("same"), trial_environment) as held:
+        yield held
 
 
 def tuned(home: Rehearsals, key: str, *command: str) -> Any:

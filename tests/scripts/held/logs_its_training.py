@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-untyped, import-not-found, misc, attr-defined"
 """Trainings that write, for each rank, what every optimizer step trained on and with which learning rate.
 
-`way` says how it trains, `samples` is a multiple of the global batch; the others are as TrainingArguments has them.
+`way` says how it trains; the options are as TrainingArguments has them. The samples fill all optimizer steps.
 """
 
 import argparse
@@ -23,9 +23,6 @@ parser.add_argument("way")
 parser.add_argument("--per_device_train_batch_size", type=int, default=1)
 parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
 parser.add_argument("--num_train_epochs", type=int, default=3)
-parser.add_argument("--max_train_steps", type=int, default=0)
-parser.add_argument("--samples", type=int, default=64)
-parser.add_argument("--local_rank", type=int, default=0)
 args = parser.parse_args()
 set_seed(1)
 log = Path("logs") / f"rank{os.environ['RANK']}.jsonl"
@@ -69,7 +66,7 @@ def arguments(kind: Any = TrainingArguments, **more: Any) -> Any:
 def trainer() -> None:
     trained = model()
     follow(trained)
-    Trainer(trained, arguments(), train_dataset=rows(args.samples)).train()
+    Trainer(trained, arguments(), train_dataset=rows()).train()
 
 
 def sft() -> None:
@@ -78,7 +75,7 @@ def sft() -> None:
 
     trained = model()
     follow(trained)
-    data = Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in rows(args.samples)])
+    data = Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in rows()])
     SFTTrainer(trained, arguments(SFTConfig), train_dataset=data, processing_class=tokenizer()).train()
 
 
@@ -105,7 +102,7 @@ def pairs() -> Any:
     def text(row: Any) -> str:
         return " ".join(f"w{number}" for number in row["input_ids"][:8].tolist())
 
-    both = zip(rows(args.samples), rows(args.samples), strict=True)
+    both = zip(rows(), rows(), strict=True)
     return Dataset.from_list([{"prompt": "w1 ", "chosen": text(one), "rejected": text(other)} for one, other in both])
 
 
@@ -122,61 +119,51 @@ def tokenizer() -> Any:
 
 def no_trainer() -> None:
     """As transformers' example without a trainer: steps from the length of the loader, before and after `prepare`."""
+    accelerator, trained, optimizer, loader = to_prepare()
+    schedule = get_scheduler("linear", optimizer, 3, args.num_train_epochs * steps_of_epoch(loader))
+    trained, optimizer, loader, schedule = accelerator.prepare(trained, optimizer, loader, schedule)
+    loop(accelerator, trained, optimizer, loader, schedule)
+
+
+def instruct() -> None:
+    """As open-instruct's: clipped, and with a schedule that is made and prepared once all else is."""
+    accelerator, *things = to_prepare()
+    trained, optimizer, loader = accelerator.prepare(*things)
+    ranks = accelerator.num_processes
+    steps = args.num_train_epochs * steps_of_epoch(loader)
+    schedule = accelerator.prepare(get_scheduler("linear", optimizer, 3 * ranks, steps * ranks))
+    loop(accelerator, trained, optimizer, loader, schedule, clipping=1.0)
+
+
+def to_prepare() -> tuple[Any, ...]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)
     trained = model()
     follow(trained)
-    loader: Any = DataLoader(rows(args.samples), batch_size=args.per_device_train_batch_size, shuffle=True)
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3)
-    each = math.ceil(len(loader) / args.gradient_accumulation_steps)
-    steps = args.max_train_steps or args.num_train_epochs * each
-    ranks = 1 if args.max_train_steps else accelerator.num_processes
-    schedule = get_scheduler("linear", optimizer, 3, steps if not args.max_train_steps else steps * ranks)
-    trained, optimizer, loader, schedule = accelerator.prepare(trained, optimizer, loader, schedule)
-    each = math.ceil(len(loader) / args.gradient_accumulation_steps)
-    steps = args.max_train_steps or args.num_train_epochs * each
-    made = 0
-    for _ in range(math.ceil(steps / each)):
+    loader: Any = DataLoader(rows(), batch_size=args.per_device_train_batch_size, shuffle=True)
+    return accelerator, trained, torch.optim.AdamW(trained.parameters(), lr=1e-3), loader
+
+
+def steps_of_epoch(loader: Any) -> int:
+    steps: int = math.ceil(len(loader) / args.gradient_accumulation_steps)
+    return steps
+
+
+def loop(accelerator: Any, trained: Any, optimizer: Any, loader: Any, schedule: Any, clipping: float = 0.0) -> None:
+    """It ends by its own count."""
+    steps, made = args.num_train_epochs * steps_of_epoch(loader), 0
+    while made < steps:
         trained.train()
         for batch in loader:
             with accelerator.accumulate(trained):
                 accelerator.backward(trained(**batch).loss)
+                if clipping and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(trained.parameters(), clipping)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
             made += accelerator.sync_gradients
-            if made >= steps:
-                break
-
-
-def instruct() -> None:
-    """As open-instruct's: clipped, with a schedule of all ranks, and a loop that ends by its own count."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps, split_batches=False)
-    trained = model()
-    follow(trained)
-    loader: Any = DataLoader(rows(args.samples), batch_size=args.per_device_train_batch_size, shuffle=True)
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3, fused=False)
-    trained, optimizer, loader = accelerator.prepare(trained, optimizer, loader)
-    each = math.ceil(len(loader) / args.gradient_accumulation_steps)
-    steps, made = args.max_train_steps or args.num_train_epochs * each, 0
-    schedule: Any = get_scheduler("linear", optimizer, 3 * accelerator.num_processes, steps * accelerator.num_processes)
-    schedule = accelerator.prepare(schedule)
-    for _ in range(math.ceil(steps / each)):
-        trained.train()
-        for batch in loader:
-            with accelerator.accumulate(trained):
-                accelerator.backward(trained(**batch).loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(trained.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-            made += accelerator.sync_gradients
-            if made >= steps:
-                break
 
 
 def raw_deepspeed() -> None:
@@ -185,7 +172,7 @@ def raw_deepspeed() -> None:
     deepspeed.init_distributed()
     trained = model()
     follow(trained)
-    data = rows(args.samples)
+    data = rows()
     sampler: Any = DistributedSampler(data, seed=1)
     loader: Any = DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=sampler)
     config = {
@@ -195,11 +182,7 @@ def raw_deepspeed() -> None:
         "bf16": {"enabled": True},
     }
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3)
-    steps = (
-        args.num_train_epochs
-        * args.samples
-        // (2 * args.per_device_train_batch_size * args.gradient_accumulation_steps)
-    )
+    steps = args.num_train_epochs * steps_of_epoch(loader)
     schedule = get_scheduler("linear", optimizer, 3, steps)
     engine, *_ = deepspeed.initialize(model=trained, optimizer=optimizer, lr_scheduler=schedule, config=config)
     for epoch in range(args.num_train_epochs):
