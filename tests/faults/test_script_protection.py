@@ -165,3 +165,12 @@ def test_a_working_folder_that_is_read_only_does_no_harm(place: Place) -> None:
         (cwd / "file").write_text("of the user")
         make_read_only(cwd)
         assert place.run("say(open('file').read())") == ["of the user"]
+
+
+def test_a_full_folder_above_with_a_mount_below_it_closes_no_folder_of_the_user(place: Place) -> None:
+    for number in range(3001):  # more than are rebuilt
+        (place.cwd.parent / str(number)).touch()
+    with mounted(place.cwd / "data", "tmpfs"):
+        code = "[open(f'{each}/new', 'w').close() for each in (os.getcwd(), os.environ['HOME'], os.environ['TMPDIR'])]"
+        assert place.run(f"{code}; say(open('kept').read())") == ["kept of the user"]
+    assert [each for each in place.harmed if (each / "new").exists()] == []

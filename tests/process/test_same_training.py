@@ -99,3 +99,19 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
         assert facts.planned_steps == 24
     else:
         assert facts.schedule_steps in (24, 48, None)  # None where it is prepared once the look is over
+
+
+@pytest.mark.parametrize(("way", "steps"), [("twice", 24 + 8), ("drops_last", 24)])
+def test_a_second_training_and_a_loader_that_drops_its_last_batch_may_plan_what_they_like(
+    way: str, steps: int, home: Rehearsals
+) -> None:
+    """Of the second one nothing is known; a larger micro-batch drops what a smaller one trains on."""
+    key = "ddp ckpt=off mb=4"
+    assert home.trial(SCRIPT, way, key=key, proof=True).said == ""
+    facts = tuned(home, key, SCRIPT, way)
+    assert facts.planned_steps == {"twice": 24, "drops_last": 27}[way]
+    if (home.home / "logs").exists():
+        logged(home)
+    done = ladder("run", "best_config.json", folder=home.home)
+    assert done.status == 0, done.output + done.errors
+    assert [len(each) for each in logged(home)] == [steps, steps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,18 @@ from ladder.trial.script.hold import Grip
 from ladder.trial.script.seen import TrainsOtherwiseError
 
 
-def require_planned(grip: Grip, **plans: int | None) -> None:
-    """End a training that plans something else than the script does by itself; `plans` has fields of OwnTraining."""
+def _require_planned(grip: Grip, rounds: bool, **plans: int | None) -> None:
+    """End a training that plans something else than the script does by itself; `plans` has fields of OwnTraining.
+
+    The look saw the first training of the script, so no later one is compared. If the loader or the loop `rounds` an
+    epoch, another micro-batch may round it otherwise.
+    """
     for name, is_now in plans.items():
         own = getattr(grip.script.planned, name, None)
-        if own is not None and is_now is not None and own != is_now:
+        if own is None or is_now is None or name in grip.made.compared:
+            continue
+        grip.made.compared.add(name)
+        if abs(own - is_now) > (_epochs(grip, own) if rounds and name != "trainable" else 0):
             grip.leave(
                 TrainsOtherwiseError(
                     f"with these settings the script plans {is_now:,} {_IN_WORDS[name]}, and {own:,} by itself; "
@@ -26,6 +34,18 @@ def require_planned(grip: Grip, **plans: int | None) -> None:
                     "--map accumulation=--OPTION"
                 )
             )
+
+
+def _epochs(grip: Grip, steps: int) -> int:
+    """In `steps`, where its last step is not full: else every micro-batch has the same number of steps."""
+    (candidate,), samples = grip.spec.candidates, grip.script.planned.samples if grip.script.planned else None
+    batch = candidate.micro_batch * candidate.accumulation * grip.spec.world_size
+    return math.ceil(steps * batch / samples) if samples and samples % batch else 0
+
+
+def require_planned_trainer(grip: Grip, trainer: Trainer, steps: int | None) -> None:
+    """Of a Trainer that is about to train."""
+    _require_planned(grip, rounds=trainer.args.dataloader_drop_last, optimizer_steps=steps)
 
 
 _IN_WORDS = {
@@ -38,7 +58,8 @@ _IN_WORDS = {
 def require_planned_loop(grip: Grip, model: Any, schedule: Any) -> None:
     """Of a loop whose engine is about to be made."""
     grip.made.schedule = schedule
-    require_planned(grip, schedule_steps=length_of_schedule(schedule), trainable=count_parameters(model)[1])
+    length, trainable = length_of_schedule(schedule), count_parameters(model)[1]
+    _require_planned(grip, rounds=True, schedule_steps=length, trainable=trainable)
 
 
 def report_loop(grip: Grip) -> None:
@@ -59,7 +80,7 @@ def report_loop(grip: Grip) -> None:
 
 def train_counted(grip: Grip, trainer: Trainer, train: Callable[[], Any]) -> Any:
     """What `train` returns, which trains with `trainer`; what it made is reported."""
-    trainer.add_callback(_Planned(grip))
+    trainer.add_callback(_Planned(grip, trainer))
     result = train()
     state, total = trainer.state, trainer.state.max_steps
     is_short = state.global_step < total
@@ -78,8 +99,8 @@ def train_counted(grip: Grip, trainer: Trainer, train: Callable[[], Any]) -> Any
 class _Planned(TrainerCallback):  # type: ignore[misc]
     """Compares what the Trainer plans when it begins."""
 
-    def __init__(self, grip: Grip) -> None:
-        self._grip = grip
+    def __init__(self, grip: Grip, trainer: Trainer) -> None:
+        self._grip, self._trainer = grip, trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        require_planned(self._grip, optimizer_steps=state.max_steps)
+        require_planned_trainer(self._grip, self._trainer, state.max_steps)

@@ -29,6 +29,8 @@ class StepsMade:
         """Called with what a micro-step's backward pass begins at, usually the loss."""
         self.schedule: Any = None
         """Of the learning rate, where the script gave it to its engine."""
+        self.compared = set[str]()
+        """What of the first training's plan was compared with the script's own."""
         self._is_passing, self._passes = False, 0
 
     def listen(self) -> None:

@@ -20,7 +20,7 @@ from ladder.trial.script import generating
 from ladder.trial.script.facts import length_of_schedule, model_facts
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
-from ladder.trial.script.planned import require_planned, train_counted
+from ladder.trial.script.planned import require_planned_trainer, train_counted
 from ladder.trial.script.samples import Samples, require_batch_size, shape_of
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
@@ -50,11 +50,9 @@ def hold_trainer(grip: Grip) -> None:
         if grip.is_run:
             more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return train_counted(grip, trainer, lambda: own(trainer, *(() if more else arguments), **options | more))
-        if grip.spec.proof and not generating.generates(trainer):
-            require_planned(grip, optimizer_steps=_planned_steps(trainer, trainer.get_train_dataloader()))
+        trainer.add_callback(_Held(trainer, grip))
         # A proof ends when its steps are timed, however few the script would make. It evaluates when they are.
         trainer.args.max_steps, trainer.args.eval_on_start = _MANY, False
-        trainer.add_callback(_Held(trainer, grip))
         try:
             own(trainer)  # without a checkpoint to go on from
         except BaseException as error:
@@ -270,20 +268,28 @@ class _Held(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
-        self._trainer, self._grip = trainer, grip
+        self._trainer, self._grip, self._own_max_steps = trainer, grip, trainer.args.max_steps
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
         trainer, grip = self._trainer, self._grip
         grip.saves.redirect()
         generates = generating.generates(trainer)
         if generates:
             generating.show_progress(trainer, grip)
         if grip.spec.proof:
+            if not generates:
+                self._require_planned(train_dataloader)
             steps = RealStepsOfGenerating if generates else RealStepsOfTrainer
             trainer.add_callback(steps(trainer, grip))
             return
         subject = GeneratingSubject(trainer, grip) if generates else TrainerSubject(trainer, grip)
         grip.held("trainer", lambda: measure_all(grip.spec, subject, grip.reporter, grip.gauge))
+
+    def _require_planned(self, loader: Any) -> None:
+        trainer, many = self._trainer, self._trainer.args.max_steps
+        trainer.args.max_steps = self._own_max_steps
+        require_planned_trainer(self._grip, trainer, _planned_steps(trainer, loader))
+        trainer.args.max_steps = many
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_evaluate = control.should_save = control.should_log = False

@@ -69,6 +69,22 @@ def trainer() -> None:
     Trainer(trained, arguments(), train_dataset=rows()).train()
 
 
+def twice() -> None:
+    """A short training more, as of a second stage."""
+    trained = model()
+    follow(trained)
+    Trainer(trained, arguments(), train_dataset=rows()).train()
+    args.num_train_epochs = 1
+    Trainer(trained, arguments(), train_dataset=rows()).train()
+
+
+def drops_last() -> None:
+    """Three samples more than fill its optimizer steps."""
+    trained, data = model(), rows()
+    follow(trained)
+    Trainer(trained, arguments(dataloader_drop_last=True), train_dataset=[*data, *data[:3]]).train()
+
+
 def sft() -> None:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
