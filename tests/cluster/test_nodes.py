@@ -157,6 +157,7 @@ def _kill_slurmd(slurm: Slurm, node: str) -> None:
     os.kill(int((slurm.folder / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.night  # beside the next test, in which the step is killed as well
 def test_a_slurmd_that_is_killed_during_a_trial_costs_nothing(tmp_path: Path, leaves_nothing: Check) -> None:
     """Each step has a process of its own, slurmstepd, and srun talks to that."""
     with running_slurm() as slurm:  # of its own: a slurmd is missing in the end

@@ -49,7 +49,7 @@ def test_the_written_job_tunes_to_its_end(slurm: Slurm, tmp_path: Path) -> None:
     [
         # What `--signal=B:TERM@120` does two minutes before the end; Slurm's clock of time limits counts in minutes.
         ("scancel", "--batch", "--signal=TERM"),
-        ("scontrol", "requeue"),
+        pytest.param(("scontrol", "requeue"), marks=pytest.mark.night),
     ],
 )
 def test_a_job_without_time_left_or_that_somebody_queues_again_goes_on(

@@ -77,7 +77,9 @@ def require_no_job(slurm: Slurm) -> None:
     wait_until(lambda: jobs_in_queue(slurm) == [], 20)
 
 
-@pytest.mark.parametrize("each", [[], ["--trials-per-job", "1", "--queued-jobs", "2"]])
+@pytest.mark.parametrize(
+    "each", [[], pytest.param(["--trials-per-job", "1", "--queued-jobs", "2"], marks=pytest.mark.night)]
+)
 def test_a_tune_in_jobs_is_proven_and_leaves_none(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, each: list[str]
 ) -> None:
@@ -162,7 +164,7 @@ def _lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
     ("end", "why"),
     [
         (_cancel, "somebody cancelled it"),
-        (_reach_the_limit, "its time limit was reached"),
+        pytest.param(_reach_the_limit, "its time limit was reached", marks=pytest.mark.night),  # a minute is the least
         (_lose_a_node, "a node failed"),
     ],
 )

@@ -1,16 +1,15 @@
-"""A script that trains otherwise than its answer says is found out by `ladder verify`; and one that waits for its data.
-
-All tests share one tune.
-"""
+"""A script that trains otherwise than its answer says is found out in its proof; and one that waits for its data."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import Finished, ladder
+from helpers.rehearsals import Rehearsals, rehearsals
 from helpers.scripts import MISBEHAVING, files_in, folder_with_inputs
 
 pytest.importorskip("datasets")  # the script reads its data with it
@@ -44,34 +43,45 @@ def test_a_script_whose_loader_sets_the_pace_is_told_by_how_much(tuned: tuple[Pa
     assert f"Warning: {warning}." in done.output
 
 
+@pytest.fixture(scope="module")
+def looks(
+    tmp_path_factory: pytest.TempPathFactory, script_inputs: Path, trial_environment: dict[str, str]
+) -> Iterator[Rehearsals]:
+    folder = tmp_path_factory.mktemp("looks")
+    with rehearsals(folder_with_inputs(folder / "home", script_inputs), folder / "trials", trial_environment) as held:
+        yield held
+
+
 @pytest.mark.parametrize(
     ("option", "differs"),
     [
         ("--own_batch", "sequences in a micro-step: 2, and the candidate has 4"),
         ("--own_accumulation", "micro-steps in an optimizer step: 2, and the candidate has 1"),
-        pytest.param(
-            "--own_checkpointing",
-            "gradient checkpointing: on, and the candidate has off",
-            marks=pytest.mark.night,  # it is found by the same comparison
-        ),
+        ("--own_checkpointing", "gradient checkpointing: on, and the candidate has off"),
     ],
 )
 def test_a_script_that_decides_itself_what_a_trial_decides_is_found_out_in_the_proof(
-    option: str, differs: str, tuned: tuple[Path, Finished]
+    option: str, differs: str, looks: Rehearsals
 ) -> None:
+    done = looks.trial(SCRIPT, option, proof=True)
+    assert done.said == f"the script trains with {differs}; leave that setting of the script to ladder"
+    assert done.made == frozenset()
+
+
+@pytest.mark.night  # a whole verification, for its sentence
+def test_a_verification_ends_with_what_a_script_decides_itself(tuned: tuple[Path, Finished]) -> None:
     folder, _ = tuned
-    if option == "--own_checkpointing" and section_in(folder)["gradient_checkpointing"]:
-        pytest.skip("on this machine recomputing the layers was faster")
     before = files_in(folder)
-    done = ladder("verify", "best_config.json", "--", SCRIPT, option, folder=folder)
+    done = ladder("verify", "best_config.json", "--", SCRIPT, "--own_batch", folder=folder)
     assert done.status == 2
     (sentence,) = [line for line in done.errors.splitlines() if line.startswith("ladder: ")]
     assert sentence.startswith("ladder: 'best_config.json' could not be verified, because the script failed: rank ")
-    assert sentence.endswith(f"the script trains with {differs}; leave that setting of the script to ladder.")
+    assert sentence.endswith("and the candidate has 4; leave that setting of the script to ladder.")
     assert done.num_left == 0
     assert files_in(folder) == before
 
 
+@pytest.mark.alone  # with the one that has this tune
 def test_a_script_with_another_optimizer_is_found_out_before_its_proof(tuned: tuple[Path, Finished]) -> None:
     folder, _ = tuned
     done = ladder("verify", "best_config.json", "--", SCRIPT, "--own_optimizer", folder=folder)

@@ -164,7 +164,10 @@ def check_trainer(reports: Path, answer: Answer, **facts_of_a_rank: Any) -> None
         assert (rank["optimizer_steps"], rank["epoch"]) == (2, 1.0)
 
 
-@pytest.mark.parametrize(("numerics", "master"), [(BF16_STATES, "torch.bfloat16"), (ADAM_8BIT, "torch.float32")])
+@pytest.mark.parametrize(
+    ("numerics", "master"),
+    [(BF16_STATES, "torch.bfloat16"), pytest.param(ADAM_8BIT, "torch.float32", marks=pytest.mark.night)],
+)
 def test_a_trainer_script_reads_the_arguments_file_under_the_launch_script_at_stage_3_with_all_that_lies_beyond(
     numerics: Technique, master: str, tmp_path: Path, reports: Path
 ) -> None:
@@ -231,7 +234,7 @@ def test_accelerate_launch_trains_a_plain_script_with_the_yaml_at_stage_2(tmp_pa
 # A script with a dummy optimizer takes the one in the answer.
 @pytest.mark.parametrize(
     ("rung", "learning_rate"),
-    [("zero3", None), ("zero3", 2e-3), pytest.param("zero2", 2e-3, marks=pytest.mark.night)],
+    [("zero3", 2e-3), *(pytest.param(*each, marks=pytest.mark.night) for each in (("zero3", None), ("zero2", 2e-3)))],
 )
 def test_the_launch_script_trains_an_accelerate_script_from_an_awkward_folder(
     rung: str, learning_rate: float | None, tmp_path: Path, reports: Path

@@ -98,8 +98,8 @@ on_half_of_the_sequence = changed(seq_len=32)
         *((stage, (), 0.002) for stage in STAGES),
         ("zero2", (half_checkpointed,), 0.002),
         *((plain, (), 0.005) for plain in PLAIN),
-        ("ddp+compile-whole", (), 0.01),
-        pytest.param("fsdp2+compile", (), 0.01, marks=pytest.mark.night),  # test_proofs.py compiles its blocks
+        # test_proofs.py compiles blocks
+        *(pytest.param(name, (), 0.01, marks=pytest.mark.night) for name in ("ddp+compile-whole", "fsdp2+compile")),
         *(pytest.param(name, (), 0.02, marks=needs_torchao) for name in ("ddp+fp8", "fsdp2+fp8")),
     ],
 )

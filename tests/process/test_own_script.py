@@ -216,8 +216,8 @@ class Tuned:
 
 # tests/process/test_pictures.py shows in a second what is done about images.
 AT_NIGHT = ("experts at zero3", "trl.scripts.sft on pictures")
-TRAINS_AT_NIGHT = (*AT_NIGHT, "causal_trainer at zero3", "causal_loop")
-"""The launch script's test trains the first, and test_same_training.py has such a loop."""
+TRAINS_AT_NIGHT = (*AT_NIGHT, "causal_trainer at zero3", "causal_loop", "counted_loop", "grpo_trainer")
+"""The launch script's test trains the first; test_same_training.py has such loops, and counts what they train on."""
 PARAMETERS = {name: pytest.param(name, marks=[pytest.mark.night] * (name in AT_NIGHT)) for name in CASES}
 
 
@@ -316,6 +316,7 @@ def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they
     assert tuned.config["ladder"]["script"]["generation_batch_size"] == 8
 
 
+@pytest.mark.night
 @of_cases("grpo_trainer")
 def test_the_answer_can_be_verified(tuned: Tuned) -> None:
     before = files_in(tuned.folder)

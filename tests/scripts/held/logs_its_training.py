@@ -64,13 +64,7 @@ def arguments(kind: Any = TrainingArguments, **more: Any) -> Any:
 
 
 def trainer() -> None:
-    trained = model()
-    follow(trained)
-    Trainer(trained, arguments(), train_dataset=rows()).train()
-
-
-def twice() -> None:
-    """A short training more, as of a second stage."""
+    """With a second, shorter training."""
     trained = model()
     follow(trained)
     Trainer(trained, arguments(), train_dataset=rows()).train()
