@@ -59,7 +59,9 @@ def installed_versions(folder: Path) -> list[str]:
 
 def development_requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    needed: list[str] = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["dev"]
+    extras = project["project"]["optional-dependencies"]
+    needed: list[str] = project["project"]["dependencies"] + extras["train"] + extras["dev"]
+    needed = [each for each in needed if not each.startswith("oom-ladder")]
     # To install ladder itself in place, `hatchling` needs `editables`.
     return [*needed, *project["build-system"]["requires"], "editables"]
 

@@ -100,6 +100,8 @@ class Backend(ABC):
     """What `--backend` calls it; empty if its rungs are tried with `--backend all` only."""
     help = ""
     """What that does: the end of a sentence for the option's help."""
+    package = ""
+    """What has to be installed for it, beside torch, transformers and accelerate."""
     kind: str
     """Which of the simulator's kinds of assignments its ranks have (`ladder.simulation.kinds`)."""
     one_rank_needs_no_stage = False

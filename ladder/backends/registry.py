@@ -18,6 +18,8 @@ MAIN = next(iter(BACKENDS.values()))
 REFERENCE = Engine(next(rung for rung in MAIN.rungs if rung.stage == 1))
 """The engine with whose losses those of others are compared. Measured on CPU ranks in bf16: all stages agree to four
 digits, after stage 0's extra step is corrected (`trial.model.forget_steps`), which is worth 1 to 3 % of the loss."""
+REFERENCE_OF_TORCH = Engine(next(rung for rung in PLAIN.rungs if rung.stage == 0))
+"""The same where DeepSpeed is not installed."""
 
 
 class _Rungs(Mapping[str, Rung]):

@@ -62,6 +62,12 @@ def doctor(
     ] = DoctorLauncher.local,
     nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
     model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,
+    python: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Check the environment of this interpreter for training.", show_default=False
+        ),
+    ] = "",
     output_format: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.text,
 ) -> int:
     """Check what trials need: GPUs, driver, packages, compilers, memory, drive and Hub; each problem with its fix.
@@ -80,6 +86,7 @@ def doctor(
 
       ladder doctor --model meta-llama/Llama-2-7b-hf --format json
     """
+    from ladder.machine.interpreter import ranks_in
     from ladder.tuning.options import TuneOptions
 
     if not measure and (nodes is not None or hostfile is not None or launcher is not DoctorLauncher.local):
@@ -87,10 +94,11 @@ def doctor(
     where = TuneOptions(nodes=nodes, hostfile=hostfile, launcher=launcher.value, gpus=gpus, nvme_path=nvme_path)
     speeds = partial(_speeds, measure, where)
     checks = []
-    for check in _checks(speeds, build=build, nvme_path=nvme_path, model=model):
-        checks.append(check)
-        if output_format is DoctorFormat.text:
-            _print(check)
+    with ranks_in(python, must_train=False):
+        for check in _checks(speeds, build=build, nvme_path=nvme_path, model=model):
+            checks.append(check)
+            if output_format is DoctorFormat.text:
+                _print(check)
     failed = [check.name for check in checks if check.status == "FAIL"]
     if output_format is DoctorFormat.json:
         typer.echo(_as_json(checks, failed))

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +18,13 @@ from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.protecting import protection_here
 from ladder.machine.host import compiler
+from ladder.machine.interpreter import ranks_python, version_of
 from ladder.text import shown
 
 # DeepSpeed's operators, and what needs them.
 _OPERATORS = {"shm_comm": "every trial on the CPU", "cpu_adam": "optimizer offload", "async_io": "NVMe offload"}
-_CHECKED = ("torch", "deepspeed", "transformers", "accelerate", "optuna", "huggingface-hub", "nvidia-ml-py")
+_OF_RANKS = ("torch", "deepspeed", "transformers", "accelerate")
+_CHECKED = (*_OF_RANKS, "optuna", "huggingface-hub", "nvidia-ml-py")
 _TORCH_SECONDS = 120.0
 """Time to import torch and initialise CUDA. Chosen: five times the 23 s that the imports for trials took on the slowest
 host so far (measured: benchmarks/results/4xh200-beyond-the-ladder)."""
@@ -37,23 +38,33 @@ def packages() -> Iterator[Check]:
     try:
         needs = importlib.metadata.requires(_DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:
-        yield warn("ladder", "is not installed, so the versions that it needs are not checked", "pip install .")
+        yield warn(
+            "ladder", "is not installed, so the versions that it needs are not checked", "pip install '.[train]'"
+        )
         needs = ()
     for line in needs:
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": "train"}):
             wanted[requirement.name] = requirement.specifier
     for name in _CHECKED:
         specifier = wanted.get(name)
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            yield fail(name, "is not installed", f"pip install '{name}{specifier or ''}'")
+        version = version_of(name) if name in _OF_RANKS else _own_version(name)
+        if not version:
+            severity, without = (warn, "; DDP and FSDP2 train without") if name == "deepspeed" else (fail, "")
+            yield severity(name, f"is not installed{without}", f"pip install '{name}{specifier or ''}'")
             continue
         if specifier is None or specifier.contains(version, prereleases=True):
             yield ok(name, version, version=version)
         else:
             yield fail(name, f"{version} is outside {specifier}", f"pip install '{name}{specifier}'", version=version)
+
+
+def _own_version(name: str) -> str:
+    """In ladder's own environment."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:
@@ -122,7 +133,7 @@ def compilers() -> Iterator[Check]:
         ("compiler", compiler(), "apt-get install g++ (Debian, Ubuntu), or set CXX"),
         ("ninja", "ninja", "pip install ninja, and run ladder with the environment's bin folder on PATH"),
     ):
-        found = shutil.which(program) or (shutil.which(program, path=os.path.dirname(sys.executable)))
+        found = shutil.which(program) or (shutil.which(program, path=os.path.dirname(ranks_python())))
         if found is None:
             rungs = "optimizer offload, NVMe and CPU ranks need it"
             yield warn(name, f"{shown(program)} is missing; {rungs}", fix)

@@ -12,6 +12,7 @@ from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
 from ladder.emit.nodes import finding, on_this_node, torchrun_options
 from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
+from ladder.machine.interpreter import is_own, ranks_python
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
 from ladder.workload.script import Script
@@ -68,6 +69,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
 
 def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
     """Through `ladder run`, which gives the unchanged script the answer's settings."""
+    python = "" if is_own() else f" --python {shlex.quote(ranks_python())}"
     lines = [
         "#!/usr/bin/env bash",
         *_comment(f"{_headline(answer)}{_on_each_node(answer, paths, '')}"),
@@ -81,7 +83,7 @@ def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
         "fi",
         *finding(answer.num_nodes),
         *(['export MASTER_ADDR="$head" MASTER_PORT="$port"'] if answer.num_nodes > 1 else []),
-        f'exec ladder run "$here"/{_quoted(paths.config.name)} -- "$@"',
+        f'exec ladder run "$here"/{_quoted(paths.config.name)}{python} -- "$@"',
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,18 +1,19 @@
 """The data exchanged between controller and ranks: a trial's specification, and the events in a rank's file.
 
-Both cross a process boundary, so pydantic validates them. Times are seconds on CLOCK_MONOTONIC, which is the same for
-all processes of a host, so events of different ranks can be ordered. A launcher on several hosts moves them to its own.
+Both cross a process boundary, so their kinds are checked when they are read. Times are seconds on CLOCK_MONOTONIC,
+which is the same for all processes of a host, so events of different ranks can be ordered. A launcher on several hosts
+moves them to its own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-from pydantic import Field, TypeAdapter
-
-from ladder.events.frozen import Frozen
+from ladder.events.as_json import NotReadError, from_plain
 from ladder.events.outcome import OutcomeKind
 from ladder.events.protection import Level
 from ladder.events.step_policy import CandidateSpec, StepPolicy
@@ -28,7 +29,8 @@ UNREPORTED = os.EX_IOERR
 """The exit status of a rank that could not write its report."""
 
 
-class ProductSpec(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ProductSpec:
     """A size of matrix products, as `workload.matrices.Product`."""
 
     inputs: int
@@ -37,7 +39,8 @@ class ProductSpec(Frozen):
     tokens: float
 
 
-class ScriptSpec(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ScriptSpec:
     """A user's script as the trial."""
 
     command: tuple[str, ...]
@@ -46,7 +49,7 @@ class ScriptSpec(Frozen):
     """A look ends where training would begin; a run is the user's own, with the settings of an answer."""
     scratch: str = ""
     """The folder that takes what a look or a trial would write into the user's."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     """TrainingArguments of a trial or a run."""
     resume: str = ""
     """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
@@ -60,7 +63,8 @@ class ScriptSpec(Frozen):
     """What the training has to equal: the script's own, by a look; None where that is not known."""
 
 
-class Share(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class Share:
     """The ranks of a trial that run on one of several nodes, and where all ranks meet."""
 
     first: int
@@ -71,7 +75,8 @@ class Share(Frozen):
     """Of the meeting point; 0 on the node of rank 0, which chooses it."""
 
 
-class TrialSpec(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
     """One trial: one engine, its candidates in ascending predicted memory."""
 
     trial: str
@@ -99,7 +104,7 @@ class TrialSpec(Frozen):
     """Their names."""
     rank_modules: tuple[str, ...] = ()
     """The modules that ranks import for techniques."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     """Variables that techniques need, before anything is built."""
     shares_sequences: bool = False
     """All ranks work on the same sequences, each on a part (sequence parallelism)."""
@@ -108,7 +113,7 @@ class TrialSpec(Frozen):
     candidates: tuple[CandidateSpec, ...]
     memory_limit: int
     """Bytes that a rank may use: the GPU's memory, or less. 0 in a run is no limit."""
-    steps: StepPolicy = StepPolicy()
+    steps: StepPolicy = field(default_factory=StepPolicy)
     proof: bool = False
     """Also run an evaluation pass and gather the 16-bit weights."""
     probe: bool = False
@@ -156,14 +161,16 @@ class TrialSpec(Frozen):
         return int(self.deepspeed.get("zero_optimization", {}).get("stage", 0))
 
 
-class PhaseEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class PhaseEvent:
     kind: Literal["phase"] = "phase"
     t: float
     phase: Phase
     candidate: str | None = None
 
 
-class StepEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StepEvent:
     """Progress: a micro-step has ended."""
 
     kind: Literal["step"] = "step"
@@ -172,7 +179,8 @@ class StepEvent(Frozen):
     seconds: float
 
 
-class MeasuredEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class MeasuredEvent:
     """A candidate is measured. Step times are of the slowest rank, so they are the same in every rank's event."""
 
     kind: Literal["measured"] = "measured"
@@ -220,7 +228,8 @@ class MeasuredEvent(Frozen):
         return (accumulation - 1) * micro + statistics.median(self.boundary_seconds)
 
 
-class ProtectedEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class ProtectedEvent:
     """What keeps the user's files from the script that is about to run."""
 
     kind: Literal["protected"] = "protected"
@@ -228,7 +237,8 @@ class ProtectedEvent(Frozen):
     level: Level
 
 
-class LookedEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class LookedEvent:
     """What a look at a script found."""
 
     kind: Literal["looked"] = "looked"
@@ -236,7 +246,8 @@ class LookedEvent(Frozen):
     facts: ScriptFacts
 
 
-class HeldEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class HeldEvent:
     """The rank has taken hold of the script's training: from here on it measures."""
 
     kind: Literal["held"] = "held"
@@ -244,7 +255,8 @@ class HeldEvent(Frozen):
     by: ScriptKind
 
 
-class CheckpointEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CheckpointEvent:
     """A run has written a checkpoint from which it could go on, or read one."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -253,7 +265,8 @@ class CheckpointEvent(Frozen):
     """Of a Trainer, which goes on where it is told; empty for a loop of the script's own, which finds its own."""
 
 
-class TrainedEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class TrainedEvent:
     """A training of a run is over, and what it made."""
 
     kind: Literal["trained"] = "trained"
@@ -271,7 +284,8 @@ class TrainedEvent(Frozen):
     """By a callback of the script's own."""
 
 
-class FailedEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class FailedEvent:
     """Why this rank failed. `consequence` says that the failure of another rank caused it."""
 
     kind: Literal["failed"] = "failed"
@@ -286,14 +300,15 @@ class FailedEvent(Frozen):
     traceback: str = ""
 
 
-class DoneEvent(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class DoneEvent:
     """The rank's report is complete."""
 
     kind: Literal["done"] = "done"
     t: float
 
 
-Event = Annotated[
+Event = (
     PhaseEvent
     | StepEvent
     | MeasuredEvent
@@ -303,12 +318,16 @@ Event = Annotated[
     | CheckpointEvent
     | TrainedEvent
     | FailedEvent
-    | DoneEvent,
-    Field(discriminator="kind"),
-]
-_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+    | DoneEvent
+)
+_BY_KIND: dict[str, type[Event]] = {each.kind: each for each in get_args(Event)}
 
 
 def parse_event(line: str | bytes) -> Event:
-    """Parse one line of a rank's file. pydantic.ValidationError for a line that this version does not know."""
-    return _EVENT.validate_json(line)
+    """Parse one line of a rank's file. NotReadError for a line that this version does not know."""
+    try:
+        said = json.loads(line)
+        kind = _BY_KIND[said["kind"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise NotReadError(f"no event: {error}") from None
+    return from_plain(kind, said)

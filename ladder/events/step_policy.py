@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ladder.events.frozen import Frozen
 
-
-class CandidateSpec(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class CandidateSpec:
     """What a rank needs to know about a candidate."""
 
     key: str
@@ -35,7 +35,8 @@ class CandidateSpec(Frozen):
         return self.first_within is not None and first_seconds > self.first_within
 
 
-class StepPolicy(Frozen):
+@dataclass(frozen=True, kw_only=True)
+class StepPolicy:
     """How many optimizer steps a candidate is timed for."""
 
     warmup: int = 1

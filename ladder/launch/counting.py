@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from ladder import __version__
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.cache import cache_folder, keep
+from ladder.machine.interpreter import has_module, version_of
 from ladder.workload.config_guard import shorten
 from ladder.workload.counted import Count, Counted
 from ladder.workload.workload import Task
@@ -35,7 +34,7 @@ def counting(note: Callable[[str], None] = lambda _: None) -> Count:
 
 
 def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | None) -> Counted | None:
-    if find_spec("torch") is None or find_spec("transformers") is None:
+    if not (has_module("torch") and has_module("transformers")):
         return None
     asked = json.dumps({"config": config, "task": task}, sort_keys=True)
     kept = _file_of(asked)
@@ -70,7 +69,7 @@ def _ask(asked: str) -> dict[str, Any] | None:
 
 def _file_of(asked: str) -> Path:
     """Where the reply is kept. What is counted depends on the versions of these programs."""
-    versions = " ".join((__version__, _REPLY, *map(importlib.metadata.version, ("transformers", "torch"))))
+    versions = " ".join((__version__, _REPLY, *map(version_of, ("transformers", "torch"))))
     return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import EnvironmentFaultError
+from ladder.events.as_json import to_json
 from ladder.events.protocol import UNREPORTED, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
@@ -73,7 +75,7 @@ class LocalLauncher(Launcher):
         cannot be the cause.
         """
         if self._cold or spec.share is not None:  # several nodes would have to agree
-            spec = spec.model_copy(update={"may_stay": False})
+            spec = replace(spec, may_stay=False)
         requested, again = now(), self._can_serve(spec)
         run = self._run(spec, deadlines, listener, again=again)
         if again and is_doubtful(run):
@@ -91,7 +93,7 @@ class LocalLauncher(Launcher):
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
         spec_file = folder / ("spec.json" if spec.share is None else f"spec-from-rank{spec.share.first}.json")
-        spec_file.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
+        spec_file.write_text(to_json(spec, indent=1), encoding="utf-8")
         run = TrialRun(spec=spec, events=[[] for _ in range(spec.world_size)])
         if not again and (stuck := self._end_staying()) is not None:
             run.started = run.ended = now()

@@ -8,6 +8,7 @@ import select
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import IO
 
 from ladder.errors import EnvironmentFaultError
@@ -50,7 +51,7 @@ def measure_share(
     job = {
         "device": device,
         "gpu_uuids": list(gpu_uuids),
-        "share": share.model_dump(),
+        "share": asdict(share),
         "world": world,
         "parent": os.getpid(),
     }

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ladder.machine.cache import cache_folder
+from ladder.machine.interpreter import is_own, packages_folder, ranks_python
 
 # Like `python -m`, but without the current folder on sys.path: it may be a model's folder with a psutil.py in it.
 # (Python 3.11 has -P for this, 3.10 has nothing.) The folder of this package is added at the end, so that a checkout
@@ -21,14 +22,19 @@ _PACKAGES = str(Path(__file__).parents[2])
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """The command that runs a module of ladder as a program, which imports nothing from the current folder."""
+    """The command that runs a module of ladder as a program, which imports nothing from the current folder.
+
+    The ranks' side runs in their own environment, which need not be this one.
+    """
+    if name.startswith("ladder.trial."):
+        return [ranks_python(), "-c", _RUN_MODULE, packages_folder(cache_folder()), name, *arguments]
     return [sys.executable, "-c", _RUN_MODULE, _PACKAGES, name, *arguments]
 
 
 def module_environment(changes: Mapping[str, str]) -> dict[str, str]:
     """Our environment with `changes`, for `module_command`. Empty entries of PYTHONPATH mean the current folder, so
     they are removed."""
-    environment = {**os.environ, **changes}
+    environment = _with_programs({**os.environ, **changes})
     if "PYTHONPATH" in environment:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, environment["PYTHONPATH"].split(os.pathsep)))
     if _has_no_bytecode("torch") and "PYTHONPYCACHEPREFIX" not in environment:
@@ -37,13 +43,30 @@ def module_environment(changes: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
+def training_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Our environment with `changes`, for a training in the ranks' environment, which need not have ladder."""
+    environment = _with_programs({**os.environ, **changes})
+    if not is_own():
+        before = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (before, packages_folder(cache_folder()))))
+    return environment
+
+
+def _with_programs(environment: dict[str, str]) -> dict[str, str]:
+    """With the programs of the ranks' environment first, as ninja, with which torch compiles operators."""
+    if is_own():
+        return environment
+    path = os.path.dirname(ranks_python()), environment.get("PATH", os.defpath)
+    return environment | {"PATH": os.pathsep.join(path)}
+
+
 def _has_no_bytecode(package: str) -> bool:
     """Whether Python compiles all of `package` at each import, and keeps nothing of it.
 
     So it is in container images that pip or uv filled without compiling, if they set PYTHONDONTWRITEBYTECODE or cannot
     be written. Imports then take 11 s instead of 5 s (measured on a host with an H100).
     """
-    found = importlib.util.find_spec(package)
+    found = importlib.util.find_spec(package) if is_own() else None
     if found is None or found.origin is None:
         return False
     kept = Path(importlib.util.cache_from_source(found.origin))

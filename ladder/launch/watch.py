@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from ladder.events.as_json import NotReadError
 from ladder.events.protocol import (
     DoneEvent,
     Event,
@@ -71,7 +69,7 @@ class RankFile:
 def _parse(line: bytes) -> Event | None:
     try:
         return parse_event(line)
-    except (ValidationError, json.JSONDecodeError):
+    except NotReadError:
         return None  # a line that cannot be read counts as missing; a rank without `done` has failed
 
 

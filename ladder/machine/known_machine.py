@@ -7,7 +7,6 @@ sheets.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import re
@@ -20,6 +19,7 @@ from typing import Any
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.gpus import driver_version
+from ladder.machine.interpreter import version_of
 from ladder.machine.rates import Points, rates_of
 from ladder.text import digest_of, shown
 
@@ -69,7 +69,7 @@ def facts_of_host(device: str) -> dict[str, Any]:
     return {
         "driver": driver_version() if device == "cuda" else None,
         "cpu": _cpu_name(),
-        "torch": _version("torch"),
+        "torch": version_of("torch") or "not installed",
     }
 
 
@@ -171,10 +171,3 @@ def _cpu_name() -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

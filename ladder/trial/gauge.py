@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-import pynvml
 import torch
-from deepspeed.accelerator import get_accelerator
 
 from ladder.events.memory_limit import slack
 from ladder.trial.failure import OverLimitError
 from ladder.trial.host_memory import HostMemory
+from ladder.trial.of_deepspeed import is_installed
+from ladder.trial.used_memory import UsedMemory
 from ladder.units import format_bytes
 
 
@@ -66,7 +66,7 @@ class Gauge(Protocol):
 
 
 def make_gauge(device: str, gpu_uuid: str | None) -> Gauge:
-    return CudaGauge(gpu_uuid) if device == "cuda" else CpuGauge()
+    return CudaGauge(gpu_uuid or "") if device == "cuda" else CpuGauge()
 
 
 class CudaGauge:
@@ -75,20 +75,16 @@ class CudaGauge:
     That is the use of the whole GPU minus what was in use before: containers hide figures by process.
     """
 
-    def __init__(self, gpu_uuid: str | None) -> None:
-        pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
-        self._before = self._used()
+    def __init__(self, gpu_uuid: str) -> None:
+        self._used = UsedMemory(gpu_uuid)
+        self._before = self._used.read()
         self._outside_after_first: int | None = None
         self._limit = 0
         self._retries = 0
         self._host = HostMemory()
 
-    def _used(self) -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-
     def _outside(self) -> int:
-        return max(0, self._used() - self._before - torch.cuda.memory_reserved())
+        return max(0, self._used.read() - self._before - torch.cuda.memory_reserved())
 
     def start(self, limit: int) -> None:
         self._limit = limit
@@ -214,6 +210,10 @@ def limit_torch(room: int) -> None:
 
 def tell_deepspeed(free: Callable[[], int]) -> None:
     """Let DeepSpeed see the limit: it asks how much is free before it flattens parameters on the GPU."""
+    if not is_installed():
+        return
+    from deepspeed.accelerator import get_accelerator
+
     get_accelerator().available_memory = lambda device_index=None: free()
 
 

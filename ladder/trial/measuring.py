@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.gauge import Gauge, Reading
@@ -62,7 +64,7 @@ def _measure(
         subject.gather(spec.save_folder)
     event = measured(candidate, gauge.read(), timings, began=began, ended=ended, losses=losses + timings.losses)
     alone = matrix_flops(spec, candidate) if spec.products else None
-    return event.model_copy(update={"compile_seconds": compiling, "matrix_flops": alone})
+    return replace(event, compile_seconds=compiling, matrix_flops=alone)
 
 
 def _compiles(spec: TrialSpec) -> bool:

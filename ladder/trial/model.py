@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import deepspeed
 import torch
 from accelerate import init_empty_weights
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,14 +123,22 @@ def _switch_off_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
 
 
+def _whole(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
+    """Within it, a parameter that stage 3 has divided is whole, and what rank 0 makes of it stays."""
+    if not hasattr(parameter, "ds_id"):
+        return nullcontext()
+    import deepspeed
+
+    whole: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)
+    return whole
+
+
 def _set_weights_by_name(model: torch.nn.Module, spec: TrialSpec) -> None:
     """Fill matrices with numbers that depend only on their name and shape: stage 3 draws them in another order."""
     for name, parameter in model.named_parameters():
         if spec.load_in is not None and not parameter.requires_grad:
             continue  # every rank made it alike, whatever the stage, and it may be packed
-        partitioned = hasattr(parameter, "ds_id")
-        whole = deepspeed.zero.GatheredParameters([parameter], modifier_rank=0) if partitioned else nullcontext()
-        with whole, torch.no_grad():
+        with _whole(parameter), torch.no_grad():
             if parameter.dim() > 1:
                 generator = torch.Generator(spec.device).manual_seed(zlib.crc32(name.encode()))
                 numbers = torch.randn(parameter.shape, generator=generator, device=spec.device, dtype=parameter.dtype)

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from ladder.trial.descendants import adopt_orphans, end_descendants
 
 # Our names of operators, and DeepSpeed's builders for them.
@@ -91,8 +89,8 @@ def _is_abandoned(lock: Path) -> bool:
 
 def _is_open(wanted: os.stat_result) -> bool:
     """Whether a process of this user has the file open, as a process that builds does."""
-    for process in psutil.process_iter():
-        for link in Path(f"/proc/{process.pid}/fd").glob("*") if _is_ours(process) else ():
+    for process in Path("/proc").glob("[0-9]*"):
+        for link in (process / "fd").glob("*") if _is_ours(process) else ():
             try:
                 found = link.stat()
             except OSError:
@@ -102,11 +100,12 @@ def _is_open(wanted: os.stat_result) -> bool:
     return False
 
 
-def _is_ours(process: psutil.Process) -> bool:
+def _is_ours(process: Path) -> bool:
     try:
-        return process.uids().real == os.getuid()
-    except psutil.Error:
+        lines = (process / "status").read_text().splitlines()
+    except OSError:
         return False
+    return any(line.split()[:2] == ["Uid:", str(os.getuid())] for line in lines)  # the real one comes first
 
 
 def _end_with(parent: int) -> None:

@@ -10,20 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ladder.trial.of_deepspeed import is_installed
 from ladder.workload.workload import Task
 
 # Otherwise every rank of every trial would import these.
 _PRELOAD = (
-    "deepspeed.ops.adam",
-    "deepspeed.runtime.engine",
-    "deepspeed.runtime.zero.stage3",
-    "deepspeed.runtime.zero.stage_1_and_2",
     "transformers.integrations.deepspeed",
     "transformers.integrations.sdpa_attention",
     "transformers.loss.loss_utils",
     "accelerate",
-    "ladder.trial.backends.deepspeed",
     "ladder.trial.rank",
+)
+_OF_DEEPSPEED = (
+    "deepspeed.ops.adam",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "ladder.trial.backends.deepspeed",
 )
 # Optional: every engine of DeepSpeed looks here for one more optimizer that ZeRO supports.
 _PRELOAD_IF_THERE = ("deepspeed.runtime.zero.muon.muon_optimizer",)
@@ -49,7 +52,7 @@ def preload(
         from ladder.trial.forked_cuda import check_begun
 
         check_begun()
-    for module in (*_PRELOAD, *also):
+    for module in (*(_OF_DEEPSPEED if is_installed() else ()), *_PRELOAD, *also):
         importlib.import_module(module)
     for module in _PRELOAD_IF_THERE:
         with suppress(ImportError), _compiling_at_the_first_call():

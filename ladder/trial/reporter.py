@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ladder.events.as_json import to_json
 from ladder.events.protocol import Event, Phase, PhaseEvent, StepEvent
 
 
@@ -29,7 +30,7 @@ class Reporter:
         os.close(self._fd)
 
     def send(self, event: Event) -> None:
-        os.write(self._fd, event.model_dump_json().encode() + b"\n")
+        os.write(self._fd, to_json(event).encode() + b"\n")
 
     def phase(self, phase: Phase) -> None:
         self.moment = phase

@@ -32,13 +32,13 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
-from ladder.trial.descendants import adopt_orphans, end_descendants, kill_descendants
+from ladder.events.as_json import from_json
+from ladder.trial.descendants import adopt_orphans, end_descendants, has_children, kill_descendants
 from ladder.trial.preload import UnknownModelError, load_operators, preload
 from ladder.trial.protection import kernel
 from ladder.trial.protection.level import Protection, View
@@ -116,7 +116,7 @@ class Server:
     def _start(self, request: dict[str, Any]) -> None:
         from ladder.events.protocol import TrialSpec
 
-        spec = TrialSpec.model_validate_json(Path(request["spec"]).read_bytes())
+        spec = from_json(TrialSpec, Path(request["spec"]).read_bytes())
         self._busy, self._waiting, self._started = True, False, frozenset(spec.local_ranks)
         self._ready.clear()
         if request["again"]:
@@ -153,8 +153,8 @@ class Server:
         for each in real:
             os.makedirs(each, exist_ok=True)
         self._view = self._protection.view(folder, sorted(real))
-        script = spec.script.model_copy(update={"scratch": scratch})
-        return spec.model_copy(update={"folder": folder, "script": script})
+        script = replace(spec.script, scratch=scratch)
+        return replace(spec, folder=folder, script=script)
 
     def _close_view(self) -> None:
         view, self._view = self._view, None
@@ -235,7 +235,7 @@ class Server:
                 self._send(event="exit", rank=self._ranks.pop(pid), status=os.waitstatus_to_exitcode(status))
         if self._busy and not self._ranks:
             kill_descendants()
-            if not psutil.Process().children():
+            if not has_children():
                 self._busy = False
                 self._close_view()
                 self._send(event="empty")

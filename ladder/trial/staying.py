@@ -10,12 +10,13 @@ import os
 import socket
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 
+from ladder.events.as_json import from_json
 from ladder.events.protocol import TrialSpec
 from ladder.trial.backends import backend_of
+from ladder.trial.descendants import has_children
 from ladder.trial.gauge import Gauge
 from ladder.trial.techniques import techniques_of
 
@@ -33,7 +34,7 @@ class Line:
         """Tell the server that this rank is ready for another trial, and wait for it; None if there is none."""
         self._end.send(b"ready")
         path = self._end.recv(_MOST_BYTES)
-        return TrialSpec.model_validate_json(Path(os.fsdecode(path)).read_bytes()) if path else None
+        return from_json(TrialSpec, Path(os.fsdecode(path)).read_bytes()) if path else None
 
 
 def can_stay(spec: TrialSpec, gauge: Gauge) -> bool:
@@ -46,7 +47,7 @@ def can_stay(spec: TrialSpec, gauge: Gauge) -> bool:
     if not leaves:  # the same on all ranks
         return False
     gc.collect()  # engines are in reference cycles
-    is_clear = gauge.is_clear() and not psutil.Process().children()
+    is_clear = gauge.is_clear() and not has_children()
     flag = torch.tensor([float(is_clear)], device=spec.device)
     dist.all_reduce(flag, op=dist.ReduceOp.MIN)
     return bool(flag[0] > 0)

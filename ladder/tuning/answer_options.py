@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from ladder.tuning.declaring import Option
 from ladder.tuning.option_kinds import above_zero, number, whole
-from ladder.tuning.options import MACHINE, PROOF, WORKLOAD
+from ladder.tuning.options import MACHINE, PROOF, WORKLOAD, RanksPython
 
 OtherCommand = Annotated[
     tuple[str, ...],
@@ -45,6 +45,7 @@ class VerifyOptions:
     launcher: Annotated[
         Literal["local", "ray"], Option("ray: an answer for several nodes runs on a Ray cluster.", MACHINE)
     ] = "local"
+    python: RanksPython = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +62,4 @@ class RunOptions:
     memory_limit: Annotated[
         bool, Option("Keep the training within the tune's --gpu-memory (the default).", MACHINE)
     ] = True
+    python: RanksPython = ""

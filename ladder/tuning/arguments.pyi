@@ -18,6 +18,7 @@ class TuneArguments(Switches, total=False):
     lora_file: Path | str | None
     load_in: Literal["4bit", "8bit"] | None
     freeze: str | Sequence[str]
+    python: str
     gradient_clipping: float
     gpus: int | None
     nodes: int | None
@@ -65,6 +66,7 @@ class PlanArguments(Switches, total=False):
     lora_file: Path | str | None
     load_in: Literal["4bit", "8bit"] | None
     freeze: str | Sequence[str]
+    python: str
     gpus: int | None
     gpu_memory: int | str | None
     host_memory: int | str | None
@@ -82,6 +84,7 @@ class ScaleArguments(Switches, total=False):
     lora_file: Path | str | None
     load_in: Literal["4bit", "8bit"] | None
     freeze: str | Sequence[str]
+    python: str
     gpus: str
     gpu_memory: int | str | None
     gpus_per_node: int | None
@@ -101,3 +104,4 @@ class VerifyArguments(TypedDict, total=False):
     tolerance: float
     hostfile: Path | str | None
     launcher: Literal["local", "ray"]
+    python: str

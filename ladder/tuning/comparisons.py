@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ladder.candidates import Candidate
+from ladder.backends.registry import REFERENCE
+from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import TrialSpec
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
@@ -54,7 +55,7 @@ class Agreements:
         return {"machine": facts_of(self.machine), "libraries": package_versions(LIBRARIES)}
 
     def _file_of(self, specs: Sequence[TrialSpec]) -> Path:
-        trained = [spec.model_dump(mode="json", exclude=_OF_ONE_TUNE) for spec in specs]
+        trained = [{name: each for name, each in asdict(spec).items() if name not in _OF_ONE_TUNE} for spec in specs]
         return cache_folder() / "losses" / f"{digest_of({**self._facts, 'trials': trained}, 16)}.json"
 
 
@@ -72,6 +73,7 @@ class Comparisons:
 
     agreements: Agreements | None = None
     """Without it, every comparison is made."""
+    reference: Engine = REFERENCE
     _reference: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
     """Losses of reference engines, by the candidate's key and whether all ranks had the same data."""
 
@@ -82,7 +84,7 @@ class Comparisons:
 
     def of(self, candidate: Candidate, trials: ShallowTrials, tell: Subscriber) -> Parity:
         """Whether the losses of `candidate` fall like those of what it is compared with."""
-        own, plain = as_parity_candidate(candidate), as_reference(candidate)
+        own, plain = as_parity_candidate(candidate), as_reference(candidate, self.reference)
         if own == plain:
             return Parity(agrees=True)
         same_data = own.engine.shares_sequences

@@ -116,6 +116,17 @@ Switched = Annotated[Mapping[str, bool], Switches(_switches)]
 """The switches of techniques that were given."""
 
 
+RanksPython = Annotated[
+    str,
+    Option(
+        "The interpreter of your training's environment, where ladder is installed in one of its own.",
+        MACHINE,
+        metavar="PATH",
+        unset="the one with torch: ladder's own, that of your script's launcher, or the active one",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
     """What is trained."""
@@ -187,6 +198,7 @@ class WorkloadOptions:
             metavar="MODULE",
         ),
     ] = ()
+    python: RanksPython = ""
 
 
 @dataclass(frozen=True, kw_only=True)

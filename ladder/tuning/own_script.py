@@ -16,6 +16,7 @@ from ladder.events.protocol import ScriptSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
+from ladder.machine.interpreter import version_of
 from ladder.text import shown
 from ladder.tuning.options import WorkloadOptions
 from ladder.tuning.precision import dtype_of
@@ -219,8 +220,6 @@ def script_arguments(
     workload: Workload, candidate: Candidate, machine: Machine, deepspeed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """TrainingArguments of a trial: those that the answer's files would have, with its own accumulation."""
-    import importlib.metadata
-
     settings = Settings(
         model=workload.model.name,
         shape=workload.model.name,
@@ -237,7 +236,7 @@ def script_arguments(
         device=machine.device,
         rung=candidate.engine.rung,
         environment={},
-        transformers=importlib.metadata.version("transformers"),
+        transformers=version_of("transformers"),
         host_memory=0,
         completions=workload.completions(machine.world_size),
         warnings=(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ladder.backends.registry import REFERENCE
 from ladder.candidates import Candidate, Engine
@@ -28,7 +29,7 @@ _MICRO_STEPS = 2
 """The most in an optimizer step. Chosen: with two, gradients accumulate. Without this limit, a trial of an engine whose
 first micro-step differs would have three, and one of the reference engine two: their losses could not be compared."""
 _STEPS = StepPolicy(warmup=2, minimum=2, maximum=2, seconds=600.0)
-_STEPS_OF_ADAPTERS = _STEPS.model_copy(update={"minimum": 8, "maximum": 8})
+_STEPS_OF_ADAPTERS = replace(_STEPS, minimum=8, maximum=8)
 """Chosen: the losses of adapters on two matrices fell by less than `_FALLS` in four steps."""
 _TOLERANCE = 0.02
 """How much losses may differ, as a fraction of the first. Chosen: losses of correct engines agree to four digits
@@ -59,9 +60,9 @@ def as_parity_candidate(candidate: Candidate) -> Candidate:
     return replace(candidate, micro_batch=1, accumulation=min(_MICRO_STEPS, sequences))
 
 
-def as_reference(candidate: Candidate) -> Candidate:
+def as_reference(candidate: Candidate, reference: Engine = REFERENCE) -> Candidate:
     """What `candidate` is compared with: the reference engine, with the techniques that change the numerics."""
-    plain = replace(REFERENCE, techniques=candidate.engine.numerics)
+    plain = replace(reference, techniques=candidate.engine.numerics)
     return replace(as_parity_candidate(candidate), engine=plain, checkpoint_every=0, offload_activations=False)
 
 
@@ -71,7 +72,7 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
     With `same_data` all ranks train on the same sequences, as with sequence parallelism.
     """
     shallow = with_vocabulary(with_layers(model, min(_LAYERS, model.num_layers)), _VOCABULARY)
-    changes = {
+    changes: dict[str, Any] = {
         "model_config_json": dict(shallow.config),
         "steps": _STEPS if spec.lora is None else _STEPS_OF_ADAPTERS,
         "parity": True,
@@ -82,10 +83,10 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
     }
     changes |= {"same_data": same_data, "seq_len": min(spec.seq_len, _TOKENS - _TOKENS % spec.world_size)}
     # Without a speed to beat: slow candidates would be timed for fewer steps, and all losses are needed.
-    changes["candidates"] = tuple(each.model_copy(update={"beat_step_seconds": None}) for each in spec.candidates)
+    changes["candidates"] = tuple(replace(each, beat_step_seconds=None) for each in spec.candidates)
     if spec.optimizer == "sgd":  # without clipping its steps may be too short to see or too long to compare
         changes["deepspeed"] = spec.deepspeed | {"gradient_clipping": 1.0}
-    return spec.model_copy(update=changes)
+    return replace(spec, **changes)
 
 
 def losses_of(run: TrialRun) -> list[float]:

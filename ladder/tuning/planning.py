@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -12,6 +11,7 @@ from ladder.candidates import Technique
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import NO_LIMIT, Machine, bare_machine
+from ladder.machine.interpreter import ranks_in, version_of
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
@@ -41,6 +41,11 @@ def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Sp
 
     UsageError if too few options are given.
     """
+    with ranks_in(options.python, options.script, must_train=bool(options.script)):
+        return _plan_of(options, note)
+
+
+def _plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
     simulated = _machine(options.machine, options.gpus, options.gpu_memory)
     world_size = options.gpus or (simulated.num_gpus if simulated else 1)
     require_workload(options)
@@ -114,7 +119,7 @@ def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique]
         [rung for rung in supported if has_nvme or "nvme" not in rung.devices],
         micro_batches_of(workload, machine.world_size, None),
         techniques=techniques,
-        checkpointing=ways_of_checkpointing(version("transformers")),
+        checkpointing=ways_of_checkpointing(version_of("transformers")),
     )
 
 

@@ -15,6 +15,7 @@ from ladder.events.protection import ROOM
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.described import Machine
 from ladder.machine.host import environment_of_a_cpu_rank
+from ladder.machine.interpreter import version_of
 from ladder.machine.machine import unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.tuning.operators import OperatorMissingError
@@ -74,7 +75,15 @@ def obstacles(rungs: Sequence[Rung], machine: Machine, workload: Workload) -> di
     return {rung.name: reason for rung in rungs if (reason := _obstacle(rung, machine, workload)) is not None}
 
 
+def missing_package(rung: Rung) -> str:
+    """What has to be installed for `rung`, and is not; empty if nothing is missing."""
+    package = backend_of(rung).package
+    return package if package and not version_of(package) else ""
+
+
 def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
+    if package := missing_package(rung):
+        return f"{package} is not installed; `pip install {package}`"
     reason = place_obstacle(rung, machine, workload) or unsupported_reason(
         rung, machine, backend_of(rung).operators(rung, workload.optimizer)
     )

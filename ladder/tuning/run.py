@@ -9,9 +9,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
 from ladder.emit import Answer, best_config, emit_all
 from ladder.emit.plain import emit_plain
 from ladder.events.outcome import Record
+from ladder.machine.interpreter import is_own, ranks_in
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
 from ladder.report.writing import load_page, write_reports
@@ -33,7 +35,7 @@ from ladder.tuning.meanwhile import meanwhile
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, num_knob_trials
-from ladder.tuning.preparation import obstacles, require_precision, without_operator
+from ladder.tuning.preparation import missing_package, obstacles, require_precision, without_operator
 from ladder.tuning.prepared import Prepared, prepare, supported_space
 from ladder.tuning.reach import require_within_reach
 from ladder.tuning.technique_choices import libraries_of
@@ -89,9 +91,12 @@ def run_tune(
     require_text(options)
     require_effective_options(options)
     with (
+        ranks_in(options.python, options.script, must_train=options.launcher != "simulated") as environment,
         Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases,
         closing(venue_of(options, leases, tell, cancelled)) as venue,
     ):
+        if not is_own():
+            tell(Note(environment))
         prepared = prepare(options, venue, tell)
         prepared = replace(prepared, began=began + leases.waited)
         leases.name_run(prepared.run_dir)
@@ -150,7 +155,9 @@ def _search_at(
     if not on_paper:  # the reports will ask for the same predictions
         tell = meanwhile(tell, lambda: ledger(space, relevant(space, history.records), unsupported))
     # Simulated trials have no losses.
-    comparisons = None if on_paper else Comparisons(agreements=Agreements(machine=place.machine))
+    reference = REFERENCE_OF_TORCH if missing_package(REFERENCE.rung) else REFERENCE
+    agreements = Agreements(machine=place.machine)
+    comparisons = None if on_paper else Comparisons(agreements=agreements, reference=reference)
 
     def tuner(part: Space, spent: float, knob_trials: int | None) -> Tuner:
         return Tuner(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib.metadata import version
 from pathlib import Path
 
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -13,6 +12,7 @@ from ladder.events.outcome import Record
 from ladder.launch.counting import counting
 from ladder.machine.described import Gpu, Machine, bare_machine
 from ladder.machine.gpus import visible_gpus
+from ladder.machine.interpreter import ranks_in, version_of
 from ladder.report.scale_points import ScalePoint, ScaleResult, with_prices
 from ladder.report.writing import write_scale
 from ladder.runs.stored_run import StoredRun, read_run
@@ -52,6 +52,11 @@ def scale_of(
     options: ScaleOptions, tell: Subscriber = ignore, cancelled: Callable[[], bool] = lambda: False
 ) -> ScaleResult:
     """Tune the counts that are here, and predict the others. NothingFitsError if nothing fits on any of them."""
+    with ranks_in(options.python, must_train=False):
+        return _scale_of(options, tell, cancelled)
+
+
+def _scale_of(options: ScaleOptions, tell: Subscriber, cancelled: Callable[[], bool]) -> ScaleResult:
     if options.script or options.map:
         raise UsageError(
             "`ladder scale` compares models, not scripts; name a MODEL, or tune the script at each number."
@@ -240,7 +245,7 @@ def space_of(options: ScaleOptions, workload: Workload, machine: Machine) -> Spa
         rungs,
         micro_batches_of(workload, machine.world_size, None),
         techniques=techniques_tried(choices, workload, "cuda", on_paper=True),
-        checkpointing=ways_of_checkpointing(version("transformers")),
+        checkpointing=ways_of_checkpointing(version_of("transformers")),
     )
 
 

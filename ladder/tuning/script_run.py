@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,13 @@ from ladder.emit.config import SECTION, candidate_key_in, load_best_config
 from ladder.emit.nodes import PORT
 from ladder.emit.settings import settings_in
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.events.as_json import to_json
 from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import MEMORY_OUTCOMES
 from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrainedEvent, TrialSpec, parse_event
+from ladder.launch.modules import training_environment
 from ladder.machine.gpus import visible_gpus
+from ladder.machine.interpreter import is_own, ranks_in, ranks_python
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.step_down import Plan, smaller
@@ -62,7 +64,15 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
     command = asked.script or tuple(section.get("script", {}).get("command", ()))
     if not command:
         raise UsageError(f"{str(path)!r} was not tuned for a script; name yours: ladder run {path} -- train.py …")
-    plan = _first_plan(document, path, command, asked)
+    with ranks_in(asked.python, command) as environment:
+        if not is_own():
+            tell(Note(environment))
+        return _run_to_its_end(_first_plan(document, path, command, asked), section, command, asked, tell)
+
+
+def _run_to_its_end(
+    plan: Plan, section: Mapping[str, Any], command: Sequence[str], asked: RunOptions, tell: Subscriber
+) -> int:
     if plan.memory_limit:
         whose = " of its GPU" if plan.settings.device == "cuda" else ""
         size = format_bytes(plan.memory_limit)
@@ -184,11 +194,11 @@ def _trained(command: Sequence[str], plan: Plan) -> _End:
             ),
         )
         file = Path(folder) / "spec.json"
-        file.write_text(spec.model_dump_json(), encoding="utf-8")
+        file.write_text(to_json(spec), encoding="utf-8")
         ranks = meeting(settings.num_nodes, settings.ranks_of_a_node)
         status = _run(
-            [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "ladder.trial.script.start", str(file)],
-            {**os.environ, **settings.environment},
+            [ranks_python(), "-m", "torch.distributed.run", *ranks, "-m", "ladder.trial.script.start", str(file)],
+            training_environment(settings.environment),
         )
         return _end(status, Path(folder))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from ladder.candidates import Engine, Problem, Rung, Technique
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.machine.interpreter import has_module, version_of
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING, allowable
 from ladder.text import shown
 from ladder.workload.workload import Workload
@@ -119,23 +118,16 @@ def require_adapters(workload: Workload) -> None:
     needed = [("--lora", "peft")] if workload.lora is not None else []
     needed += [(f"--load-in {workload.load_in}", "bitsandbytes")] if workload.load_in is not None else []
     for option, name in needed:
-        if importlib.util.find_spec(name) is None:
+        if not has_module(name):
             raise EnvironmentFaultError(f"{option} needs {name}, which is not installed; `pip install {name}`.")
 
 
 def _missing(technique: Technique) -> str:
     """A sentence about a missing library; empty if all are installed."""
     for library in technique.libraries:
-        if importlib.util.find_spec(library.module) is None and not library.since:
+        if not library.since and not has_module(library.module):
             return f"{library.distribution} is not installed; `pip install {library.distribution}`."
-        if library.since and not is_since(found := _version(library.distribution), library.since):
+        if library.since and not is_since(found := version_of(library.distribution), library.since):
             option = technique.consent.option(technique.name)
             return f"{option} needs {library.distribution} {library.since} or later; {found or 'none'} is installed."
     return ""
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -128,7 +128,7 @@ def trial_spec(
         shares_sequences=engine.shares_sequences,
         candidates=tuple(candidates),
         memory_limit=machine.memory_limit,
-        steps=steps.model_copy(update={"sustained_seconds": sustained}),
+        steps=replace(steps, sustained_seconds=sustained),
         proof=proof,
         probe=probe,
         products=_products(workload) if proof and script is None else (),

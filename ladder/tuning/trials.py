@@ -201,7 +201,7 @@ class Trials:
             config,
             [candidate_spec(each, beat, wanted.first_within.get(each.key)) for each in wanted.candidates],
             script=None if wanted.probe else script_spec(workload, wanted.candidates[0], machine, config, folder),
-            steps=self.steps.model_copy(update=precise) if proving or wanted.precise else self.steps,
+            steps=replace(self.steps, **precise) if proving or wanted.precise else self.steps,
             proof=proving,
             probe=wanted.probe,
             stop_at=stop_at,

@@ -21,6 +21,7 @@ from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.machine.gpus import allocator_in, visible_gpus
+from ladder.machine.interpreter import is_own, ranks_in
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS
@@ -71,9 +72,12 @@ def run_verification(
     promise = document[SECTION]
     options = _options(promise, document, asked)
     with (
+        ranks_in(asked.python, options.script) as environment,
         Leases(note=noting(tell), cancelled=cancelled) as leases,
         closing(venue_of(options, leases, tell, cancelled)) as host,
     ):
+        if not is_own():
+            tell(Note(environment))
         workload, machine = workload_and_machine(options, host, tell)
         require_adapters(workload)
         _compare(path, promise, workload, machine, tell)
@@ -250,7 +254,7 @@ def _steps(asked: VerifyOptions, workload: Workload) -> StepPolicy:
         return StepPolicy(minimum=asked.steps, maximum=asked.steps, seconds=_LONGEST_SECONDS)
     if asked.minutes is not None:
         return StepPolicy(minimum=PROOF_STEPS, maximum=1 << 40, seconds=60 * asked.minutes, target_spread=0.0)
-    return StepPolicy().model_copy(update=proof_steps(workload))
+    return replace(StepPolicy(), **proof_steps(workload))
 
 
 def _config(

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -215,7 +216,7 @@ def test_a_candidate_is_left_out_when_the_first_was_too_slow_for_it(
 ) -> None:
     spec = tiny_trial(tmp_path / "0001", 1, 2)
     first, second = spec.candidates
-    spec = spec.model_copy(update={"candidates": (first, second.model_copy(update={"first_within": seconds}))})
+    spec = replace(spec, candidates=(first, replace(second, first_within=seconds)))
     run = ranks_bench.run(spec)
     assert run.stop is None
     assert [len(events) for events in of_kind(run, MeasuredEvent)] == [num_measured] * WORLD_SIZE
@@ -228,8 +229,8 @@ def test_a_candidate_that_loses_is_left_once_its_steps_get_no_shorter_but_not_be
 ) -> None:
     policy = StepPolicy(minimum=1000, maximum=1000, seconds=600, loser_seconds=seconds)
     spec = tiny_trial(tmp_path / "0001", 1, steps=policy)
-    loser = spec.candidates[0].model_copy(update={"beat_step_seconds": 1e-9})
-    run = ranks_bench.run(spec.model_copy(update={"candidates": (loser,)}))
+    loser = replace(spec.candidates[0], beat_step_seconds=1e-9)
+    run = ranks_bench.run(replace(spec, candidates=(loser,)))
     for (event,) in of_kind(run, MeasuredEvent):
         assert isinstance(event, MeasuredEvent)
         assert (len(event.boundary_seconds) <= 5) is is_early

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from helpers import TINY, TINY_CONFIG, make_candidate, tiny_trial
 from torch._subclasses import FakeTensor
 
 from ladder.backends.activations import activations_of
+from ladder.events.as_json import from_plain
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.model_class import auto_class, model_config
@@ -28,25 +29,28 @@ TOKENS = 256
 @pytest.mark.parametrize("load_in", ["4bit", "8bit"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_shares_the_weights_of_the_embeddings_where_the_model_ties_them(
-    tmp_path: Path, load_in: str, tied: bool
+    tmp_path: Path, load_in: LoadIn, tied: bool
 ) -> None:
     raw = TINY_CONFIG | {"tie_word_embeddings": tied}
-    spec = tiny_trial(tmp_path, 1, rung="zero0").model_copy(update={"load_in": load_in, "model_config_json": raw})
+    spec = replace(tiny_trial(tmp_path, 1, rung="zero0"), load_in=load_in, model_config_json=raw)
     config = model_config(raw)
     model = quantised_model(auto_class(config, "causal-lm"), config, spec, torch.bfloat16)
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     assert (head.weight is table.weight) == tied
 
 
-def kept_by_forward(tmp_path: Path, load_in: str | None, layers: int) -> int:
+def kept_by_forward(tmp_path: Path, load_in: LoadIn | None, layers: int) -> int:
     """Bytes of all tensors that Python can see more of after a checkpointed forward pass than before it."""
     raw = TINY_CONFIG | {"num_hidden_layers": layers}
-    spec = tiny_trial(tmp_path, 1, rung="zero0").model_copy(
-        update={"load_in": load_in, "model_config_json": raw, "lora": Lora(rank=2, targets=("q_proj",)).for_peft()}
+    spec = replace(
+        tiny_trial(tmp_path, 1, rung="zero0"),
+        load_in=load_in,
+        model_config_json=raw,
+        lora=Lora(rank=2, targets=("q_proj",)).for_peft(),
     )
     model: Any = build_model(spec, torch.bfloat16, "cpu").to(torch.bfloat16)  # adapters too, as DeepSpeed's engine does
     model.enable_input_require_grads()
-    set_checkpointing(model, CandidateSpec.model_validate(spec.candidates[0].model_dump() | {"checkpoint_every": 1}))
+    set_checkpointing(model, from_plain(CandidateSpec, asdict(spec.candidates[0]) | {"checkpoint_every": 1}))
     ids = torch.randint(4, 100, (1, TOKENS))
     model(input_ids=ids).logits.sum().backward()  # the first pass packs and moves things around
     before = visible_bytes()

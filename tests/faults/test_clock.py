@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import tiny_trial
 
+from ladder.events.as_json import to_json
 from ladder.events.protocol import PhaseEvent
 from ladder.launch import watch as watch_module
 from ladder.launch.base import Deadlines
@@ -21,7 +22,7 @@ def test_a_deadline_passes_by_the_monotonic_clock_alone(tmp_path: Path, monkeypa
     spec = tiny_trial(tmp_path, 1)
     for rank in range(2):
         event = PhaseEvent(t=now(), phase="model")
-        (tmp_path / f"rank{rank}.jsonl").write_text(event.model_dump_json() + "\n")
+        (tmp_path / f"rank{rank}.jsonl").write_text(to_json(event) + "\n")
     began = now()
     watch = Watch(spec, Deadlines(model=50.0), lambda rank, event: None, began)
     watch.read()

@@ -40,6 +40,16 @@ def test_the_fake_is_what_the_real_library_reads(gpus: FakeGpus) -> None:
     assert gpus.run(SAMPLE) == "0.5 6 1500.0 0 None"
 
 
+def test_a_rank_reads_the_memory_in_use_without_the_package_as_with_it(gpus: FakeGpus) -> None:
+    gpus.set(used1=5 << 30)
+    own = "pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(1)).used, end=' ')"
+    ranks = "from ladder.trial.used_memory import UsedMemory\nprint(UsedMemory('GPU-fake-1').read())"
+    assert gpus.run(f"{own}\n{ranks}") == f"{5 << 30} {5 << 30}"
+    gpus.set(lost1=1)
+    failing = "try: print(UsedMemory('GPU-fake-1').read())\nexcept RuntimeError as error: print(error)"
+    assert gpus.run(f"from ladder.trial.used_memory import UsedMemory\n{failing}").startswith("NVML's nvmlDevice")
+
+
 # Lost GPUs
 
 

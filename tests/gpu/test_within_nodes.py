@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,13 +36,13 @@ def losses(bench_on: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     """The losses of a rung with a technique, of layers as wide as those of Llama-2-7B, with full batches."""
     folder, number = tmp_path_factory.mktemp("trials"), iter(range(1, 100))
     uuids = tuple(gpu.uuid for gpu in visible_gpus()[:RANKS])
-    on_gpus = {"device": "cuda", "gpu_uuids": uuids, "memory_limit": 40 * GIB, "seq_len": 1024}
+    on_gpus: dict[str, Any] = {"device": "cuda", "gpu_uuids": uuids, "memory_limit": 40 * GIB, "seq_len": 1024}
     with bench_on(RANKS, CONFIG) as bench:
 
         def measured(rung: str, technique: Technique | None = None) -> list[float]:
             trial = folder / f"{next(number):04d}"
             spec = tiny_trial(trial, 4, rung=rung, technique=technique, ranks=RANKS, accumulation=3)
-            return losses_of(bench.run(parity_trial(spec.model_copy(update=on_gpus), WIDE)))
+            return losses_of(bench.run(parity_trial(replace(spec, **on_gpus), WIDE)))
 
         yield measured
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def bench(bench_on: Callable[..., Any]) -> Iterator[Bench]:
 def on_gpus(spec: TrialSpec) -> TrialSpec:
     """`spec`, of two CPU ranks, on two GPUs."""
     uuids = tuple(gpu.uuid for gpu in visible_gpus()[:2])
-    return spec.model_copy(update={"device": "cuda", "gpu_uuids": uuids, "memory_limit": 16 * GIB})
+    return replace(spec, device="cuda", gpu_uuids=uuids, memory_limit=16 * GIB)
 
 
 def trial(folder: Path, name: str, workload: Workload, **changes: Any) -> tuple[TrialSpec, Candidate]:
@@ -51,7 +52,7 @@ def trial(folder: Path, name: str, workload: Workload, **changes: Any) -> tuple[
     config = backend_of(engine.rung).configuration(
         workload, engine, micro_batch=1, accumulation=candidate.accumulation, world_size=2, nvme_path=None
     )
-    told = {
+    told: dict[str, Any] = {
         "model_config_json": dict(workload.model.config),
         "seq_len": workload.seq_len,
         "deepspeed": config,
@@ -60,7 +61,7 @@ def trial(folder: Path, name: str, workload: Workload, **changes: Any) -> tuple[
         "environment": environment_of(engine, 2),
     }
     usual = tiny_trial(folder, 1, rung=engine.rung.name)
-    return on_gpus(usual.model_copy(update=told | changes)), candidate
+    return on_gpus(replace(usual, **(told | changes))), candidate
 
 
 def measured(bench: Bench, spec: TrialSpec) -> MeasuredEvent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,14 @@ def engine_trial(
     configuration = backend_of(engine.rung).configuration(
         workload, engine, micro_batch=sizes[0], accumulation=accumulation, world_size=ranks, nvme_path=None
     )
-    told = {
+    told: dict[str, Any] = {
         "deepspeed": configuration,
         "techniques": tuple(technique.label for technique in engine.techniques),
         "environment": environment_of(engine, ranks),
         "rank_modules": rank_modules_of(engine),
         "shares_sequences": engine.shares_sequences,
     }
-    return spec.model_copy(update=told | changes)
+    return replace(spec, **(told | changes))
 
 
 def failures(run: TrialRun) -> list[FailedEvent]:

@@ -33,12 +33,12 @@ class Finished:
     """Descendants that outlived it."""
 
 
-def ladder(*arguments: str, folder: Path, is_offline: bool = True) -> Finished:
+def ladder(*arguments: str, folder: Path, is_offline: bool = True, python: str = sys.executable) -> Finished:
     """Run the command line in `folder`. Its descendants are known by a variable that they inherit."""
     variable, value = "LADDER_TEST_MARKER", secrets.token_hex(8)
     with (folder / "stdout.txt").open("w") as stdout, (folder / "stderr.txt").open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ladder.cli.main", *arguments],
+            [python, "-m", "ladder.cli.main", *arguments],
             cwd=folder,
             env={**os.environ, variable: value, "HF_HUB_OFFLINE": str(int(is_offline)), "COLUMNS": "160"},
             stdin=subprocess.DEVNULL,

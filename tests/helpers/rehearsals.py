@@ -6,7 +6,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Rehearsals:
         self._number += 1
         folder = self._run_dir / f"{self._number:04}"
         config = engine_config(workload, [candidate], self._machine.world_size, None, proving=proof)
-        steps = proof_steps(workload) if proof else {}
+        steps: dict[str, Any] = proof_steps(workload) if proof else {}
         spec = trial_spec(
             folder.name,
             folder,
@@ -85,7 +85,7 @@ class Rehearsals:
             candidate.engine,
             config,
             [candidate_spec(candidate)],
-            steps=StepPolicy().model_copy(update={**steps, "seconds": seconds}),
+            steps=replace(StepPolicy(), **(steps | {"seconds": seconds})),
             proof=proof,
             script=script_spec(workload, candidate, self._machine, config, folder),
         )

@@ -80,7 +80,7 @@ def test_from_a_source_tree_that_is_not_installed_versions_are_told_and_not_chec
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
     first, *others = software.packages()
-    assert (first.status, first.name, first.fix) == ("WARN", "ladder", "pip install .")
+    assert (first.status, first.name, first.fix) == ("WARN", "ladder", "pip install '.[train]'")
     assert {check.status for check in others} == {"OK"}
 
 

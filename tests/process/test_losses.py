@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,25 +50,25 @@ def losses(warm_bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Losse
 
 
 def changed(**changes: Any) -> Change:
-    return lambda spec: spec.model_copy(update=changes)
+    return lambda spec: replace(spec, **changes)
 
 
 def configured(**settings: Any) -> Change:
-    return lambda spec: spec.model_copy(update={"deepspeed": spec.deepspeed | settings})
+    return lambda spec: replace(spec, deepspeed=spec.deepspeed | settings)
 
 
 def half_checkpointed(spec: TrialSpec) -> TrialSpec:
     (candidate,) = spec.candidates
-    return spec.model_copy(update={"candidates": (candidate.model_copy(update={"checkpoint_every": HALF}),)})
+    return replace(spec, candidates=(replace(candidate, checkpoint_every=HALF),))
 
 
 def with_a_tied_head(spec: TrialSpec) -> TrialSpec:
-    return spec.model_copy(update={"model_config_json": spec.model_config_json | {"tie_word_embeddings": True}})
+    return replace(spec, model_config_json=spec.model_config_json | {"tie_word_embeddings": True})
 
 
 def with_sgd(spec: TrialSpec, clipping: float = 1.0) -> TrialSpec:
     config = spec.deepspeed | {"gradient_clipping": clipping, "zero_allow_untested_optimizer": True}
-    return spec.model_copy(update={"optimizer": "sgd", "deepspeed": config})
+    return replace(spec, optimizer="sgd", deepspeed=config)
 
 
 def in_proportion(spec: TrialSpec) -> TrialSpec:
@@ -130,8 +131,8 @@ def test_a_comparison_is_not_cut_short_by_the_speed_of_the_best_so_far(
     warm_bench: Bench, losses: Losses, tmp_path: Path
 ) -> None:
     trial = tiny_trial(tmp_path / "0001", 1)
-    behind = trial.candidates[0].model_copy(update={"beat_step_seconds": 1e-6})
-    ((loser,), _) = measured(warm_bench.run(parity_trial(trial.model_copy(update={"candidates": (behind,)}), TINY)))
+    behind = replace(trial.candidates[0], beat_step_seconds=1e-6)
+    ((loser,), _) = measured(warm_bench.run(parity_trial(replace(trial, candidates=(behind,)), TINY)))
     assert len(loser.losses) == len(losses("zero2"))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,7 @@ def test_a_rank_imports_the_half_of_a_technique(
 ) -> None:
     before = trial_environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setitem(trial_environment, "PYTHONPATH", f"{TESTS}{os.pathsep}{before}")
-    spec = tiny_trial(tmp_path / "0001", 1).model_copy(
-        update={"techniques": (MADE_UP.name,), "rank_modules": (MADE_UP.rank_module,)}
-    )
+    spec = replace(tiny_trial(tmp_path / "0001", 1), techniques=(MADE_UP.name,), rank_modules=(MADE_UP.rank_module,))
     with closing(local_bench().launcher) as launcher:
         run = launcher.run(spec, Deadlines(), lambda rank, event: None)
     assert set(run.exits.values()) == {0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def stepper_of(tmp_path: Path) -> Iterator[Callable[..., tuple[Stepper, Candidat
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
     def made(subject: Any, accumulation: int = 1, **changes: Any) -> tuple[Stepper, CandidateSpec]:
-        spec = tiny_trial(tmp_path, 1, accumulation=accumulation).model_copy(update=changes)
+        spec = replace(tiny_trial(tmp_path, 1, accumulation=accumulation), **changes)
         return Stepper(subject, spec, Reporter(tmp_path / "rank0.jsonl")), spec.candidates[0]
 
     yield made
@@ -157,7 +158,7 @@ def test_a_second_untimed_step_is_left_out_after_a_long_one_of_a_proof_and_one_t
 ) -> None:
     steps = StepPolicy(maximum=3, seconds=0.2, long_seconds=long_seconds)
     stepper, candidate = stepper_of(Idle(), steps=steps, proof=proof)
-    candidate = candidate.model_copy(update={"beat_step_seconds": beat})
+    candidate = replace(candidate, beat_step_seconds=beat)
     stepper.warm_up(candidate, 1)
     is_long = proof and long_seconds == 0
     assert stepper.needs_one_more(candidate) is (not is_long and beat is None)

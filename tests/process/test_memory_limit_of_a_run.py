@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,6 @@ def test_on_a_gpu_each_rank_limits_torch_on_its_own_card_and_asks_for_nobody_els
     monkeypatch.setattr(limited, "tell_deepspeed", lambda free: done.append(("deepspeed", free())))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: GIB)
     script = ScriptSpec(command=("train.py",), mode="run", torch_limit=20 * GIB)
-    changes = {"device": "cuda", "script": script, "memory_limit": 24 * GIB}
-    limited.limit_run(tiny_trial(Path("/run"), 1).model_copy(update=changes), script)
+    spec = replace(tiny_trial(Path("/run"), 1), device="cuda", script=script, memory_limit=24 * GIB)
+    limited.limit_run(spec, script)
     assert done == [("device", 3), ("torch", 20 * GIB), ("deepspeed", 19 * GIB)]

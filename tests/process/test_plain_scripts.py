@@ -22,14 +22,14 @@ def words(command: str) -> list[str]:
 
 
 def options(*more: str) -> list[str]:
-    return ["tune", "--gpus", "0", "--gpu-memory", "3GiB", "--micro-batch", "4", "--backend", "torch", *more, "--"]
+    return ["tune", "--gpus", "0", "--gpu-memory", "3GiB", "--micro-batch", "4", *more, "--"]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("rung", "command", "run", "kind"),
     [
-        pytest.param("ddp", f"{TRAINER} 3", f"{TRAINER} 20", "trainer"),
+        pytest.param("ddp", f"{TRAINER} 3", f"{TRAINER} 20", "trainer", marks=pytest.mark.night),
         pytest.param("fsdp2", f"{TRAINER} 3", f"{TRAINER} 20", "trainer", marks=pytest.mark.night),
         pytest.param("ddp", f"{LOOP} 40", f"{LOOP} 2", "accelerate", marks=pytest.mark.night),
         pytest.param("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 2", "accelerate", marks=pytest.mark.night),
@@ -40,7 +40,7 @@ def test_a_script_is_tuned_and_trains_without_deepspeed_as_it_is(
 ) -> None:
     folder = folder_with_inputs(tmp_path / "home", script_inputs)
     before = files_in(folder)
-    done = ladder(*options("--rung", rung), *words(command), folder=folder)
+    done = ladder(*options("--backend", "torch", "--rung", rung), *words(command), folder=folder)
     assert done.status == 0, done.errors
     assert done.num_left == 0
     kept = {name: digest for name, digest in files_in(folder).items() if not name.startswith(OWN)}

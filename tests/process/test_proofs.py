@@ -23,6 +23,7 @@ from ladder.launch.counting import counting
 from ladder.techniques.hpz import Hpz
 from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config, usual_task
+from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
 ADAPTERS = Lora(rank=4)
@@ -60,8 +61,7 @@ def test_a_proof_evaluates_and_saves_the_whole_weights(
 ) -> None:
     sizes = {"ranks": ranks, "accumulation": 3 if "hpz" in engine else 2}
     spec = engine_trial(tmp_path / "0001", engine, *micro_batches, **sizes)
-    saving = {"proof": True, "save_folder": str(tmp_path / "saved")}
-    run = warm_bench.run(spec.model_copy(update=saving))
+    run = warm_bench.run(replace(spec, proof=True, save_folder=str(tmp_path / "saved")))
     first, second, *_ = measured(run)
     for events in run.events:
         assert {"evaluation", "gather"} <= {event.phase for event in events if isinstance(event, PhaseEvent)}
@@ -88,10 +88,10 @@ def test_a_proof_evaluates_and_saves_the_whole_weights(
     ],
 )
 def test_a_proof_trains_adapters_and_saves_and_loads_them_alone(
-    warm_bench: Bench, tmp_path: Path, rung: str, load_in: str | None
+    warm_bench: Bench, tmp_path: Path, rung: str, load_in: LoadIn | None
 ) -> None:
     spec = tiny_trial(tmp_path / "0001", 1, rung=rung, proof=True, save_folder=str(tmp_path / "saved"))
-    measured(warm_bench.run(spec.model_copy(update={"lora": ADAPTERS.for_peft(), "load_in": load_in})))
+    measured(warm_bench.run(replace(spec, lora=ADAPTERS.for_peft(), load_in=load_in)))
     saved = load_file(tmp_path / "saved" / "adapter_model.safetensors")
     assert sum(tensor.numel() for tensor in saved.values()) == replace(TINY_WORKLOAD, lora=ADAPTERS).weights.trained
     assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["r"] == ADAPTERS.rank
@@ -120,7 +120,7 @@ def test_a_mixture_is_proven_at_stage_3_on_ranks_whose_tokens_pick_other_experts
 ) -> None:
     """All ranks must gather the same weights, though each token picks its own."""
     spec = tiny_trial(tmp_path / "0001", 1, rung="zero3", proof=True)
-    measured(warm_bench.run(spec.model_copy(update={"model_config_json": config})))
+    measured(warm_bench.run(replace(spec, model_config_json=config)))
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_fsdp2_fails_with_the_models_that_it_is_not_tried_with_and_with_no_other
 ) -> None:
     shape = shape_from_config(config, name=name, source="file", count=counting())
     task = usual_task(shape)
-    changes = {"model_config_json": config, "task": task, "seq_len": 32}
-    run = warm_bench.run(tiny_trial(tmp_path / "0001", 1, rung="fsdp2").model_copy(update=changes))
+    spec = tiny_trial(tmp_path / "0001", 1, rung="fsdp2")
+    run = warm_bench.run(replace(spec, model_config_json=config, task=task, seq_len=32))
     workload = Workload(model=shape, task=task, seq_len=32, global_batch_size=4)
     is_refused = "belong to two" in PLAIN.obstacle(workload, RUNGS_BY_NAME["fsdp2"])
     assert bool(failures(run)) is is_refused

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,9 +36,10 @@ def bench(warm_bench: Bench, tmp_path: Path) -> Iterator[Bench]:
     assert warm_bench.ranks() == []
 
 
-def trial(folder: Path, rung: str, *micro_batches: int, **changes: object) -> TrialSpec:
+def trial(folder: Path, rung: str, *micro_batches: int, **changes: Any) -> TrialSpec:
     spec = tiny_trial(folder, *(micro_batches or (1,)), rung=rung)
-    return spec.model_copy(update={"model_config_json": SMALL, "may_stay": True, "steps": THREE_STEPS, **changes})
+    told: dict[str, Any] = {"model_config_json": SMALL, "may_stay": True, "steps": THREE_STEPS}
+    return replace(spec, **(told | changes))
 
 
 def without_memory(folder: Path, rung: str) -> TrialSpec:
@@ -78,8 +81,8 @@ def test_ranks_stay_after_engines_that_leave_nothing_behind(tmp_path: Path) -> N
     specs = {rung: trial(tmp_path / "0001", rung) for rung in rungs}
     followed = [rung for rung, spec in specs.items() if backend_of(spec).can_be_followed(spec)]
     assert followed == ["zero0", "zero1", "zero2"]
-    on_host = specs["zero2"].candidates[0].model_copy(update={"offload_activations": True})
-    pinned = specs["zero2"].model_copy(update={"candidates": (on_host,)})
+    on_host = replace(specs["zero2"].candidates[0], offload_activations=True)
+    pinned = replace(specs["zero2"], candidates=(on_host,))
     assert not backend_of(pinned).can_be_followed(pinned)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,9 @@ def test_an_optimizer_on_the_host_steps_once_in_a_step_that_accumulates_longer(
 
 def measured(bench: Bench, folder: Path, rung: str) -> MeasuredEvent:
     spec = tiny_trial(folder / "0001", 1, rung=rung, accumulation=FEWEST, steps=STEPS)
-    candidates = tuple(each.model_copy(update={"accumulation": ACCUMULATION}) for each in spec.candidates)
+    candidates = tuple(replace(each, accumulation=ACCUMULATION) for each in spec.candidates)
     # In each step, the same data come in the same order, so losses of one place differ by what was trained meanwhile.
-    run = bench.run(spec.model_copy(update={"candidates": candidates, "parity": True}))
+    run = bench.run(replace(spec, candidates=candidates, parity=True))
     (event,) = [each for each in run.events[0] if isinstance(each, MeasuredEvent)]
     return event
 

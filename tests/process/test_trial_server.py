@@ -18,6 +18,7 @@ import pytest
 from helpers import TINY_CONFIG, WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
+from ladder.events.as_json import from_json, to_json
 from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
@@ -89,7 +90,7 @@ def test_a_server_loads_more_operators_on_request_and_ends_with_its_ranks_when_i
 
         (tmp_path / "0001").mkdir()
         spec = tmp_path / "0001" / "spec.json"
-        spec.write_text(tiny_trial(spec.parent, 1, steps=ENDLESS).model_dump_json())
+        spec.write_text(to_json(tiny_trial(spec.parent, 1, steps=ENDLESS)))
         server.start("0001", spec)
         wait_until(lambda: b'"step"' in b"".join(path.read_bytes() for path in spec.parent.glob("rank*.jsonl")))
         assert len(processes_with(RUN_MARKER, server.marker)) >= 1 + WORLD_SIZE
@@ -203,12 +204,13 @@ def test_a_package_that_initialises_cuda_without_torch_is_noticed(servers: Serve
 
 WRITE = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from helpers import TINY_CONFIG, tiny_trial
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 folder = Path(sys.argv[1])
-spec = tiny_trial(folder / "0001", 1).model_copy(update={"model_config_json": TINY_CONFIG | {"label": "\\u00e9"}})
+spec = replace(tiny_trial(folder / "0001", 1), model_config_json=TINY_CONFIG | {"label": "\\u00e9"})
 launcher = LocalLauncher(marker=sys.argv[2], job={}, environment={}, log=folder / "log", cancelled=lambda: True)
 launcher.run(spec, Deadlines(), lambda rank, event: None)
 """
@@ -223,5 +225,5 @@ def test_what_a_server_is_told_of_a_trial_does_not_depend_on_the_locale(tmp_path
         env={**os.environ, **ascii_only, "PYTHONPATH": path},
         timeout=60,
     )
-    told = TrialSpec.model_validate_json((tmp_path / "0001" / "spec.json").read_bytes())
+    told = from_json(TrialSpec, (tmp_path / "0001" / "spec.json").read_bytes())
     assert told.model_config_json["label"] == "é"

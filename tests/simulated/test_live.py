@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,13 @@ def test_what_has_to_come_after_a_trial_is_left_however_long_the_trial_takes(
     assert progress.rest is not None
     assert 0 < progress.rest.proof < progress.rest.most
     far = time.monotonic() + 10_000
-    for changes, after in (
+    after_changes: list[tuple[dict[str, Any], float]] = [
         ({}, progress.rest.proof + progress.rest.comparisons),
         ({"parity": True}, progress.rest.proof),
         ({"proof": True}, 0.0),
-    ):
-        progress(TrialBegins(spec.model_copy(update=changes), "to be seen"))
+    ]
+    for changes, after in after_changes:
+        progress(TrialBegins(replace(spec, **changes), "to be seen"))
         assert progress.left(far) == (after, after)
 
 
@@ -203,7 +205,7 @@ def test_what_a_shallow_model_takes_is_not_shown_as_the_candidate_s(
 ) -> None:
     whole = tiny_trial(tmp_path, 1, memory_limit=80 * GIB)
     watch_a_trial(progress, whole, 30 * GIB, 60.0)
-    shallow = whole.model_copy(update={kind: True})
+    shallow = replace(whole, parity=kind == "parity", probe=kind == "probe")
     watch_a_trial(progress, shallow, GIB, 5.0)
     assert progress.peaks == {whole.candidates[0].key: (30 * GIB, 30 * GIB)}
     progress(TrialBegins(shallow, "to be seen"))

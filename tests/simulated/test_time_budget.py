@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class FailsTheFirstProof(SimulatedLauncher):
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         self.proofs += spec.proof
         if spec.proof and self.proofs == 1:
-            spec = spec.model_copy(update={"memory_limit": 1 << 30})
+            spec = replace(spec, memory_limit=1 << 30)
             self._clock += 60.0
         return super().run(spec, deadlines, listener)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from ladder.tuning.tune_events import TrialBegins, TuneEvent
 
 
 def begins(folder: Path, *, proof: bool) -> TrialBegins:
-    return TrialBegins(tiny_trial(folder, 1).model_copy(update={"proof": proof}), "to be seen")
+    return TrialBegins(replace(tiny_trial(folder, 1), proof=proof), "to be seen")
 
 
 def joined() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ Device = Literal["cuda", "cpu"]
 
 
 def ended(*last: Event, device: Device = "cuda", **facts: Any) -> TrialRun:
-    spec = tiny_trial(Path("/run/trials/0002"), 1, memory_limit=10 * GIB).model_copy(update={"device": device})
+    spec = replace(tiny_trial(Path("/run/trials/0002"), 1, memory_limit=10 * GIB), device=device)
     return TrialRun(spec=spec, events=[[event] for event in last], **facts)
 
 
@@ -110,7 +111,7 @@ def test_what_ranks_reported_before_a_repetition_is_kept_under_another_name(tmp_
 )
 def test_trials_share_processes_only_where_these_are_made_for_the_same(changes: dict[str, Any], alike: bool) -> None:
     spec = tiny_trial(Path("/run/trials/0002"), 1)
-    assert (spec.model_copy(update=changes).processes == spec.processes) == alike
+    assert (replace(spec, **changes).processes == spec.processes) == alike
 
 
 @pytest.mark.parametrize(

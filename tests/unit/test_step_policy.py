@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from ladder.events.step_policy import CandidateSpec, StepPolicy
 POLICY = StepPolicy(minimum=2, seconds=4.0, target_spread=0.01, disagreement=0.04)
 LONG, SHORT = 10.0, 1.0
 CANDIDATE = CandidateSpec(key="a", checkpoint_every=0, micro_batch=1, accumulation=4)
-LOSER = CANDIDATE.model_copy(update={"beat_step_seconds": 2.0})
+LOSER = replace(CANDIDATE, beat_step_seconds=2.0)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_timing_ends_when_steps_agree_and_time_is_short_or_their_median_is_known
 def test_a_timed_step_accumulates_for_as_long_as_is_asked_but_no_more_than_a_training_s(
     sustained: float, accumulation: int, seconds: float | None, micro_steps: int
 ) -> None:
-    candidate = CANDIDATE.model_copy(update={"accumulation": accumulation})
+    candidate = replace(CANDIDATE, accumulation=accumulation)
     assert StepPolicy(sustained_seconds=sustained).micro_steps(candidate, 2, seconds) == micro_steps
 
 
@@ -68,7 +69,7 @@ def test_what_loses_is_timed_until_its_steps_no_longer_get_much_shorter() -> Non
 
 
 def test_no_fewer_steps_are_timed_than_the_minimum_and_no_more_than_the_maximum() -> None:
-    five, unsteady = POLICY.model_copy(update={"minimum": 5}), [1.0, 2.0] * 6
+    five, unsteady = replace(POLICY, minimum=5), [1.0, 2.0] * 6
     assert not five.is_enough(CANDIDATE, [3.0] * 4, 3.0, 1000.0, 1000.0)
     assert five.is_enough(CANDIDATE, [3.0] * 5, 3.0, 1000.0, 1000.0)
     assert POLICY.is_enough(CANDIDATE, unsteady, 1.0, SHORT, SHORT)

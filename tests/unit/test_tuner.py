@@ -266,10 +266,7 @@ def losing(losses_of: Callable[[str], list[float]]) -> Callable[[TrialRun], obje
 
     def then(run: TrialRun) -> None:
         losses = losses_of(run.spec.candidates[0].key)
-        told = [
-            event.model_copy(update={"losses": losses}) if isinstance(event, MeasuredEvent) else event
-            for event in run.events[0]
-        ]
+        told = [replace(event, losses=losses) if isinstance(event, MeasuredEvent) else event for event in run.events[0]]
         run.events = [told] * run.spec.world_size
 
     return then

@@ -9,6 +9,7 @@ from helpers import bundled_workload, tiny_trial
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
+from ladder.events.as_json import to_json
 from ladder.events.protocol import PhaseEvent, StepEvent
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
@@ -43,7 +44,7 @@ def begun(tmp_path: Path, clock: Clock) -> Watch:
     spec = tiny_trial(tmp_path, 1)
     for rank in range(2):
         event = PhaseEvent(t=clock(), phase="model")
-        (tmp_path / f"rank{rank}.jsonl").write_text(event.model_dump_json() + "\n")
+        (tmp_path / f"rank{rank}.jsonl").write_text(to_json(event) + "\n")
     begun = Watch(spec, Deadlines(model=50.0, total=HOUR / 2), lambda rank, event: None, clock())
     begun.read()
     return begun
@@ -76,7 +77,7 @@ def test_a_step_that_moves_states_to_a_drive_may_take_long_after_short_ones_that
     spec = tiny_trial(tmp_path, 1)
     for rank in range(2):
         events = (PhaseEvent(t=clock(), phase="warmup"), StepEvent(t=clock(), candidate="any", seconds=1.0))
-        (tmp_path / f"rank{rank}.jsonl").write_text("".join(event.model_dump_json() + "\n" for event in events))
+        (tmp_path / f"rank{rank}.jsonl").write_text("".join(to_json(event) + "\n" for event in events))
     deadlines = trial_deadlines(bundled_workload("llama-2-7b"), Engine(RUNGS_BY_NAME[rung]))
     begun = Watch(spec, deadlines, lambda rank, event: None, clock())
     begun.read()

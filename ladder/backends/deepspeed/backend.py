@@ -24,6 +24,7 @@ class DeepSpeed(Backend):
     rank_module = "ladder.trial.backends.deepspeed"
     rungs = RUNGS
     option = NAME
+    package = "deepspeed"
     kind = "zero"
     one_rank_needs_no_stage = True
 

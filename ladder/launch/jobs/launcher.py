@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -200,7 +201,7 @@ class JobsLauncher(NodesLauncher):
 
     def _begin(self, spec: TrialSpec) -> TrialSpec:
         self._jobs.trial_begins()
-        return spec if spec.stop_at is None else spec.model_copy(update={"stop_at": spec.stop_at + self._jobs.waited})
+        return spec if spec.stop_at is None else replace(spec, stop_at=spec.stop_at + self._jobs.waited)
 
 
 def ended_by_slurm(run: TrialRun, state: str, number: str) -> None:
@@ -213,7 +214,7 @@ def ended_by_slurm(run: TrialRun, state: str, number: str) -> None:
 
 def _as_a_consequence(event: Event) -> Event:
     if isinstance(event, FailedEvent) and event.outcome == "crash":
-        return event.model_copy(update={"consequence": True})
+        return replace(event, consequence=True)
     return event
 
 

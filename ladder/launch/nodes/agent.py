@@ -14,11 +14,12 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import LadderError
+from ladder.events.as_json import from_json, from_plain, to_json
 from ladder.events.protocol import Event, Share, TrialSpec
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
@@ -36,6 +37,7 @@ from ladder.launch.nodes.software import software
 from ladder.launch.nodes.wire import to_wire
 from ladder.launch.trial_server import kill_marked
 from ladder.launch.watch import now
+from ladder.machine.interpreter import VARIABLE
 from ladder.machine.known_machine import facts_of_host
 from ladder.machine.lease import BusyGpusError, Leases
 from ladder.machine.machine import detect_machine
@@ -183,7 +185,7 @@ class Agent:
         found = measure_share(
             "cuda" if self._uuids else "cpu",
             self._uuids,
-            Share.model_validate(share),
+            from_plain(Share, share),
             world,
             self._of_ranks(environment, share["address"]),
             on_port=lambda port: self.tell("port", port=port),
@@ -206,8 +208,8 @@ class Agent:
     def _run(self, spec: str, deadlines: Mapping[str, float]) -> None:
         """Run this node's share of a trial to its end."""
         assert self._launcher is not None
-        share = TrialSpec.model_validate_json(spec)
-        share = share.model_copy(update={"gpu_uuids": self._uuids})
+        share = from_json(TrialSpec, spec)
+        share = replace(share, gpu_uuids=self._uuids)
         try:
             run = self._launcher.run(share, Deadlines(**deadlines), self._said)
         finally:
@@ -215,7 +217,7 @@ class Agent:
         self.tell("ended", run=to_wire(run))
 
     def _said(self, rank: int, event: Event) -> None:
-        self.tell("said", rank=rank, what=event.model_dump_json())
+        self.tell("said", rank=rank, what=to_json(event))
 
 
 def _read(agent: Agent, requests: int) -> None:
@@ -241,6 +243,8 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # ssh starts us without the environment's programs, of which torch calls ninja even for operators that are built.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    if len(sys.argv) > 1:  # ssh passes no variables on
+        os.environ[VARIABLE] = sys.argv[1]
     agent = Agent(events)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
     signal.signal(signal.SIGTERM, lambda *_: agent.leave())

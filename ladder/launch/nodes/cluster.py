@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ class Cluster:
         address = _meeting_address(agents, self._described[0]["addresses"])
 
         def begin(index: int, port: int) -> None:
-            share = Share(first=index * ranks, count=ranks, address=address, port=port).model_dump()
+            share = asdict(Share(first=index * ranks, count=ranks, address=address, port=port))
             agents[index].send("measure", share=share, world=world, environment=dict(environment))
 
         begin(0, port=0)

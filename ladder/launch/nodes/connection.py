@@ -17,6 +17,7 @@ from ladder.errors import EnvironmentFaultError
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.nodes.network import ALIVE_SECONDS, DOUBT_SECONDS, answering, own_addresses
 from ladder.launch.watch import now
+from ladder.machine.interpreter import is_own, ranks_python
 from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
 
@@ -60,7 +61,7 @@ class Connection:
         self._writing, self._closed = threading.Lock(), threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         self._process = subprocess.Popen(
-            node.command(module_command("ladder.launch.nodes.agent")),
+            node.command(module_command("ladder.launch.nodes.agent", *([] if is_own() else [ranks_python()]))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

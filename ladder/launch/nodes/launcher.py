@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ladder.events.as_json import to_json
 from ladder.events.protocol import DoneEvent, Event, Share, TrialSpec, parse_event
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
@@ -53,7 +54,7 @@ class NodesLauncher(Launcher):
     def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "spec.json").write_text(spec.model_dump_json(indent=1), encoding="utf-8")
+        (folder / "spec.json").write_text(to_json(spec, indent=1), encoding="utf-8")
         if not self._agents:
             begun = now()
             try:
@@ -152,10 +153,10 @@ class _Trial:
 
     def _start(self, index: int, deadlines: Deadlines, port: int) -> None:
         agent = self._agents[index]
-        share = self._shares[index].model_copy(update={"port": port})
+        share = replace(self._shares[index], port=port)
         stop_at = self._spec.stop_at + agent.ahead if self._spec.stop_at is not None else None
-        spec = self._spec.model_copy(update={"share": share, "stop_at": stop_at})
-        agent.send("run", spec=spec.model_dump_json(), deadlines=asdict(deadlines))
+        spec = replace(self._spec, share=share, stop_at=stop_at)
+        agent.send("run", spec=to_json(spec), deadlines=asdict(deadlines))
         self._running.add(index)
 
     def _take(self, index: int, event: Mapping[str, Any]) -> None:

@@ -31,10 +31,9 @@ def merged(
 
 def moved(event: Event, ahead: float) -> Event:
     """`event` on a clock that is behind its own by `ahead` seconds."""
-    change = {"t": event.t - ahead}
     if isinstance(event, MeasuredEvent):
-        change["began"] = event.began - ahead
-    return event.model_copy(update=change)
+        return replace(event, t=event.t - ahead, began=event.began - ahead)
+    return replace(event, t=event.t - ahead)
 
 
 def _first_stop(parts: Sequence[TrialRun], names: Sequence[str], events: list[list[Event]]) -> Ending | None:

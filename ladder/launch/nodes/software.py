@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
+from ladder.machine.interpreter import python_version, version_of
 
 _PACKAGES = ("oom-ladder", "torch", "deepspeed", "transformers", "accelerate")
 
 
 def software() -> dict[str, str]:
     """By name; an empty version for what is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    return {"python": python_version(), **{name: version_of(name) for name in _PACKAGES}}

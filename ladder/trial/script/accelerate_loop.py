@@ -10,7 +10,8 @@ import accelerate
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
-from accelerate.utils import DeepSpeedOptimizerWrapper, DummyOptim, send_to_device
+from accelerate.utils import send_to_device
+from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper, DummyOptim
 from torch.utils.data import DataLoader
 
 from ladder.trial.backends import backend_of

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import deepspeed
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
+from ladder.trial.of_deepspeed import engine_methods
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.loop_end import LoopEnd
 from ladder.trial.script.options import setting
@@ -147,7 +147,7 @@ def name_moments(grip: Grip) -> None:
 def _parts_of_a_micro_step(spec: TrialSpec) -> list[tuple[Any, str]]:
     """The methods of the engine that do them. accelerate's model is wrapped only if there are other ranks."""
     if spec.uses_deepspeed:  # whose own wrappers hide their names
-        return [(deepspeed.DeepSpeedEngine, name) for name in ("forward", "backward", "step")]
+        return engine_methods("forward", "backward", "step")
     return [(DistributedDataParallel, "forward"), (Accelerator, "backward"), (AcceleratedOptimizer, "step")]
 
 
@@ -167,8 +167,8 @@ def note_checkpoints(grip: Grip) -> None:
         return done
 
     if grip.spec.uses_deepspeed:
-        for name in ("save_checkpoint", "load_checkpoint"):
-            wrap(deepspeed.DeepSpeedEngine, name, noted)
+        for owner, name in engine_methods("save_checkpoint", "load_checkpoint"):
+            wrap(owner, name, noted)
     else:
         for name in ("save_state", "load_state"):
             wrap(Accelerator, name, noted_by_accelerate)

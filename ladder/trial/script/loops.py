@@ -14,13 +14,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import deepspeed
 import torch
 from torch.utils.data import DataLoader
 
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
+from ladder.trial.of_deepspeed import engine_methods
 from ladder.trial.script.facts import model_facts
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
 from ladder.trial.script.options import guard_length, told_otherwise
@@ -354,7 +354,8 @@ def _note_losses(loop: Loop) -> None:
         loop.note_loss(loss)
         return own(engine, loss, *arguments, **options)
 
-    wrap(deepspeed.DeepSpeedEngine, "backward", noted)
+    for owner, name in engine_methods("backward"):
+        wrap(owner, name, noted)
 
 
 def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:

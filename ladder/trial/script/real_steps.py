@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -177,12 +177,13 @@ class RealSteps:
         reading = self._grip.gauge.read()
         event = measured(self._candidate, reading, timings, began=self._began, ended=ended, losses=losses)
         padded = sum(each.padded for each in windows)
-        more = {
-            "loader_share": sum(each.wait for each in windows) / sum(each.seconds for each in windows),
-            "gradient_clipping": clipping,
-            "padding": 1 - sum(each.tokens for each in windows) / padded if padded else None,
-        }
-        self._grip.reporter.send(event.model_copy(update=more))
+        event = replace(
+            event,
+            loader_share=sum(each.wait for each in windows) / sum(each.seconds for each in windows),
+            gradient_clipping=clipping,
+            padding=1 - sum(each.tokens for each in windows) / padded if padded else None,
+        )
+        self._grip.reporter.send(event)
         self._grip.reporter.phase("teardown")
 
 

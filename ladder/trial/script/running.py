@@ -14,11 +14,11 @@ from transformers.integrations import HfDeepSpeedConfig
 from ladder.events.protocol import ScriptSpec, TrialSpec
 from ladder.trial.backends import backend_of
 from ladder.trial.gauge import Gauge
+from ladder.trial.of_deepspeed import is_installed
 from ladder.trial.preload import HIDDEN, unhide
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.accelerate_loop import hold_accelerate
 from ladder.trial.script.alone import welcome_joining
-from ladder.trial.script.deepspeed_loop import hold_deepspeed
 from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments, too_few
 from ladder.trial.script.options import note_options
@@ -103,8 +103,12 @@ def take_hold(
     if not grip.is_look:
         backend_of(spec).take_hold(spec)
     grip.made.listen()
-    for hold in (hold_trainer, hold_accelerate, hold_deepspeed):
-        hold(grip)
+    hold_trainer(grip)
+    hold_accelerate(grip)
+    if is_installed():
+        from ladder.trial.script.deepspeed_loop import hold_deepspeed
+
+        hold_deepspeed(grip)
     return grip
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
-import deepspeed
 import safetensors.torch
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ladder.trial.of_deepspeed import engine_methods
 from ladder.trial.wrapping import wrap
 
 OF_LIBRARIES = ("site-packages", "dist-packages")
@@ -31,14 +31,13 @@ _SAVE = (
     (PreTrainedTokenizerBase, "save_pretrained", 1, "save_directory"),
     (accelerate.Accelerator, "save_state", 1, "output_dir"),
     (accelerate.Accelerator, "save_model", 2, "save_directory"),
-    (deepspeed.DeepSpeedEngine, "save_checkpoint", 1, "save_dir"),
-    (deepspeed.DeepSpeedEngine, "save_16bit_model", 1, "save_dir"),
+    *((owner, name, 1, "save_dir") for owner, name in engine_methods("save_checkpoint", "save_16bit_model")),
 )
 """Who saves, by what, and which argument is the place, by number and by name."""
 _LOAD = (
     (torch, "load", 0, "f"),
     (accelerate.Accelerator, "load_state", 1, "input_dir"),
-    (deepspeed.DeepSpeedEngine, "load_checkpoint", 1, "load_dir"),
+    *((owner, name, 1, "load_dir") for owner, name in engine_methods("load_checkpoint")),
 )
 _PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "unlink")
 """Functions of `os` that a script, or Python's own library for it, gives a path."""

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from ladder.events.as_json import from_json
 from ladder.events.protocol import TrialSpec
 from ladder.trial.gauge import CpuGauge
 from ladder.trial.operators import load
@@ -31,7 +32,7 @@ from ladder.trial.techniques import techniques_of
 def main() -> None:
     """Run the script of the specification that the command names; what it raises is reported and raised again."""
     path = Path(sys.argv[1])
-    spec = TrialSpec.model_validate_json(path.read_bytes())
+    spec = from_json(TrialSpec, path.read_bytes())
     assert spec.script is not None
     for technique in techniques_of(spec):
         technique.claim_host(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))

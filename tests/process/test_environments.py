@@ -1,0 +1,119 @@
+"""ladder in an environment of its own, and the training in the user's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from helpers import Finished, ladder
+from helpers.environments import OF_LADDER, OF_TRAINING, environment
+from helpers.scripts import SCRIPTS, folder_with_inputs
+
+import ladder as package
+
+pytestmark = pytest.mark.timeout(600)
+SCRIPT = f"{SCRIPTS}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out "
+SCRIPT += "--save_strategy no --max_steps"
+
+
+@dataclass(frozen=True)
+class Environments:
+    """Interpreters. None but that of ladder has ladder."""
+
+    of_ladder: Path
+    of_training: Path
+    without_deepspeed: Path
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
+    folder = tmp_path_factory.mktemp("environments")
+    return Environments(
+        environment(folder / "ladder", without=OF_TRAINING, also=str(Path(package.__file__).parents[1])),
+        environment(folder / "training", without=("oom-ladder", "optuna", "nvidia-ml-py", "typer")),
+        environment(folder / "torch alone", without=(*OF_LADDER[:-1], "deepspeed")),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(environments: Environments, folder: Path, *words: str) -> Finished:
+    return ladder(*words, folder=folder, python=str(environments.of_ladder))
+
+
+def test_a_model_is_tuned_in_the_users_environment_which_stays_as_it_is(
+    environments: Environments, tmp_path: Path
+) -> None:
+    packages = next(environments.of_training.parents[1].glob("lib/python*/site-packages"))
+    before = sorted(each.name for each in packages.rglob("*"))
+    options = ("--gpus", "0", "--rung", "zero1", "--micro-batch", "1", "--documented")
+    done = run(environments, tmp_path, "tune", "tiny-llama", *options, "--python", str(environments.of_training))
+    assert done.status == 0, done.errors
+    first = done.errors.splitlines()[0]
+    assert first.startswith(f"Ranks run in {environments.of_training}: Python 3.")
+    assert ", torch " in first
+    assert ", deepspeed " in first
+    assert json.loads((tmp_path / "best_config.json").read_text())["ladder"]["rung"] == "zero1"
+    assert sorted(each.name for each in packages.rglob("*")) == before
+
+
+def test_without_deepspeed_a_script_is_tuned_for_ddp_and_trains_and_is_verified(
+    environments: Environments, tmp_path: Path, script_inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_with_inputs(tmp_path / "home", script_inputs)
+    monkeypatch.setenv("VIRTUAL_ENV", str(environments.without_deepspeed.parents[1]))  # as an active one is found
+    options = ("--gpus", "0", "--gpu-memory", "3GiB", "--micro-batch", "4", "--")
+    done = run(environments, folder, "tune", *options, *f"{SCRIPT} 3".split())
+    assert done.status == 0, done.errors
+    assert "no deepspeed." in done.errors.splitlines()[0]
+    assert "deepspeed is not installed; `pip install deepspeed`" in done.output
+    assert json.loads((folder / "best_plain.json").read_text())["ladder"]["rung"] == "ddp"
+    launch = (folder / "best_plain.launch.sh").read_text()
+    assert f" --python {environments.without_deepspeed} " in launch.replace("'", "")
+    started = run(environments, folder, "run", "best_plain.json", "--", *f"{SCRIPT} 20".split())
+    assert started.status == 0, started.errors[-3000:]
+    assert "20/20 [" in started.errors
+    verified = run(environments, folder, "verify", "best_plain.json", "--tolerance", "0.9")
+    assert verified.status == 0, verified.errors
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{folder}/python", "There is no interpreter {folder}/python; name one with --python."),
+        ("{folder}/broken", "{folder}/broken cannot be run (no good); name another one with --python."),
+        ("{folder}/chatty", "{folder}/chatty is no Python interpreter; name one with --python."),
+        ("{ladder}", "{ladder} has no torch; install it there, or name another one with --python."),
+    ],
+)
+def test_an_interpreter_that_cannot_train_is_refused_in_a_sentence(
+    given: str, said: str, environments: Environments, tmp_path: Path
+) -> None:
+    for name, line in (("broken", "echo no good >&2; exit 3"), ("chatty", "echo hello")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    known = {"folder": tmp_path, "ladder": environments.of_ladder}
+    done = run(environments, tmp_path, "tune", "tiny-llama", "--gpus", "0", "--python", given.format(**known))
+    assert done.status == 4
+    assert done.errors == f"ladder: {said.format(**known)}\n"
+
+
+def test_two_environments_with_torch_are_named_and_none_is_chosen(
+    environments: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", str(environments.of_training.parents[1]))
+    monkeypatch.setenv("CONDA_PREFIX", str(environments.without_deepspeed.parents[1]))
+    done = run(environments, tmp_path, "tune", "tiny-llama", "--gpus", "0")
+    assert done.status == 4
+    assert done.errors.startswith(f"ladder: Two environments have torch: {environments.of_training} (VIRTUAL_ENV) and ")
+    monkeypatch.delenv("VIRTUAL_ENV")
+    monkeypatch.delenv("CONDA_PREFIX")
+    done = run(environments, tmp_path, "tune", "tiny-llama", "--gpus", "0")
+    assert done.status == 4
+    assert "No torch was found for the training: activate its environment" in done.errors
