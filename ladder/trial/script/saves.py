@@ -39,7 +39,7 @@ _LOAD = (
     (accelerate.Accelerator, "load_state", 1, "input_dir"),
     *((owner, name, 1, "load_dir") for owner, name in engine_methods("load_checkpoint")),
 )
-_PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "unlink")
+_PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "unlink", "chdir")
 """Functions of `os` that a script, or Python's own library for it, gives a path."""
 _PYTHONS = ("ladder.", "functools", "os", "pathlib", "tempfile", "shutil")
 _LIBRARIES = (*_PYTHONS, "accelerate.", "torch.", "transformers.", "deepspeed.")

@@ -29,6 +29,11 @@ for _epoch in range(4000):
             with open(f"{folder}/progress.json", "w") as file:
                 json.dump({"made": made}, file)
             assert "progress.json" in os.listdir(folder)
+            above = os.getcwd()
+            os.chdir(folder)
+            shutil.copy("progress.json", "copy.json")
+            os.chdir(above)
+            assert "copy.json" in os.listdir(folder)
             kept.append(folder)
             while len(kept) > 2:
                 shutil.rmtree(kept.pop(0))
