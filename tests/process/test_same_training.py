@@ -104,3 +104,7 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
 def test_a_loader_that_drops_its_last_batch_may_drop_more_in_another_micro_batch(home: Rehearsals) -> None:
     assert home.look(SCRIPT, "drops_last").facts.planned_steps == 27
     assert home.trial(SCRIPT, "drops_last", key="ddp ckpt=off mb=4", proof=True).said == "", "it plans 24 steps"
+
+
+def test_a_trial_accumulates_less_than_its_training_and_is_not_compared_with_it(home: Rehearsals) -> None:
+    assert home.trial(SCRIPT, "no_trainer", key="zero2 ckpt=off mb=1").said == "", "it plans 48 steps"

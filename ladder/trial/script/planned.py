@@ -18,9 +18,11 @@ from ladder.trial.script.seen import TrainsOtherwiseError
 def _require_planned(grip: Grip, rounds: bool, **plans: int | None) -> None:
     """End a training that plans something else than the script does by itself; `plans` has fields of OwnTraining.
 
-    The look saw the first training of the script, so no later one is compared. If the loader or the loop `rounds` an
-    epoch, another micro-batch may round it otherwise.
+    The look saw the first training of the script, so no later one is compared; nor is a trial before the proof, which
+    accumulates less. If the loader or the loop `rounds` an epoch, another micro-batch may round it otherwise.
     """
+    if not (grip.is_run or grip.spec.proof):
+        return
     for name, is_now in plans.items():
         own = getattr(grip.script.planned, name, None)
         if own is None or is_now is None or name in grip.made.compared:
