@@ -10,32 +10,13 @@ from pathlib import Path
 import pytest
 from helpers import tiny_trial
 from helpers.events import measured_event
+from helpers.scripts import make_script
 
 from ladder.events.as_json import NotReadError, from_json, to_json
 from ladder.events.protocol import MeasuredEvent, ScriptSpec, Share, TrialSpec, parse_event
-from ladder.workload.script import OwnTraining, ScriptFacts
+from ladder.workload.script import OwnTraining
 
-FACTS = ScriptFacts(
-    kind="trainer",
-    path="train.py",
-    digest="0",
-    model_config_json={"layers": [1, {"deep": None}]},
-    model_class="LlamaForCausalLM",
-    num_parameters=7,
-    num_trainable=7,
-    micro_batch=2,
-    accumulation=4,
-    dtype="bf16",
-    optimizer="adamw_torch",
-    gradient_clipping=1.0,
-    longest=64,
-    rows=1,
-    mean_tokens=31.5,
-    num_samples=None,
-    num_looked_at=3,
-    sizes={0: 31, 12: 32},
-    overrides=("FSDP",),
-)
+FACTS = make_script(sizes={0: 31, 12: 32}, overrides=("FSDP",), num_samples=None).facts
 PLANNED = OwnTraining(micro_batch=2, accumulation=4, optimizer_steps=None, schedule_steps=9, samples=None, trainable=7)
 
 
