@@ -32,7 +32,7 @@ import json, sys
 from importlib import metadata
 from importlib.util import find_spec
 packages = {each.metadata["Name"]: each.version for each in metadata.distributions() if each.metadata["Name"]}
-print("\\nladder:" + json.dumps({"version": list(sys.version_info[:3]), "path": sys.executable, "packages": packages}))
+print("\\nladder:" + json.dumps({"version": list(sys.version_info[:3]), "prefix": sys.prefix, "packages": packages}))
 """
 
 
@@ -40,7 +40,8 @@ print("\\nladder:" + json.dumps({"version": list(sys.version_info[:3]), "path": 
 class Interpreter:
     """What an interpreter says of itself."""
 
-    path: str
+    prefix: str
+    """The folder of its environment."""
     version: str
     packages: dict[str, str] = field(hash=False)
     """Versions, by the names of installed distributions as PEP 503 writes them."""
@@ -90,7 +91,7 @@ def asked(path: str) -> Interpreter:
         oldest = ".".join(map(str, OLDEST))
         raise EnvironmentFaultError(f"{shown(path)} is Python {version}, and ladder trains with {oldest} or later.")
     packages = {_normal(name): number for name, number in about["packages"].items()}
-    return Interpreter(path=about["path"], version=version, packages=packages)
+    return Interpreter(prefix=about["prefix"], version=version, packages=packages)
 
 
 @functools.cache
@@ -154,7 +155,7 @@ def _found(command: Sequence[str], must_train: bool) -> str:
     }
     there = {how: path for how, path in places.items() if path and os.path.exists(path)}
     with_torch = {how: path for how, path in there.items() if "torch" in asked(path).packages}
-    if len(set(with_torch.values())) > 1:
+    if len({asked(path).prefix for path in with_torch.values()}) > 1:
         said = " and ".join(f"{shown(path)} ({how})" for how, path in with_torch.items())
         raise EnvironmentFaultError(f"Two environments have torch: {said}; name one with --python.")
     if not with_torch:
