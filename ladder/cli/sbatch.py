@@ -17,6 +17,7 @@ import typer
 from ladder.cli.declared import takes
 from ladder.cli.tune_words import words_of
 from ladder.errors import EXIT_FOUND, UsageError
+from ladder.machine.interpreter import is_own, ranks_in, ranks_python
 from ladder.text import shown
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.job_options import JOB, JobOptions, TrialJobOptions, job_fields, mem_of, more_of
@@ -131,6 +132,9 @@ def _silent(sentence: str) -> None:
 def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
     """What the template fills in."""
     here = Path.cwd()
+    with ranks_in(options.python, options.script, must_train=False):
+        if not is_own():  # the job activates ladder's environment, in which another one may be found
+            options = replace(options, python=ranks_python())
     name = _slug(Path(options.script[0]).stem if options.script else options.model)
     if options.run_dir is None:
         # Jobs of other tunes in this folder have histories of their own.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 from ladder.machine.host import compiler
+from ladder.machine.interpreter import program_found
 
 _KILLED = re.compile(r"its build was killed by signal (\d+)")
 _OUT_OF_MEMORY_KILLER = 9
@@ -23,7 +23,7 @@ def fix_of_build(name: str, reason: str) -> str:
         return "let it finish, because something outside ladder killed it"
     if reason.startswith("its build was stopped"):
         return "stop other work on this machine's cores, because a build may take 15 minutes at most"
-    if shutil.which(compiler()) is None:
+    if program_found(compiler()) is None:
         return "install a C++ compiler (Debian and Ubuntu: apt-get install g++)"
     if (package := _PACKAGES.get(name)) is not None:
         return f"install the library's headers (Debian and Ubuntu: apt-get install {package})"

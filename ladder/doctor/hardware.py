@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes.util
 import os
 import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ladder.doctor.drive import read_speed
 from ladder.errors import LadderError
 from ladder.machine.gpus import driver_version, obstacle, visible_gpus
 from ladder.machine.host import host_memory
+from ladder.machine.interpreter import python_version
 from ladder.machine.nvme import check_nvme_path
 from ladder.units import GIB, MIB, format_bytes
 
@@ -117,5 +117,5 @@ def nvme(path: Path | None) -> Iterator[Check]:
 
 def python() -> Iterator[Check]:
     """The version of Python."""
-    version = ".".join(map(str, sys.version_info[:3]))
+    version = python_version()
     yield ok("python", version, version=version)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +16,7 @@ from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.protecting import protection_here
 from ladder.machine.host import compiler
-from ladder.machine.interpreter import ranks_python, version_of
+from ladder.machine.interpreter import program_found, version_of
 from ladder.text import shown
 
 # DeepSpeed's operators, and what needs them.
@@ -133,7 +131,7 @@ def compilers() -> Iterator[Check]:
         ("compiler", compiler(), "apt-get install g++ (Debian, Ubuntu), or set CXX"),
         ("ninja", "ninja", "pip install ninja, and run ladder with the environment's bin folder on PATH"),
     ):
-        found = shutil.which(program) or (shutil.which(program, path=os.path.dirname(ranks_python())))
+        found = program_found(program)
         if found is None:
             rungs = "optimizer offload, NVMe and CPU ranks need it"
             yield warn(name, f"{shown(program)} is missing; {rungs}", fix)
@@ -144,6 +142,9 @@ def compilers() -> Iterator[Check]:
 def operators(*, build: bool, on_gpus: bool) -> Iterator[Check]:
     """DeepSpeed's operators: builds them if `build`, and otherwise only says how to."""
     names = [name for name in _OPERATORS if name != "shm_comm" or not on_gpus]
+    if not version_of("deepspeed"):
+        yield ok("operators", "none, as DeepSpeed is not installed")
+        return
     if not build:
         yield ok("operators", f"not tried: `ladder doctor --build` builds {', '.join(names)}")
         return

@@ -13,11 +13,12 @@ from ladder.machine.interpreter import is_own, packages_folder, ranks_python
 
 # Like `python -m`, but without the current folder on sys.path: it may be a model's folder with a psutil.py in it.
 # (Python 3.11 has -P for this, 3.10 has nothing.) The folder of this package is added at the end, so that a checkout
-# works without being installed.
+# works without being installed; in another environment, which may have another release of ladder, it comes first.
 _RUN_MODULE = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv[1]]; del sys.argv[:2]; "
+    "import sys; rest = [*filter(None, sys.path)]; sys.path[:] = {order}; del sys.argv[:2]; "
     "import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
+_LAST, _FIRST = (_RUN_MODULE.format(order=order) for order in ("[*rest, sys.argv[1]]", "[sys.argv[1], *rest]"))
 _PACKAGES = str(Path(__file__).parents[2])
 
 
@@ -27,8 +28,9 @@ def module_command(name: str, *arguments: str) -> list[str]:
     The ranks' side runs in their own environment, which need not be this one.
     """
     if name.startswith("ladder.trial."):
-        return [ranks_python(), "-c", _RUN_MODULE, packages_folder(cache_folder()), name, *arguments]
-    return [sys.executable, "-c", _RUN_MODULE, _PACKAGES, name, *arguments]
+        code = _LAST if is_own() else _FIRST
+        return [ranks_python(), "-c", code, packages_folder(cache_folder()), name, *arguments]
+    return [sys.executable, "-c", _LAST, _PACKAGES, name, *arguments]
 
 
 def module_environment(changes: Mapping[str, str]) -> dict[str, str]:
@@ -48,7 +50,7 @@ def training_environment(changes: Mapping[str, str]) -> dict[str, str]:
     environment = _with_programs({**os.environ, **changes})
     if not is_own():
         before = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (before, packages_folder(cache_folder()))))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (packages_folder(cache_folder()), before)))
     return environment
 
 

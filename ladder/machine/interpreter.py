@@ -28,10 +28,11 @@ _SECONDS = 60.0
 """For an interpreter to say what it has. Chosen: on a busy network file system, listing packages takes ten."""
 
 _ASK = """
-import json, sys
+import json, re, sys
 from importlib import metadata
-from importlib.util import find_spec
-packages = {each.metadata["Name"]: each.version for each in metadata.distributions() if each.metadata["Name"]}
+packages = {}
+for each in metadata.distributions():  # the first of a name is the one that is imported
+    packages.setdefault(re.sub(r"[-_.]+", "-", each.metadata["Name"] or "").lower(), each.version)
 print("\\nladder:" + json.dumps({"version": list(sys.version_info[:3]), "prefix": sys.prefix, "packages": packages}))
 """
 
@@ -60,7 +61,7 @@ def is_own() -> bool:
 def version_of(distribution: str) -> str:
     """That of an installed distribution in the ranks' environment; empty if there is none."""
     if not is_own():
-        return asked(ranks_python()).packages.get(_normal(distribution), "")
+        return asked(ranks_python()).packages.get(re.sub(r"[-_.]+", "-", distribution).lower(), "")
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -90,8 +91,7 @@ def asked(path: str) -> Interpreter:
     if tuple(about["version"][:2]) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise EnvironmentFaultError(f"{shown(path)} is Python {version}, and ladder trains with {oldest} or later.")
-    packages = {_normal(name): number for name, number in about["packages"].items()}
-    return Interpreter(prefix=about["prefix"], version=version, packages=packages)
+    return Interpreter(prefix=os.path.realpath(about["prefix"]), version=version, packages=about["packages"])
 
 
 @functools.cache
@@ -128,24 +128,35 @@ def ranks_in(given: str, command: Sequence[str] = (), *, must_train: bool = True
     """
     before = os.environ.pop(VARIABLE, None)
     try:
-        path = os.path.abspath(given) if given else before or _found(command, must_train)
-        if path != sys.executable:
+        named = given or before
+        path = _path_of(named) if named else _found(command, must_train)
+        if path != sys.executable and asked(path).prefix != os.path.realpath(sys.prefix):
             os.environ[VARIABLE] = path
         if must_train and not version_of("torch"):
             raise EnvironmentFaultError(
-                f"{shown(path)} has no torch; install it there, or name another one with --python."
+                f"{shown(ranks_python())} has no torch; install it there, or name another one with --python."
             )
         has = {name: version_of(name) for name in ("torch", "transformers", "deepspeed")}
         versions = ", ".join(f"{name} {version}" if version else f"no {name}" for name, version in has.items())
-        yield f"Ranks run in {shown(path)}: Python {python_version()}, {versions}."
+        yield f"Ranks run in {shown(ranks_python())}: Python {python_version()}, {versions}."
     finally:
         os.environ.pop(VARIABLE, None)
         if before is not None:
             os.environ[VARIABLE] = before
 
 
+def _path_of(named: str) -> str:
+    named = os.path.expanduser(named)
+    return os.path.abspath(shutil.which(named) or named)
+
+
+def program_found(name: str) -> str | None:
+    """Where the program `name` is for ranks: on PATH, or in their environment."""
+    return shutil.which(name) or shutil.which(name, path=os.path.dirname(ranks_python()))
+
+
 def _found(command: Sequence[str], must_train: bool) -> str:
-    if importlib.util.find_spec("torch") is not None or not must_train:
+    if importlib.util.find_spec("torch") is not None:
         return sys.executable
     places = {f"of {shown(command[0])}": _of_launcher(command[0])} if command else {}
     places |= {
@@ -153,16 +164,25 @@ def _found(command: Sequence[str], must_train: bool) -> str:
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
         if os.environ.get(name)
     }
-    there = {how: path for how, path in places.items() if path and os.path.exists(path)}
-    with_torch = {how: path for how, path in there.items() if "torch" in asked(path).packages}
-    if len({asked(path).prefix for path in with_torch.values()}) > 1:
+    with_torch = {how: path for how, path in places.items() if path and _has_torch(path)}
+    num_environments = len({asked(path).prefix for path in with_torch.values()})
+    if num_environments != 1 and not must_train:
+        return sys.executable
+    if num_environments > 1:
         said = " and ".join(f"{shown(path)} ({how})" for how, path in with_torch.items())
         raise EnvironmentFaultError(f"Two environments have torch: {said}; name one with --python.")
-    if not with_torch:
+    if num_environments == 0:
         raise EnvironmentFaultError(
             "No torch was found for the training: activate its environment, or name its interpreter with --python."
         )
     return next(iter(with_torch.values()))
+
+
+def _has_torch(path: str) -> bool:
+    try:
+        return "torch" in asked(path).packages
+    except EnvironmentFaultError:  # another one may have it
+        return False
 
 
 def _of_launcher(program: str) -> str:
@@ -184,7 +204,7 @@ def packages_folder(cache: Path) -> str:
     package = Path(__file__).parents[1]
     if is_own():
         return str(package.parent)
-    folder = cache / "ranks" / re.sub(r"\W+", "-", str(package)).strip("-")
+    folder = cache.absolute() / "ranks" / re.sub(r"\W+", "-", str(package)).strip("-")
     link = folder / package.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +218,3 @@ def packages_folder(cache: Path) -> str:
             f"({error.strerror}); set LADDER_CACHE to a folder that can."
         ) from None
     return str(folder)
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

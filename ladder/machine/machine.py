@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ladder.machine.described import Gpu, Machine, memory_of_cpu_rank
 from ladder.machine.gpus import allocator_settings, obstacle, visible_gpus
 from ladder.machine.host import compiler, usable_cores
 from ladder.machine.host import host_memory as all_host_memory
+from ladder.machine.interpreter import program_found
 from ladder.units import format_bytes
 
 CPU_RANKS = 2
@@ -88,6 +88,6 @@ def unsupported_reason(rung: Rung, machine: Machine, operators: Sequence[str]) -
             return "no --nvme-path was given"
         if ctypes.util.find_library("aio") is None:
             return "libaio is missing (Debian and Ubuntu: apt-get install libaio-dev)"
-    if operators and shutil.which(compiler()) is None:
+    if operators and program_found(compiler()) is None:
         return "no C++ compiler to build DeepSpeed's operators (Debian and Ubuntu: apt-get install g++)"
     return None

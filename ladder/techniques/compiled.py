@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Export, Problem, Rung, Technique, Terms
 from ladder.machine.host import compiler
+from ladder.machine.interpreter import program_found
 from ladder.workload.workload import Workload
 
 _DOUBT = 0.25
@@ -39,7 +39,7 @@ class Compiled(Technique):
         return hash(self.name)
 
     def refusal(self, workload: Workload, device: str) -> str:
-        if shutil.which(compiler()) is not None:
+        if program_found(compiler()) is not None:
             return ""
         return f"--allow {self.name} needs a C++ compiler (Debian and Ubuntu: apt-get install g++), or leave it out."
 

@@ -9,7 +9,8 @@ from typing import Any
 
 @functools.cache
 def is_installed() -> bool:
-    return find_spec("deepspeed") is not None
+    found = find_spec("deepspeed")
+    return found is not None and found.origin is not None  # a folder of that name is none
 
 
 def engine_methods(*names: str) -> list[tuple[Any, str]]:

@@ -102,7 +102,7 @@ def _is_open(wanted: os.stat_result) -> bool:
 
 def _is_ours(process: Path) -> bool:
     try:
-        lines = (process / "status").read_text().splitlines()
+        lines = (process / "status").read_text(errors="replace").splitlines()
     except OSError:
         return False
     return any(line.split()[:2] == ["Uid:", str(os.getuid())] for line in lines)  # the real one comes first

@@ -20,7 +20,7 @@ SCRIPT += "--save_strategy no --max_steps"
 
 @dataclass(frozen=True)
 class Environments:
-    """Interpreters. None but that of ladder has ladder."""
+    """Interpreters."""
 
     of_ladder: Path
     of_training: Path
@@ -32,9 +32,18 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
     folder = tmp_path_factory.mktemp("environments")
     return Environments(
         environment(folder / "ladder", without=OF_TRAINING, also=str(Path(package.__file__).parents[1])),
-        environment(folder / "training", without=("oom-ladder", "optuna", "nvidia-ml-py", "typer")),
+        environment(
+            folder / "training", without=("optuna", "nvidia-ml-py", "typer"), also=str(_another_ladder(folder))
+        ),
         environment(folder / "torch alone", without=(*OF_LADDER[:-1], "deepspeed")),
     )
+
+
+def _another_ladder(folder: Path) -> Path:
+    """A folder with a package of that name, as an earlier release may lie in the user's environment."""
+    (folder / "earlier" / "ladder").mkdir(parents=True)
+    (folder / "earlier" / "ladder" / "__init__.py").write_text("raise RuntimeError('an earlier release')")
+    return folder / "earlier"
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +118,7 @@ def test_two_environments_with_torch_are_named_and_none_is_chosen(
 ) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", str(environments.of_training.parents[1]))
     monkeypatch.setenv("CONDA_PREFIX", str(environments.without_deepspeed.parents[1]))
+    assert run(environments, tmp_path, "plan", "llama-2-7b", "--gpus", "8", "--gpu-memory", "40GiB").status == 0
     done = run(environments, tmp_path, "tune", "tiny-llama", "--gpus", "0")
     assert done.status == 4
     assert done.errors.startswith(f"ladder: Two environments have torch: {environments.of_training} (VIRTUAL_ENV) and ")

@@ -278,7 +278,7 @@ def test_the_nvme_rungs_need_a_path_and_libaio(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("well_equipped")
 def test_without_a_compiler_only_rungs_that_need_an_operator_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     reasons = {rung.name: reason_of(rung, a_machine()) for rung in RUNGS}
     assert reasons["zero3"] is None
     assert "g++" in (reasons["zero2+opt-cpu"] or "")

@@ -32,6 +32,7 @@ from ladder.launch.jobs.files import ALIVE_SECONDS, END, append, events, say_ali
 from ladder.launch.jobs.states import GONE, is_over
 from ladder.launch.jobs.task import serve
 from ladder.launch.watch import now
+from ladder.machine.interpreter import is_own, ranks_python
 
 _TICK_SECONDS = 0.2
 """Between two looks at the folder. Chosen."""
@@ -82,7 +83,7 @@ class Keeper:
         _Job.watcher = Queue(asked["parameters"]["job_name"])
         executor = _Executor(self._folder, max_num_timeout=0)
         executor.update_parameters(**asked["parameters"])
-        self._job = executor.submit(serve, str(self._folder), asked["place"])
+        self._job = executor.submit(serve, str(self._folder), asked["place"], *([] if is_own() else [ranks_python()]))
         _say("submitted", job=self._job.job_id)
         self._info: dict[str, str] = {}
         self._ends_at: float | None = None

@@ -30,14 +30,17 @@ _TELL_SECONDS = 2.0
 """For its last words to be written. Chosen: a process that outlives it may hold its stdout open for ever."""
 
 
-def serve(folder: str, place: str) -> None:
-    """Run the agent of this node in the folder `place` until the tune ends or is silent for too long."""
+def serve(folder: str, place: str, *interpreter: str) -> None:
+    """Run the agent of this node in the folder `place` until the tune ends or is silent for too long.
+
+    `interpreter` is that of the ranks, if they have another one.
+    """
     # submitit has Slurm send it before the time is up, to all processes, and it would end every rank.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     node = int(os.environ["SLURM_PROCID"])
     said = events(Path(folder), node)
     agent = subprocess.Popen(
-        module_command("ladder.launch.nodes.agent"),
+        module_command("ladder.launch.nodes.agent", *interpreter),
         cwd=place,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

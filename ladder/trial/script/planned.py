@@ -92,7 +92,7 @@ def train_counted(grip: Grip, trainer: Trainer, train: Callable[[], Any]) -> Any
             optimizer_steps=state.global_step,
             planned_steps=total,
             accumulation=grip.made.accumulation,
-            is_stopped=is_short and trainer.control.should_training_stop,
+            is_stopped=bool(is_short and trainer.control.should_training_stop),  # a callback may have set a tensor
         )
     )
     return result
