@@ -20,7 +20,7 @@ class NotReadError(ValueError):
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """`value`, a dataclass of what `from_json` reads."""
-    return json.dumps(asdict(value), indent=indent)
+    return json.dumps(asdict(value), indent=indent, separators=None if indent else (",", ":"))
 
 
 def from_json(kind: type[Kind], text: str | bytes) -> Kind:
