@@ -16,7 +16,7 @@ from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.protecting import protection_here
 from ladder.machine.host import compiler
-from ladder.machine.interpreter import program_found, version_of
+from ladder.machine.interpreter import own_version_of, program_found, version_of
 from ladder.text import shown
 
 # DeepSpeed's operators, and what needs them.
@@ -46,7 +46,7 @@ def packages() -> Iterator[Check]:
             wanted[requirement.name] = requirement.specifier
     for name in _CHECKED:
         specifier = wanted.get(name)
-        version = version_of(name) if name in _OF_RANKS else _own_version(name)
+        version = version_of(name) if name in _OF_RANKS else own_version_of(name)
         if not version:
             severity, without = (warn, "; DDP and FSDP2 train without") if name == "deepspeed" else (fail, "")
             yield severity(name, f"is not installed{without}", f"pip install '{name}{specifier or ''}'")
@@ -55,14 +55,6 @@ def packages() -> Iterator[Check]:
             yield ok(name, version, version=version)
         else:
             yield fail(name, f"{version} is outside {specifier}", f"pip install '{name}{specifier}'", version=version)
-
-
-def _own_version(name: str) -> str:
-    """In ladder's own environment."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:

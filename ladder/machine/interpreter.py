@@ -62,6 +62,11 @@ def version_of(distribution: str) -> str:
     """That of an installed distribution in the ranks' environment; empty if there is none."""
     if not is_own():
         return asked(ranks_python()).packages.get(re.sub(r"[-_.]+", "-", distribution).lower(), "")
+    return own_version_of(distribution)
+
+
+def own_version_of(distribution: str) -> str:
+    """The same in ladder's own environment."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
