@@ -1,6 +1,6 @@
 """Does a training keep what its tune promised? The same unmodified scripts, tuned and then trained, in one run.
 
-    python benchmarks/promise.py FILE.json [--scripts sft dpo grpo reviews first-fit course price-sft price-reviews]
+    python benchmarks/promise.py FILE.json [--scripts sft dpo grpo reviews raw first-fit course price-sft price-reviews]
         [--model NAME] [--layers N] [--gpus 1] [--gpu-memory 24GiB] [--rung zero2 …] [--micro-batch 8]
         [--steps 20 120] [--time-budget 60s]
 
@@ -47,12 +47,14 @@ _COMPLETION = 64
 _EVERY = 20
 """Steps between two lines of the scripts' logging."""
 _LOSS = re.compile(r"'loss': ")
-_REVIEWS = Path(__file__).parent / "scripts" / "reviews.py"
+_SCRIPTS = Path(__file__).parent / "scripts"
+_OF_OURS = {"reviews": _SCRIPTS / "reviews.py", "raw": _SCRIPTS / "raw_deepspeed.py"}
+"""A course's script with the Trainer, and a loop over DeepSpeed's engine."""
 
 
 def _command(name: str, model: Path, data: Path, length: int) -> list[str]:
-    if name == "reviews":
-        return [str(_REVIEWS), "--model", str(model), "--data", str(data / "text" / "train.jsonl")]
+    if name in _OF_OURS:
+        return [str(_OF_OURS[name]), "--model", str(model), "--data", str(data / "text" / "train.jsonl")]
     if name not in _TRL:
         raise SystemExit(f"there is no script {name}")
     rows, longest = _TRL[name]

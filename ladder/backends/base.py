@@ -6,7 +6,7 @@ All other code uses `backend_of` a rung and these methods, and names no backend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -89,6 +89,18 @@ class EmittedTraining:
     load_in: LoadIn | None = None
 
 
+@dataclass(frozen=True)
+class Flaw:
+    """Versions of a package with which some rungs train wrongly, or not at all."""
+
+    package: str
+    versions: str
+    """As PEP 440 specifies them."""
+    why: str
+    """The end of a sentence, with the source."""
+    concerns: Callable[[Workload, Rung], bool]
+
+
 class Backend(ABC):
     """One backend. `rank_module` names the module with its part for the ranks."""
 
@@ -102,6 +114,7 @@ class Backend(ABC):
     """What that does: the end of a sentence for the option's help."""
     package = ""
     """What has to be installed for it, beside torch, transformers and accelerate."""
+    flaws: tuple[Flaw, ...] = ()
     kind: str
     """Which of the simulator's kinds of assignments its ranks have (`ladder.simulation.kinds`)."""
     one_rank_needs_no_stage = False

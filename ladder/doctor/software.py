@@ -17,12 +17,12 @@ from ladder.launch.operator_builds import build_operators
 from ladder.launch.protecting import protection_here
 from ladder.machine.host import compiler
 from ladder.machine.interpreter import own_version_of, program_found, version_of
+from ladder.machine.versions import RANGES, is_within
 from ladder.text import shown
 
 # DeepSpeed's operators, and what needs them.
 _OPERATORS = {"shm_comm": "every trial on the CPU", "cpu_adam": "optimizer offload", "async_io": "NVMe offload"}
-_OF_RANKS = ("torch", "deepspeed", "transformers", "accelerate")
-_CHECKED = (*_OF_RANKS, "optuna", "huggingface-hub", "nvidia-ml-py")
+_OWN = ("optuna", "huggingface-hub", "nvidia-ml-py")
 _TORCH_SECONDS = 120.0
 """Time to import torch and initialise CUDA. Chosen: five times the 23 s that the imports for trials took on the slowest
 host so far (measured: benchmarks/results/4xh200-beyond-the-ladder)."""
@@ -32,29 +32,28 @@ _DISTRIBUTION = "oom-ladder"
 
 def packages() -> Iterator[Check]:
     """Whether installed versions are within the ranges that this ladder works with."""
-    wanted = {}
+    wanted = dict(RANGES)
     try:
         needs = importlib.metadata.requires(_DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:
         yield warn(
-            "ladder", "is not installed, so the versions that it needs are not checked", "pip install '.[train]'"
+            "ladder", "is not installed, so the versions that it needs itself are not checked", "pip install '.[train]'"
         )
         needs = ()
     for line in needs:
         requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": "train"}):
-            wanted[requirement.name] = requirement.specifier
-    for name in _CHECKED:
-        specifier = wanted.get(name)
-        version = version_of(name) if name in _OF_RANKS else own_version_of(name)
+        if requirement.marker is None:
+            wanted[requirement.name] = str(requirement.specifier)
+    for name in (*RANGES, *_OWN):
+        versions = wanted.get(name, "")
+        version = version_of(name) if name in RANGES else own_version_of(name)
         if not version:
             severity, without = (warn, "; DDP and FSDP2 train without") if name == "deepspeed" else (fail, "")
-            yield severity(name, f"is not installed{without}", f"pip install '{name}{specifier or ''}'")
-            continue
-        if specifier is None or specifier.contains(version, prereleases=True):
+            yield severity(name, f"is not installed{without}", f"pip install '{name}{versions}'")
+        elif is_within(version, versions):
             yield ok(name, version, version=version)
         else:
-            yield fail(name, f"{version} is outside {specifier}", f"pip install '{name}{specifier}'", version=version)
+            yield fail(name, f"{version} is outside {versions}", f"pip install '{name}{versions}'", version=version)
 
 
 def torch_and_driver(driver_cuda: tuple[int, int] | None) -> Iterator[Check]:

@@ -32,6 +32,7 @@ import torch.distributed as dist
 from ladder.machine.rates import BETWEEN_NODES, Found, slowest
 from ladder.trial.machine_rates import Point, device_rates, link_rates, optimizer_rate
 from ladder.trial.preload import HIDDEN
+from ladder.trial.store import store_at
 
 _PR_SET_PDEATHSIG = 1
 """Defined in Linux's prctl.h."""
@@ -115,17 +116,11 @@ def _joined(job: Mapping[str, Any], rank: int, listener: socket.socket) -> dist.
     """Meet all other ranks; returns the group of this node's, and None for all if there is one node."""
     share, world = job["share"], job["world"]
     number = share["first"] + rank
-    limit = timedelta(seconds=_JOIN_SECONDS)
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without declaring so
-        share["address"],
-        share["port"],
-        world,
-        number == 0,
-        limit,
-        master_listen_fd=listener.detach() if number == 0 else None,
-    )
+    listening = listener.detach() if number == 0 else None
+    store = store_at(share["address"], share["port"], world, listening, seconds=_JOIN_SECONDS)
     listener.close()
     backend = "nccl" if job["device"] == "cuda" else "gloo"
+    limit = timedelta(seconds=_JOIN_SECONDS)
     dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=limit)
     if share["count"] in (1, world):
         return None

@@ -15,7 +15,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import CandidateSpec
-from ladder.trial.model_class import auto_class, model_config
+from ladder.trial.model_class import auto_class, model_config, of_dtype
 from ladder.trial.partly import only_partly_trained
 from ladder.trial.techniques import techniques_of
 
@@ -52,7 +52,7 @@ def build_model(spec: TrialSpec, dtype: torch.dtype, device: str) -> PreTrainedM
         # Buffers are no part of what is sent.
         place = init_empty_weights(include_buffers=False) if device == "meta" else torch.device(device)
         with place, DrawnOn(spec.device) if device == "cpu" != spec.device else nullcontext():
-            model = auto_class(config, spec.task).from_config(config, dtype=dtype)
+            model = auto_class(config, spec.task).from_config(config, **of_dtype(config, dtype))
         if device == "meta":
             _make_room(model)
     del keep_alive

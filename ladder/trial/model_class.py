@@ -38,6 +38,11 @@ def model_config(raw: dict[str, Any]) -> Any:
     return config
 
 
+def of_dtype(config: Any, dtype: Any) -> dict[str, Any]:
+    """The argument of `from_config` for weights of this type, whose name was another before transformers 4.56."""
+    return {"dtype" if hasattr(config, "dtype") else "torch_dtype": dtype}
+
+
 def auto_class(config: Any, task: Task) -> Any:
     """transformers' automatic class that builds the model of `config` for `task`. KeyError if there is none."""
     for auto in _AUTO_CLASSES[task]:

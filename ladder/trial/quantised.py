@@ -9,6 +9,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
 from ladder.trial.backends import backend_of
+from ladder.trial.model_class import of_dtype
 from ladder.trial.preload import unhide
 
 
@@ -19,7 +20,7 @@ def quantised_model(cls: Any, config: Any, spec: TrialSpec, dtype: torch.dtype) 
     from transformers.integrations import replace_with_bnb_linear
 
     with torch.device("meta"):
-        model: PreTrainedModel = cls.from_config(config, dtype=dtype)
+        model: PreTrainedModel = cls.from_config(config, **of_dtype(config, dtype))
     head = model.get_output_embeddings()
     kept = [name for name, module in model.named_modules() if module is head]
     replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=quantisation(spec, dtype))

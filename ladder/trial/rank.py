@@ -23,6 +23,7 @@ from ladder.trial.model import build_model
 from ladder.trial.protection import level
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.staying import Line, can_stay, log_to
+from ladder.trial.store import store_at
 from ladder.trial.subject import RandomModel
 from ladder.trial.techniques import techniques_of
 
@@ -129,9 +130,7 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)
         clock.lap("context")
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # torch exports it without declaring so
-        address, port, spec.world_size, rank == 0, datetime.timedelta(seconds=60), master_listen_fd=listen_fd
-    )
+    store = store_at(address, port, spec.world_size, listen_fd if rank == 0 else None, seconds=60)
     clock.lap("store")
     dist.init_process_group(
         backend.collectives(spec),

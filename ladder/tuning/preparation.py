@@ -18,6 +18,7 @@ from ladder.machine.host import environment_of_a_cpu_rank
 from ladder.machine.interpreter import version_of
 from ladder.machine.machine import unsupported_reason
 from ladder.machine.nvme import nvme_shortage
+from ladder.machine.versions import is_within
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.problem import place_obstacle
 from ladder.workload.workload import Workload
@@ -84,6 +85,9 @@ def missing_package(rung: Rung) -> str:
 def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
     if package := missing_package(rung):
         return f"{package} is not installed; `pip install {package}`"
+    for flaw in backend_of(rung).flaws:
+        if flaw.concerns(workload, rung) and is_within(version := version_of(flaw.package), flaw.versions):
+            return f"{flaw.package} {version} {flaw.why}; install another version than {flaw.versions}"
     reason = place_obstacle(rung, machine, workload) or unsupported_reason(
         rung, machine, backend_of(rung).operators(rung, workload.optimizer)
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from packaging.version import InvalidVersion, Version
-
 from ladder.candidates import Engine, Problem, Rung, Technique
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.interpreter import has_module, version_of
+from ladder.machine.versions import is_within
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING, allowable
 from ladder.text import shown
 from ladder.workload.workload import Workload
@@ -97,20 +96,12 @@ def ways_of_checkpointing(transformers: str, *, documented: bool = False) -> tup
     """Names of the ways of checkpointing that this version of transformers knows."""
     if documented:
         return ()
-    return tuple(name for name, way in WAYS_OF_CHECKPOINTING.items() if is_since(transformers, way.since))
+    return tuple(name for name, way in WAYS_OF_CHECKPOINTING.items() if is_within(transformers, f">={way.since}"))
 
 
 def libraries_of(engine: Engine) -> list[str]:
     """The libraries that `engine` needs. They are not in a history's fingerprint: other engines run without them."""
     return [library.distribution for technique in engine.techniques for library in technique.libraries]
-
-
-def is_since(version: str, since: str) -> bool:
-    """Whether `version` is `since` or later; False if it is empty or not a standard version number."""
-    try:
-        return Version(version) >= Version(since)
-    except InvalidVersion:
-        return False
 
 
 def require_adapters(workload: Workload) -> None:
@@ -120,6 +111,9 @@ def require_adapters(workload: Workload) -> None:
     for option, name in needed:
         if not has_module(name):
             raise EnvironmentFaultError(f"{option} needs {name}, which is not installed; `pip install {name}`.")
+    found = version_of("transformers")
+    if workload.load_in is not None and not is_within(found, ">=5"):
+        raise EnvironmentFaultError(f"--load-in {workload.load_in} needs transformers 5 or later, and not {found}.")
 
 
 def _missing(technique: Technique) -> str:
@@ -127,7 +121,7 @@ def _missing(technique: Technique) -> str:
     for library in technique.libraries:
         if not library.since and not has_module(library.module):
             return f"{library.distribution} is not installed; `pip install {library.distribution}`."
-        if library.since and not is_since(found := version_of(library.distribution), library.since):
+        if library.since and not is_within(found := version_of(library.distribution), f">={library.since}"):
             option = technique.consent.option(technique.name)
             return f"{option} needs {library.distribution} {library.since} or later; {found or 'none'} is installed."
     return ""

@@ -5,18 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterable
 
-from ladder import __version__
-from ladder.machine.interpreter import python_version, version_of
-
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate")
+from ladder.machine.interpreter import version_of
+from ladder.machine.versions import versions_of_ranks
 
 
 def package_versions(others: Iterable[str] = ()) -> dict[str, str]:
     """Versions of the packages that affect measurements, and of `others`, without importing them."""
-    versions = {name: version_of(name) or "not installed" for name in (*_PACKAGES, *others)}
-    return {
-        "ladder": __version__,
-        "python": python_version(),
-        **versions,
-        "optuna": importlib.metadata.version("optuna"),
-    }
+    found = versions_of_ranks() | {name: version_of(name) for name in others}
+    versions = {name: version or "not installed" for name, version in found.items()}
+    return {**versions, "optuna": importlib.metadata.version("optuna")}

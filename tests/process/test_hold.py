@@ -45,6 +45,12 @@ def test_what_a_loop_saves_in_a_trial_is_found_again_and_touches_nothing(home: R
     assert not (home.home / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("way", ["loop", "trainer"])
+def test_what_libraries_make_in_temporary_folders_stays_where_they_made_it(way: str, home: Rehearsals) -> None:
+    done = home.trial("loads_in_workers.py", way, key="zero1 ckpt=off mb=4", proof=True)
+    assert (done.said, done.measured, done.made) == ("", 2, frozenset())
+
+
 def test_a_loop_is_held_at_its_first_backward_pass_and_not_where_it_reads_its_data(home: Rehearsals) -> None:
     done = home.trial("looks_at_its_data_first.py")
     assert (done.said, done.measured, done.made) == ("", 2, frozenset())

@@ -61,7 +61,8 @@ def logged(home: Rehearsals) -> list[list[dict[str, Any]]]:
         ("no_trainer", "zero2 ckpt=off mb=4"),
         pytest.param("instruct", "ddp ckpt=off mb=2", marks=pytest.mark.night),
         ("trainer", "zero1 ckpt=off mb=4"),
-        ("raw_deepspeed", "zero2 ckpt=off mb=4"),
+        pytest.param("raw_deepspeed", "zero2 ckpt=off mb=4", marks=pytest.mark.night),
+        ("deepspeed_loads", "zero2 ckpt=off mb=4"),
         pytest.param("sft", "zero2 ckpt=off mb=2", marks=pytest.mark.night),
         pytest.param("dpo", "ddp ckpt=off mb=4", marks=pytest.mark.night),
         pytest.param("reward", "zero1 ckpt=off mb=2", marks=pytest.mark.night),
@@ -108,3 +109,10 @@ def test_a_loader_that_drops_its_last_batch_may_drop_more_in_another_micro_batch
 
 def test_a_trial_accumulates_less_than_its_training_and_is_not_compared_with_it(home: Rehearsals) -> None:
     assert home.trial(SCRIPT, "no_trainer", key="zero2 ckpt=off mb=1").said == "", "it plans 48 steps"
+
+
+def test_a_loop_on_the_loader_that_deepspeed_makes_is_measured_and_proven(home: Rehearsals) -> None:
+    assert home.look(SCRIPT, "deepspeed_loads").facts.num_samples == 64
+    for proof in (False, True):
+        done = home.trial(SCRIPT, "deepspeed_loads", key="zero1 ckpt=off mb=2", proof=proof)
+        assert (done.said, done.measured) == ("", 2)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Choices, Device, EmittedTraining, Moment, StepTerms
+from ladder.backends.base import Backend, Choices, Device, EmittedTraining, Flaw, Moment, StepTerms
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
 from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.moments import moments_of, offloaded
@@ -18,6 +18,28 @@ from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.script import can_be_offloaded, replaced_by_offload
 from ladder.workload.workload import OptimizerName, Workload
 
+_FLAWS = (
+    Flaw(
+        "deepspeed",
+        ">=0.17.6,<0.18.3",
+        "loses the gradients of all but the last micro-step at stage 2 (DeepSpeed issue 7718)",
+        lambda workload, rung: rung.stage == 2,
+    ),
+    Flaw(
+        "deepspeed",
+        "<0.19.6",
+        "trains wrongly with SGD at stage 3 (its losses differ from those of stage 1)",
+        lambda workload, rung: rung.stage == 3 and workload.optimizer == "sgd",
+    ),
+    Flaw(
+        "deepspeed",
+        "==0.19.0",
+        "diverges where accelerate drives it (its losses differ from those of torch's DDP)",
+        lambda workload, rung: workload.script is None or workload.script.facts.kind != "deepspeed",
+    ),
+)
+"""Found by comparing losses."""
+
 
 class DeepSpeed(Backend):
     name = NAME
@@ -25,6 +47,7 @@ class DeepSpeed(Backend):
     rungs = RUNGS
     option = NAME
     package = "deepspeed"
+    flaws = _FLAWS
     kind = "zero"
     one_rank_needs_no_stage = True
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Device, EmittedTraining, Moment, StepTerms
+from ladder.backends.base import Backend, Device, EmittedTraining, Flaw, Moment, StepTerms
 from ladder.backends.plain.config import fsdp_environment, plain_config
 from ladder.backends.plain.moments import moments_of, on_host
 from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
@@ -17,6 +17,23 @@ from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
 
+_FLAWS = (
+    Flaw(
+        "accelerate",
+        "<1.10",
+        "has an FSDP2 with which ladder was not tried",
+        lambda workload, rung: rung.stage > 0,
+    ),
+    Flaw(
+        "transformers",
+        "<4.57",
+        "has a Trainer that FSDP2 cannot be asked of by `fsdp=True`",
+        lambda workload, rung: (
+            rung.stage > 0 and workload.script is not None and workload.script.facts.kind == "trainer"
+        ),
+    ),
+)
+
 
 class Plain(Backend):
     name = NAME
@@ -24,6 +41,7 @@ class Plain(Backend):
     rungs = PLAIN_RUNGS
     option = "torch"
     help = "train without DeepSpeed, by DDP or FSDP2"
+    flaws = _FLAWS
     kind = "wrapped"
 
     def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:

@@ -33,7 +33,6 @@ from ladder.launch.nodes.network import (
     reachable,
     served,
 )
-from ladder.launch.nodes.software import software
 from ladder.launch.nodes.wire import to_wire
 from ladder.launch.trial_server import kill_marked
 from ladder.launch.watch import now
@@ -42,6 +41,7 @@ from ladder.machine.known_machine import facts_of_host
 from ladder.machine.lease import BusyGpusError, Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
+from ladder.machine.versions import versions_of_ranks
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where gloo and NCCL read the network interface. Without it gloo takes the address that the host's own name has, which
@@ -133,7 +133,7 @@ class Agent:
                 "nvme_write_speed": speed,
                 "allocator": machine.allocator,
             },
-            software=software(),
+            software=versions_of_ranks(),
             facts=facts_of_host(machine.device),
             addresses=own_addresses(),
         )

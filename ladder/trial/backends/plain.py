@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from transformers import PreTrainedModel
@@ -120,6 +119,8 @@ def _accelerator(spec: TrialSpec) -> Accelerator:
         fsdp_plugin=_plugin(spec),
     )
     if in_groups:
+        from accelerate.parallelism_config import ParallelismConfig  # which it has since 1.10
+
         accelerator.state.parallelism_config = sizes = ParallelismConfig()  # of the environment
         accelerator.state.device_mesh = sizes.get_device_mesh("cpu")
     return accelerator

@@ -43,22 +43,19 @@ def hold_deepspeed(grip: Grip) -> None:
         if loop.engine is not None or not (given.get("optimizer") or "optimizer" in said):
             # A model without an optimizer, such as one to compare with, is the script's own affair.
             return (given["model"], None, None, None) if grip.is_look else own(*arguments, **options)
-        loader = _training_loader(loaders)
+        data = given.get("training_data")
+        loader = _training_loader(loaders) if data is None else _loader_of(data, given, said, grip.spec.world_size)
         if grip.is_look:
             grip.looked(lambda: _facts_of_deepspeed(given, said, loader))
         loop.require_told(loader.batch_size)
         require_planned_loop(grip, given["model"], given.get("lr_scheduler"))
-        config = copy.deepcopy(grip.spec.deepspeed)
-        config |= {name: said[name] for name in ("optimizer", "scheduler") if name in said}
-        given |= {"config": config, "config_params": None}
-        if getattr(given.get("args"), "deepspeed_config", None):
-            given["args"].deepspeed_config = None
-        ready = grip.engine(lambda: own(**_with_cpu_adam(given)))
+        ready = grip.engine(lambda: own(**_under(grip.spec.deepspeed, given, said)))
         loop.engine = ready[0]
         grip.made.schedule = grip.made.schedule or ready[3]  # which a configuration names
         set_checkpointing(loop.engine.module, grip.spec.candidates[0])
-        _rebatch(loader, grip.spec.candidates[0].micro_batch)
-        loop.hold(loader, lambda batch: batch)
+        if data is None:
+            _rebatch(loader, grip.spec.candidates[0].micro_batch)
+        loop.hold(loader if data is None else ready[2], lambda batch: batch)
         return ready
 
     def bounded(own: Any, engine: Any, is_boundary: bool) -> None:
@@ -80,10 +77,21 @@ def _training_loader(made: list[Any]) -> Any:
     """The first that was made with a data set in random order, else the first."""
     if not made:
         raise NotTakenHoldOfError(
-            "no torch DataLoader was made before deepspeed.initialize() was called, so its data cannot be looked at"
+            "no torch DataLoader was made before deepspeed.initialize() was called, nor was it given training_data, "
+            "so its data cannot be looked at"
         )
     shuffled = [each for each in made if not isinstance(each.sampler, torch.utils.data.SequentialSampler)]
     return (shuffled or made)[0]
+
+
+def _loader_of(data: Any, given: dict[str, Any], config: dict[str, Any], world_size: int) -> DataLoader[Any]:
+    """As DeepSpeed makes one of `training_data`, with the micro-batch of the script's own `config`."""
+    micro_batch = config.get("train_micro_batch_size_per_gpu")
+    if micro_batch is None:
+        accumulation = int(config.get("gradient_accumulation_steps") or 1)
+        micro_batch = int(config.get("train_batch_size") or 1) // (accumulation * world_size)
+    shuffles = not isinstance(data, torch.utils.data.IterableDataset)
+    return DataLoader(data, batch_size=max(1, micro_batch), shuffle=shuffles, collate_fn=given.get("collate_fn"))
 
 
 def _rebatch(loader: DataLoader[Any], micro_batch: int) -> None:
@@ -97,6 +105,14 @@ def _own_config(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(own, str | Path):
         own = json.loads(Path(own).read_text(encoding="utf-8"))
     return dict(own)
+
+
+def _under(config: dict[str, Any], given: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What is `given` to `deepspeed.initialize`, under the configuration of the trial; `said` is the script's own."""
+    if getattr(given.get("args"), "deepspeed_config", None):
+        given["args"].deepspeed_config = None
+    kept = {name: said[name] for name in ("optimizer", "scheduler") if name in said}
+    return _with_cpu_adam({**given, "config": {**copy.deepcopy(config), **kept}, "config_params": None})
 
 
 def _with_cpu_adam(given: dict[str, Any]) -> dict[str, Any]:

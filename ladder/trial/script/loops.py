@@ -11,29 +11,22 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from ladder.events.step_policy import CandidateSpec
 from ladder.trial.measuring import measure_all
-from ladder.trial.model import set_checkpointing
 from ladder.trial.of_deepspeed import engine_methods
 from ladder.trial.script.facts import model_facts
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
+from ladder.trial.script.loop_subject import LoopSubject, Move
 from ladder.trial.script.options import guard_length, told_otherwise
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples, rebatched, shape_of
 from ladder.trial.script.seen import TrainsOtherwiseError
-from ladder.trial.subject import Kind
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
-
-Move = Callable[[Any], Any]
-"""Puts a batch where the script's own loader would have put it."""
-
 
 _MOST_UNHELD = 8
 """Optimizer steps before a loop is held. Chosen: one is enough, or a few where a batch has several backward passes."""
@@ -155,12 +148,12 @@ class Loop:
             if not self._is_held and self.grip.made.micro_steps > _MOST_UNHELD * self._accumulation:
                 self.grip.leave(NotTakenHoldOfError(_ELSEWHERE))
 
-    def _given(self, own: Any, begin: Callable[[], Any], loader: Any, move: Move) -> Iterator[Any]:
+    def _given(self, own: Iterator[Any], begin: Callable[[], Any], loader: Any, move: Move) -> Iterator[Any]:
         """The script's `own` batches until an optimizer step is over on one of them; then the trial's.
 
         `begin` begins an epoch of `loader`.
         """
-        made, end, epoch = self.grip.made, self.grip.loop_end, iter(own)
+        made, end, epoch = self.grip.made, self.grip.loop_end, own
         while True:
             end.note_draw()
             with end.paused():
@@ -200,6 +193,9 @@ class Loop:
         return subject.batches()
 
     def _samples(self, loader: Any) -> Samples:
+        if not isinstance(loader, DataLoader):  # DeepSpeed's own, which makes one of torch's for each epoch
+            each = {"batch_size": loader.batch_size, "sampler": loader.data_sampler, "collate_fn": loader.collate_fn}
+            loader = DataLoader(loader.dataset, **each)
         return Samples(loader, known=self.grip.known_sizes)
 
     def _real(self, loader: Any, epochs: Iterator[Iterator[Any]]) -> Iterator[Any]:
@@ -282,58 +278,6 @@ class _EngineSteps:
                 f"its optimizer made {made} steps where the candidate makes {self.expected}; call the engine's step() "
                 "after every micro-step, and leave it to ladder to accumulate"
             )
-
-
-class LoopSubject:
-    """Micro-steps of the script's own loop, on batches of its own samples."""
-
-    def __init__(self, loop: Loop, samples: Samples, move: Move) -> None:
-        self._loop, self._samples, self._move = loop, samples, move
-        self.is_even = samples.are_alike
-        self._to_loop: SimpleQueue[Any] = SimpleQueue()
-        self._from_loop: SimpleQueue[None] = SimpleQueue()
-        self.num_begun = 0
-
-    def batches(self) -> Iterator[Any]:
-        """For the loop: it trains on each before it asks for the next."""
-        while True:
-            yield from self._loop.trained_on(self._to_loop.get())
-            self._from_loop.put(None)
-
-    @property
-    def skipped_steps(self) -> int:
-        return int(getattr(self._loop.engine, "skipped_steps", 0))
-
-    @property
-    def shared_seconds(self) -> float:
-        """What the last micro-step took less than it seems, because the loop saved something: less than nothing."""
-        return -self._loop.grip.saves.taken()
-
-    def use(self, candidate: CandidateSpec) -> None:
-        self.num_begun += 1
-        set_checkpointing(self._loop.model, candidate)
-
-    def begin_step(self) -> None:
-        """The loop's own steps begin with nothing."""
-
-    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
-        return self._samples.share_of_new_lengths(candidate.micro_batch)
-
-    def draw(self, candidate: CandidateSpec, kind: Kind) -> Any:
-        return self._move(self._samples.batch(candidate.micro_batch, kind))
-
-    def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
-        self._loop.told_boundary = is_boundary
-        self._to_loop.put(batch)
-        self._from_loop.get()
-        loss: torch.Tensor | float = self._loop.loss
-        return loss
-
-    def evaluate(self, candidate: CandidateSpec) -> None:
-        """A proof trains on the loop's own batches."""
-
-    def gather(self, save_folder: str | None) -> None:
-        """As `evaluate`."""
 
 
 _BY_HAND = (

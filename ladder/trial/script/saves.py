@@ -6,6 +6,7 @@ import builtins
 import io
 import os
 import sys
+import sysconfig
 import threading
 import time
 import zlib
@@ -15,7 +16,7 @@ from typing import Any
 import accelerate
 import safetensors.torch
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ladder.trial.of_deepspeed import engine_methods
 from ladder.trial.wrapping import wrap
@@ -27,7 +28,7 @@ _SAVE = (
     (torch, "save", 1, "f"),
     (safetensors.torch, "save_file", 1, "filename"),
     (PreTrainedModel, "save_pretrained", 1, "save_directory"),
-    (PreTrainedConfig, "save_pretrained", 1, "save_directory"),
+    (PretrainedConfig, "save_pretrained", 1, "save_directory"),
     (PreTrainedTokenizerBase, "save_pretrained", 1, "save_directory"),
     (accelerate.Accelerator, "save_state", 1, "output_dir"),
     (accelerate.Accelerator, "save_model", 2, "save_directory"),
@@ -41,7 +42,9 @@ _LOAD = (
 )
 _PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "unlink", "chdir")
 """Functions of `os` that a script, or Python's own library for it, gives a path."""
-_PYTHONS = ("ladder.", "functools", "os", "pathlib", "tempfile", "shutil")
+_PYTHONS = ("ladder.", "functools", "os", "pathlib", "shutil")
+"""Those that make a folder for who called them; Python's others make their own, as for a worker's sockets."""
+_OF_PYTHON = sysconfig.get_paths()["stdlib"] + os.sep
 _LIBRARIES = (*_PYTHONS, "accelerate.", "torch.", "transformers.", "deepspeed.")
 _COPIES = 2
 """Of what a line of the script saves again and again. Chosen: some compare the last one with that before it."""
@@ -164,11 +167,12 @@ class Saves:
 
 
 def called_by(skipped: tuple[str, ...]) -> str | None:
-    """The line that called the first of the `skipped` modules; None where an installed module did."""
+    """The line that called the first of the `skipped` modules; None where an installed module or Python's own did."""
     frame: Any = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith(skipped):
         frame = frame.f_back
-    if any(folder in frame.f_code.co_filename for folder in OF_LIBRARIES):
+    file = frame.f_code.co_filename
+    if file.startswith(_OF_PYTHON) or any(folder in file for folder in OF_LIBRARIES):
         return None
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

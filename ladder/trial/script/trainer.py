@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sized
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ from ladder.workload.script import ScriptFacts
 # What a trial must not do: write into the user's folders, and tell the user's trackers.
 _CONTAINED: dict[str, Any] = {"report_to": "none", "push_to_hub": False}
 # Other ways to train than the answer's.
-_OTHER_WAYS: dict[str, Any] = {"auto_find_batch_size": False, "fsdp": None, "fsdp_config": None}
+_OTHER_WAYS: dict[str, Any] = {
+    "auto_find_batch_size": False,
+    "fsdp": TrainingArguments.__dataclass_fields__["fsdp"].default,  # "" before transformers 4.57, then None
+    "fsdp_config": None,
+}
 
 # Of a look: the model stays on the host, as nothing is trained.
 _LOOKING: dict[str, Any] = {"deepspeed": None, "use_cpu": True, "bf16": False, "fp16": False, "tf32": None}
@@ -59,19 +64,21 @@ def hold_trainer(grip: Grip) -> None:
             grip.leave(error)
         grip.leave(too_few(grip))
 
-    def prepared(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-        candidate = grip.spec.candidates[0]
-        if not candidate.checkpoint_every:
+    def wrapped(own: Any, trainer: Trainer, model: Any, training: bool = True, **options: Any) -> Any:
+        """Its engine is made next."""
+        if training and not grip.spec.candidates[0].checkpoint_every:
             # The Trainer only switches on; a script may have done so itself, as prepare_model_for_kbit_training does.
-            set_checkpointing(trainer.model, candidate)
-        return grip.engine(lambda: own(trainer, *arguments, **options))
+            set_checkpointing(trainer.model, grip.spec.candidates[0])
+        if training and not grip.is_run:
+            grip.reporter.phase("engine")
+        return own(trainer, model, training, **options)
 
     _hold_arguments(grip)
     wrap(Trainer, "train", held)
     _hold_evaluation(grip)
     if grip.is_run:
         _note_checkpoints(grip)
-    wrap(Trainer, "_prepare_for_training", prepared)
+    wrap(Trainer, "_wrap_model", wrapped)
 
 
 def _hold_arguments(grip: Grip) -> None:
@@ -229,9 +236,12 @@ def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
 
 
 def _planned_steps(trainer: Any, loader: Any) -> int | None:
-    """As the Trainer itself counts them; None where it does so in another way, as before transformers 5."""
-    with suppress(AttributeError, TypeError):
-        return int(trainer.set_initial_training_values(trainer.args, loader)[-1])
+    """As the Trainer itself counts them; None where it has no way to ask, as before transformers 4.50."""
+    with suppress(AttributeError):
+        count, args = trainer.set_initial_training_values, trainer.args
+        whole = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        total = {"total_train_batch_size": whole} if "total_train_batch_size" in signature(count).parameters else {}
+        return int(count(args, loader, **total)[-1])
     return None
 
 

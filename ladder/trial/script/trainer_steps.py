@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +16,17 @@ from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
 from ladder.trial.subject import Kind
 from ladder.trial.techniques import begin_candidate, techniques_of
+
+
+def _clip(trainer: Trainer) -> None:
+    """As the Trainer's own loop does; it has had a method for that since transformers 5."""
+    model = trainer.model_wrapped
+    if hasattr(trainer, "_clip_grad_norm"):
+        trainer._get_grad_norm(model, grad_norm=trainer._clip_grad_norm(model))
+        return
+    norm = trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+    if trainer.is_deepspeed_enabled and hasattr(norm, "item"):
+        norm.item()
 
 
 class TrainerSubject:
@@ -57,7 +69,9 @@ class TrainerSubject:
             self._batches[key] = self._samples.batch(candidate.micro_batch, kind)
         batch = copy.copy(self._batches[key])  # a script may take things out of it
         trainer = self._trainer
-        (batch,), items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+        # Before transformers 4.50 it asks for no device.
+        given = (iter([batch]), 1, trainer.args.device)[: len(signature(trainer.get_batch_samples).parameters)]
+        (batch,), items = trainer.get_batch_samples(*given)
         return batch, None if items is None else items * self._accumulation
 
     def train_on(self, batch: tuple[Any, Any], *, is_boundary: bool) -> torch.Tensor:
@@ -68,7 +82,7 @@ class TrainerSubject:
             loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, inputs, items)
         if is_boundary:
             if trainer.args.max_grad_norm > 0:
-                trainer._get_grad_norm(trainer.model_wrapped, grad_norm=trainer._clip_grad_norm(trainer.model_wrapped))
+                _clip(trainer)
             trainer.optimizer.step()
             trainer.model_wrapped.zero_grad()
         return loss

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from few import SIZES, model, rows
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.distributed import DistributedSampler
 from transformers import Trainer, TrainingArguments, get_scheduler, set_seed
 
@@ -176,15 +176,16 @@ def loop(accelerator: Any, trained: Any, optimizer: Any, loader: Any, schedule: 
             made += accelerator.sync_gradients
 
 
-def raw_deepspeed() -> None:
+def raw_deepspeed(loads: bool = False) -> None:
+    """With a loader of its own, or with the one that DeepSpeed makes of its data."""
     import deepspeed
 
     deepspeed.init_distributed()
     trained = model()
     follow(trained)
-    data = rows()
+    data: Any = rows()
     sampler: Any = DistributedSampler(data, seed=1)
-    loader: Any = DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=sampler)
+    loader: Any = None if loads else DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=sampler)
     config = {
         "train_micro_batch_size_per_gpu": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
@@ -192,15 +193,21 @@ def raw_deepspeed() -> None:
         "bf16": {"enabled": True},
     }
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-3)
-    steps = args.num_train_epochs * steps_of_epoch(loader)
-    schedule = get_scheduler("linear", optimizer, 3, steps)
-    engine, *_ = deepspeed.initialize(model=trained, optimizer=optimizer, lr_scheduler=schedule, config=config)
+    schedule = get_scheduler("linear", optimizer, 3, args.num_train_epochs * (8 if loads else steps_of_epoch(loader)))
+    given = {"training_data": data, "collate_fn": default_collate} if loads else {}
+    engine, _, made, _ = deepspeed.initialize(
+        model=trained, optimizer=optimizer, lr_scheduler=schedule, config=config, **given
+    )
     for epoch in range(args.num_train_epochs):
         sampler.set_epoch(epoch)
-        for batch in loader:
+        for batch in made or loader:
             loss = engine(**batch).loss
             engine.backward(loss)
             engine.step()
+
+
+def deepspeed_loads() -> None:
+    raw_deepspeed(loads=True)
 
 
 globals()[args.way]()
