@@ -34,9 +34,11 @@ def _missing(event: TrainedEvent, plan: Plan) -> str:
         candidate.micro_batch,
         candidate.accumulation,
     )
-    # Its owner may want a schedule longer than the training. accelerate steps it once for each rank.
+    # Its owner may want a schedule longer than the training, or compute it before the ranks share the data. So only a
+    # loop that does not know how it is batched is asked. accelerate steps it once for each rank.
+    knows_its_batch = is_as_it_was or {"micro_batch", "accumulation"} <= plan.options.keys()
     length, at = event.schedule_steps or 0, event.schedule_at
-    if at is not None and length - at > ranks and not is_as_it_was:
+    if at is not None and length - at > ranks and not knows_its_batch:
         return f"after {made:,} optimizer steps, its learning rate's schedule at {at:,} of {length:,} steps"
     batch = candidate.sequences(ranks)
     if planned is None or (planned.samples or batch) < batch:

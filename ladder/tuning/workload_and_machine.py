@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
+from ladder.machine.interpreter import version_of
 from ladder.text import shown
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.own_script import workload_of_script
@@ -36,7 +37,9 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
         tell(Note(model.note))
     machine = venue.machine()
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
-    if options.gpu_memory is None and "gpu_memory" in smoke:
+    # In so little memory DeepSpeed's rungs differ, and DDP does not fit.
+    is_plain = version_of("torch") and not version_of("deepspeed")
+    if options.gpu_memory is None and "gpu_memory" in smoke and not is_plain:
         machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
         held = f"each CPU rank is limited to {smoke['gpu_memory']} (--gpu-memory)"
         tell(Note(f"{shown(model.name)} is a tiny model for a smoke test: {held}."))

@@ -1,4 +1,4 @@
-"""Environments that have a part of what this one has."""
+"""Environments that have a part of what this one has, or other versions."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def environment(folder: Path, *, without: tuple[str, ...], also: str = "") -> Pa
     if also:
         (packages / "also.pth").write_text(f"{also}\n")
     return folder / "bin" / "python"
+
+
+def installed(folder: Path, *steps: str) -> Path:
+    """The interpreter of a new environment in `folder`, with what pip installs in these steps."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    for each in steps:
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *each.split()], check=True)
+    return python
 
 
 def _top_level(distribution: str) -> set[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from helpers import Finished, ladder
-from helpers.environments import OF_LADDER, OF_TRAINING, environment
+from helpers.environments import OF_LADDER, OF_TRAINING, environment, installed
 from helpers.scripts import SCRIPTS, folder_with_inputs
 
 import ladder as package
@@ -131,3 +133,41 @@ def test_two_environments_with_torch_are_named_and_none_is_chosen(
     done = run(environments, tmp_path, "tune", "tiny-llama", "--gpus", "0")
     assert done.status == 4
     assert "No torch was found for the training: activate its environment" in done.errors
+
+
+OLDER = {
+    "oldest": (
+        "torch==2.6.0 transformers==4.51.3 accelerate==1.6.0 datasets==3.6.0 numpy setuptools wheel ninja py-cpuinfo",
+        "--no-build-isolation deepspeed==0.16.9 ninja",
+    ),
+    "without deepspeed": ("torch==2.8.0 transformers==4.57.6 accelerate==1.10.1 datasets==3.6.0",),
+}
+LOOP = f"{SCRIPTS}/causal_loop.py --model_name_or_path model --train_file text/train.jsonl --output_dir out "
+LOOP += "--num_train_epochs"
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", OLDER)
+def test_an_older_environment_trains_a_model_and_scripts_and_stays_as_it_is(
+    name: str, environments: Environments, tmp_path: Path, script_inputs: Path
+) -> None:
+    python = installed(tmp_path / "environment", *OLDER[name])
+    before = _installed_in(python)
+    folder = folder_with_inputs(tmp_path / "home", script_inputs)
+    done = run(environments, folder, "tune", "tiny-llama", "--gpus", "0", "--python", str(python))
+    assert done.status == 0, done.errors
+    for script, few, more in ((SCRIPT, 40, 3), (LOOP, 20, 1)):
+        options = ("--gpus", "0", "--micro-batch", "4", "--python", str(python), "--output", "answer.json", "--")
+        done = run(environments, folder, "tune", *options, *f"{script} {few}".split())
+        assert done.status == 0, done.errors
+        answer = "answer.json" if (folder / "answer.json").exists() else "best_plain.json"
+        started = run(environments, folder, "run", answer, "--python", str(python), "--", *f"{script} {more}".split())
+        assert started.status == 0, started.errors[-3000:]
+        assert (folder / "out" / "model.safetensors").exists()
+        shutil.rmtree(folder / "out")
+    assert _installed_in(python) == before
+
+
+def _installed_in(python: Path) -> str:
+    return subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout

@@ -18,7 +18,7 @@ from ladder.tuning.tune_events import Note
 from ladder.workload.script import OwnTraining
 
 
-def told(planned: dict[str, Any] | None = None, **made: Any) -> str:
+def told(planned: dict[str, Any] | None = None, options: tuple[str, ...] = (), **made: Any) -> str:
     """What the user is told of a training on four ranks with a micro-batch of 4, twice for a step."""
     notes: list[Any] = []
     own = {"micro_batch": 1, "accumulation": 8, "optimizer_steps": None, "schedule_steps": None, "samples": 900}
@@ -26,6 +26,7 @@ def told(planned: dict[str, Any] | None = None, **made: Any) -> str:
         settings=settings_in(best_config(answer())),
         candidate=make_candidate("zero3", micro_batch=4, accumulation=2),
         config={},
+        options=dict.fromkeys(options, "--an-option"),
         planned=OwnTraining(**own | planned, trainable=7) if planned is not None else None,
     )
     event = TrainedEvent(t=1.0, **{"optimizer_steps": 100, "accumulation": 2} | made)
@@ -54,6 +55,7 @@ def test_a_training_that_lost_steps_is_told_with_both_numbers(made: dict[str, An
         ({}, {"planned_steps": 100}),
         ({}, {"schedule_steps": 400, "schedule_at": 396}),  # accelerate steps it once for each of the four ranks
         ({"micro_batch": 4, "accumulation": 2}, {"schedule_steps": 1_500, "schedule_at": 193}),  # its owner wants it so
+        ({}, {"schedule_steps": 1_500, "schedule_at": 750, "options": ("micro_batch", "accumulation")}),
         ({"samples": 31}, {"accumulation": 1}),  # its data fill no optimizer step
         (None, {"accumulation": 1}),  # another command than the one that was tuned
     ],
