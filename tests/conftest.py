@@ -213,41 +213,6 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture(scope="session")
-def jobs_bench(
-    slurm: Slurm, tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, str], trial_job: dict[str, Any]
-) -> Callable[..., AbstractContextManager[Bench]]:
-    """Makes benches whose trials run in Slurm jobs with one rank on each of two nodes: `trials` of them in each job."""
-    pytest.importorskip("submitit", reason="submitit is not installed (pip install 'oom-ladder[slurm-jobs]')")
-    from ladder.launch.jobs.job import Asked
-    from ladder.launch.jobs.launcher import Jobs, JobsLauncher
-
-    @contextmanager
-    def made(trials: int | None) -> Iterator[Bench]:
-        cancellation: list[bool] = []
-        marker = f"ladder-test-{secrets.token_hex(8)}"
-        folder = tmp_path_factory.mktemp("jobs")
-        wanted = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
-        asked = Asked(nodes=2, time="30", cpus_per_task=2)
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("SLURM_CONF", "PATH"):
-                patch.setenv(name, slurm.environment[name])
-            jobs = Jobs(asked, wanted, folder / "jobs", trials=trials, cancelled=lambda: bool(cancellation))
-            with closing(jobs):
-                launcher = JobsLauncher(
-                    jobs,
-                    lambda: jobs.opened(folder, marker, trial_job, trial_environment, cold=False),
-                    ranks=jobs.machine().world_size // 2,
-                    cancelled=lambda: bool(cancellation),
-                )
-                bench = Bench(launcher, cancellation, marker)
-                with closing(launcher):
-                    yield bench
-        assert bench.processes() == []
-
-    return made
-
-
-@pytest.fixture(scope="session")
 def warm_bench(local_bench: Callable[..., Bench]) -> Iterator[Bench]:
     """One warm server for all tests that leave a launcher working: its seconds of imports are paid once."""
     bench = local_bench()

@@ -20,7 +20,7 @@ from ladder.errors import EXIT_FOUND, UsageError
 from ladder.machine.interpreter import is_own, ranks_in, ranks_python
 from ladder.text import shown
 from ladder.tuning.declaring import Option, checked
-from ladder.tuning.job_options import JOB, JobOptions, TrialJobOptions, job_fields, mem_of, more_of
+from ladder.tuning.job_options import JOB, JobOptions, mem_of, require_known
 from ladder.tuning.option_kinds import whole
 from ladder.tuning.options import TuneOptions
 
@@ -30,8 +30,8 @@ _REQUEUES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """How the job is written, and where."""
+class Job(JobOptions):
+    """What the job asks of Slurm, how it is written, and where."""
 
     requeues: Annotated[int, Option("If its time is up, the job queues itself again up to N times.", JOB, whole(0))] = (
         _REQUEUES
@@ -65,10 +65,8 @@ def sbatch(options: TuneOptions, job: Job) -> int:
     options, job = checked(options), checked(job)
     if job.job_file is not None:
         require_file_name(job.job_file, "tune.sbatch")
-    if options.launcher == "slurm-jobs":
-        raise UsageError("`ladder sbatch` writes one job; `ladder tune` itself submits those of --launcher slurm-jobs.")
-    more_of(options)
-    _require_possible(_in_the_job(options))
+    require_known(job)
+    _require_possible(options)
     text = _rendered(job, _values(options, job))
     if job.job_file is None:
         typer.echo(text, nl=False)
@@ -119,12 +117,6 @@ def _require_possible(options: TuneOptions) -> None:
         micro_batches_of(workload, ranks, options.micro_batches)
 
 
-def _in_the_job(options: TuneOptions) -> TuneOptions:
-    """What is left to say inside the job."""
-    defaults = {name: getattr(TrialJobOptions, name) for name in job_fields() if hasattr(JobOptions, name)}
-    return replace(options, **defaults)
-
-
 def _silent(sentence: str) -> None:
     """The tune itself tells what is worth knowing."""
 
@@ -138,7 +130,7 @@ def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
     name = _slug(Path(options.script[0]).stem if options.script else options.model)
     if options.run_dir is None:
         # Jobs of other tunes in this folder have histories of their own.
-        words = words_of(_in_the_job(options))
+        words = words_of(options)
         digest = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]
         options = replace(options, run_dir=Path("ladder-runs") / f"{name}-job-{digest}")
     assert options.run_dir is not None
@@ -146,17 +138,17 @@ def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
     nodes = options.nodes or 1
     return {
         "job_name": f"ladder-{name}",
-        "account": options.account or "",
-        "partition": options.partition or "",
-        "time": options.time or "",
-        "mem": mem_of(options, options.host_memory, nodes),
-        "cpus": options.cpus_per_task or "",
+        "account": job.account or "",
+        "partition": job.partition or "",
+        "time": job.time or "",
+        "mem": mem_of(job, options.host_memory, nodes),
+        "cpus": job.cpus_per_task or "",
         "nodes": nodes,
-        "gpus": options.gpus_per_node or (options.gpus or 0) // nodes or "",
-        "options": options.job_options,
+        "gpus": job.gpus_per_node or (options.gpus or 0) // nodes or "",
+        "options": job.job_options,
         "environment": _environment(Path(sys.prefix)),
         "folder": shlex.quote(str(here)),
-        "tune": shlex.join(["ladder", "tune", *words_of(_in_the_job(options))]),
+        "tune": shlex.join(["ladder", "tune", *words_of(options)]),
         "requeues": job.requeues,
     }
 

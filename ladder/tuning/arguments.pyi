@@ -27,7 +27,7 @@ class TuneArguments(Switches, total=False):
     host_memory: int | str | None
     nvme_path: Path | str | None
     wait: bool
-    launcher: Literal["local", "ray", "slurm-jobs", "simulated"]
+    launcher: Literal["local", "ray", "simulated"]
     machine: str | None
     time_budget: float | str | None
     strategy: Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
@@ -44,15 +44,6 @@ class TuneArguments(Switches, total=False):
     output: Path | str
     with_optimizer: float | None
     save_weights: Path | str | None
-    account: str | None
-    partition: str | None
-    time: str | None
-    mem: str | None
-    cpus_per_task: int | None
-    gpus_per_node: str | None
-    job_options: str | Sequence[str]
-    trials_per_job: int | None
-    queued_jobs: int
 
 class PlanArguments(Switches, total=False):
     script: str | Sequence[str]

@@ -1,4 +1,4 @@
-"""The options of Slurm jobs that ladder writes (`ladder sbatch`) or submits (`--launcher slurm-jobs`)."""
+"""The options of Slurm jobs that ladder writes (`ladder sbatch`)."""
 
 from __future__ import annotations
 
@@ -82,49 +82,17 @@ class JobOptions:
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialJobOptions(JobOptions):
-    """The jobs of --launcher slurm-jobs."""
-
-    trials_per_job: Annotated[
-        int | None,
-        Option(
-            "slurm-jobs: 1 submits each trial as a job of its own.",
-            JOB,
-            whole(1),
-            unset="as many as its time limit allows",
-        ),
-    ] = None
-    queued_jobs: Annotated[
-        int,
-        Option(
-            "slurm-jobs: how many jobs the tune may have in the queue at once. With 2, the next one waits there while "
-            "the last trial of a job runs.",
-            JOB,
-            whole(1, 2),
-        ),
-    ] = 1
-
-
-def job_fields() -> list[str]:
-    """The names of all options of jobs."""
-    return [field.name for field in fields(TrialJobOptions)]
-
-
 def mem_of(options: JobOptions, host_memory: int | None, nodes: int) -> str:
     """Host memory of a node as Slurm reads it; empty if nobody said how much. `host_memory` is of all nodes."""
     return options.mem or (f"{-(-(host_memory // nodes + _BESIDE_RANKS) // GIB)}G" if host_memory else "")
 
 
-def more_of(options: JobOptions) -> tuple[tuple[str, str | None], ...]:
-    """The further options of sbatch by name. UsageError for one that ladder sets itself."""
-    pairs = []
+def require_known(options: JobOptions) -> None:
+    """UsageError for a further option of sbatch that ladder sets itself."""
+    declared = [field.name.replace("_", "-") for field in fields(JobOptions)]
     for text in options.job_options:
-        name, equals, value = text.partition("=")
-        declared = [field.name.replace("_", "-") for field in fields(JobOptions)]
+        name = text.partition("=")[0]
         if name in declared:
             raise UsageError(f"--job-option {shown(text)}: give it as --{name}.")
         if name in _OWN:
             raise UsageError(f"--job-option {shown(text)} is what ladder decides itself; leave it out.")
-        pairs.append((name, value if equals else None))
-    return tuple(pairs)

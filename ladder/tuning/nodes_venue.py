@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ladder.candidates import Rung
 from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.base import Launcher
 from ladder.launch.nodes.cluster import Cluster, Wanted
-from ladder.launch.nodes.connection import Connection, Node
+from ladder.launch.nodes.connection import Node
 from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.nodes.ray_cluster import ray_nodes
@@ -38,39 +38,16 @@ if TYPE_CHECKING:
     from ladder.tuning.options import TuneOptions
 
 
-Opened = Callable[[], tuple[Sequence[Connection], str]]
-
-
-class Reached(Protocol):
-    """All nodes together: a `Cluster`, or the jobs that have one after another."""
-
-    @property
-    def names(self) -> list[str]:
-        """Of the nodes."""
-
-    def machine(self) -> Machine:
-        """As `Cluster.machine`."""
-
-    def opened(
-        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str], *, cold: bool
-    ) -> tuple[Sequence[Connection], str]:
-        """As `Cluster.opened`."""
-
-    def first(
-        self, folder: Path, marker: str, job: Mapping[str, Any], environment: Mapping[str, str]
-    ) -> tuple[Sequence[Connection], str]:
-        """As `Cluster.first`."""
-
-    def close(self) -> None:
-        """End what is left."""
-
-
 class OnNodes(ThisHost):
     """Ranks on several nodes, as many on each. The command itself runs on one of them, or where they can be reached."""
 
     def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
         super().__init__(options, leases, tell, cancelled)
-        self._cluster = self._reached()
+
+        def waited(seconds: float) -> None:
+            leases.waited += seconds
+
+        self._cluster = cluster_of(options, cancelled, noting(tell), waited)
 
     def machine(self) -> Machine:
         """All nodes as one machine, of which the smallest node decides."""
@@ -100,9 +77,10 @@ class OnNodes(ThisHost):
         """The agents sweep their nodes before the trials and when they end."""
         marker, job = run_marker(run_dir), job_of(workload)
         environment = without_gpus({**environment_of_trials(machine, workload), RUN_MARKER: marker})
-        launcher = self._launcher(
+        launcher = NodesLauncher(
             lambda: self._cluster.opened(run_dir, marker, job, environment, cold=self._options.cold),
-            machine.world_size // machine.num_nodes,
+            ranks=machine.world_size // machine.num_nodes,
+            cancelled=self._cancelled,
         )
         always = operators_of_every_trial(workload)
         with closing(self._cluster), closing(launcher):
@@ -113,24 +91,12 @@ class OnNodes(ThisHost):
                     machine=machine,
                     launcher=launcher,
                     operators=operators,
-                    clock=launcher.now,
                     swap_prefix=marker,
                 )
 
     def close(self) -> None:
-        """End the jobs, and the agents of nodes."""
+        """End the agents of nodes."""
         self._cluster.close()
-
-    def _reached(self) -> Reached:
-        """The nodes. UsageError or EnvironmentFaultError if there are none."""
-
-        def waited(seconds: float) -> None:
-            self._leases.waited += seconds
-
-        return cluster_of(self._options, self._cancelled, noting(self._tell), waited)
-
-    def _launcher(self, opened: Opened, ranks: int) -> NodesLauncher:
-        return NodesLauncher(opened, ranks=ranks, cancelled=self._cancelled)
 
 
 def cluster_of(

@@ -7,8 +7,6 @@ from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME, backend_of
 from ladder.errors import UsageError
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
-from ladder.tuning.declaring import declared
-from ladder.tuning.job_options import TrialJobOptions, job_fields
 from ladder.tuning.options import ALL_BACKENDS, TuneOptions, WorkloadOptions, choices_in
 from ladder.tuning.technique_choices import require_known
 
@@ -82,7 +80,6 @@ def require_effective_options(options: TuneOptions) -> None:
                 f"{name} has no effect with --strategy {options.strategy}, which rules out no candidate by prediction; "
                 "leave it out, or use --strategy auto."
             )
-    _require_jobs(options)
     require_known(options.allow)
     _require_usual_optimizer(options)
     beyond = choices_in(options).options
@@ -97,18 +94,6 @@ def require_effective_options(options: TuneOptions) -> None:
         )
     if options.documented and beyond:
         raise UsageError(f"--documented leaves out what {beyond[0]} asks for; give only one of them.")
-
-
-def _require_jobs(options: TuneOptions) -> None:
-    """UsageError for options of jobs where none is submitted."""
-    if options.launcher == "slurm-jobs":
-        return
-    known = declared(TrialJobOptions)
-    for name in job_fields():
-        if getattr(options, name) != known[name].default:
-            raise UsageError(
-                f"{known[name].flag} is about the jobs of --launcher slurm-jobs; leave it out, or add that."
-            )
 
 
 def _require_backend(options: TuneOptions) -> None:

@@ -16,14 +16,13 @@ from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import shown
 from ladder.tuning.declaring import Option, Switches
-from ladder.tuning.job_options import TrialJobOptions
 from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
 from ladder.tuning.technique_choices import TechniqueChoices
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
-LauncherName = Literal["local", "ray", "slurm-jobs", "simulated"]
+LauncherName = Literal["local", "ray", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
 TrackerName = Literal["trackio", "wandb", "mlflow"]
@@ -202,8 +201,8 @@ class WorkloadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TuneOptions(WorkloadOptions):
-    """The options of a tune, but for those of Slurm jobs."""
+class TuneOptions(WorkloadOptions):
+    """The options of a tune."""
 
     gradient_clipping: Annotated[
         float, Option("The largest gradient norm; 0 means no clipping.", WORKLOAD, number(0, metavar="NORM"))
@@ -237,8 +236,8 @@ class _TuneOptions(WorkloadOptions):
     launcher: Annotated[
         LauncherName,
         Option(
-            "ray: run the trials on --nodes of a Ray cluster. slurm-jobs: run them in jobs that ladder submits, from a "
-            "login node. simulated: a simulator of --machine answers each trial and the proof, and no GPU runs.",
+            "ray: run the trials on --nodes of a Ray cluster. simulated: a simulator of --machine answers each trial "
+            "and the proof, and no GPU runs.",
             MACHINE,
         ),
     ] = "local"
@@ -313,11 +312,6 @@ class _TuneOptions(WorkloadOptions):
     save_weights: Annotated[
         Path | None, Option("A folder into which the proof also writes the gathered weights.", OUTPUT)
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions(TrialJobOptions, _TuneOptions):
-    """The options of a tune. Those of jobs come last, and so does their panel."""
 
 
 def num_knob_trials(options: TuneOptions) -> int | None:

@@ -96,10 +96,6 @@ def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: 
         return OnPaper(paper_machine(options), options, tell, cancelled)
     if options.machine is not None:
         raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
-    if options.launcher == "slurm-jobs":
-        from ladder.tuning.jobs_venue import OnJobs
-
-        return OnJobs(options, leases, tell, cancelled)
     if is_on_nodes(options):
         from ladder.tuning.nodes_venue import OnNodes  # it builds on this module
 

@@ -67,10 +67,8 @@ def test_what_tune_would_refuse_is_refused_before_a_job_is_written(
     assert main(["sbatch", "tiny-llama", "--machine", "a100-80", "--job-file", job.name]) == 2
     assert main(["sbatch", "tiny-llama", "--account", "two words", "--job-file", job.name]) == 2
     assert main(["sbatch", "tiny-llama", "--time", "2h", "--job-file", job.name]) == 2
-    assert main(["sbatch", "tiny-llama", "--launcher", "slurm-jobs"]) == 2
     said = capsys.readouterr().err
     assert "--documented leaves out" in said
-    assert "`ladder tune` itself submits those of --launcher slurm-jobs" in said
     assert not job.exists()
 
 

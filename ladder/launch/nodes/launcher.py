@@ -63,7 +63,6 @@ class NodesLauncher(Launcher):
                 none: list[list[Event]] = [[] for _ in range(spec.world_size)]
                 return TrialRun(spec=spec, events=none, stop=_INTERRUPTED, requested=begun, started=begun, ended=now())
             self._agents = list(agents)
-        spec = self._begin(spec)
         for agent in self._agents:
             agent.send("load", operators=self._operators)
         trial = _Trial(self._agents, spec, self._ranks, self._address, listener)
@@ -74,16 +73,8 @@ class NodesLauncher(Launcher):
                 self._let_go()
         return trial.joined()
 
-    def now(self) -> float:
-        """The clock for a time budget, in seconds."""
-        return now()
-
     def close(self) -> None:
         self._let_go()
-
-    def _begin(self, spec: TrialSpec) -> TrialSpec:
-        """What the agents, which are ready, are told of `spec`."""
-        return spec
 
     def _let_go(self) -> None:
         close_all(self._agents)
