@@ -76,6 +76,7 @@ def test_doctor_measures_the_nodes_of_a_job_and_a_tune_uses_it_is_proven_and_its
     assert f"accelerate: ZeRO stage {section['rung'][4]}, losses" in trained.stdout
 
 
+@pytest.mark.night  # beside the test before, which does the same in a job
 def test_doctor_measures_the_links_between_the_hosts_of_a_hostfile_and_a_tune_over_them_is_proven(
     ssh: Cluster, tmp_path: Path, leaves_nothing: Check
 ) -> None:
@@ -115,6 +116,7 @@ def test_hosts_meet_at_an_address_that_is_not_localhost(
     assert f"HostName {address}\n" in (ssh.folder / "ssh_config").read_text()
 
 
+@pytest.mark.night  # beside test_sbatch.py, whose job has one
 def test_a_written_job_for_two_nodes_tunes_on_both(slurm: Slurm, tmp_path: Path) -> None:
     words = ["sbatch", *TUNE[len(LADDER) + 1 : -1], "--nodes", "2", "--time-budget", "10s", "--job-file", "tune.sbatch"]
     assert slurm.run(*LADDER, *words, folder=tmp_path).returncode == 0
@@ -168,6 +170,7 @@ def test_a_slurmd_that_is_killed_during_a_trial_costs_nothing(tmp_path: Path, le
         leaves_nothing()
 
 
+@pytest.mark.night  # beside test_links.py, in which hosts lose each other
 def test_a_node_on_which_all_of_slurm_is_killed_is_named_and_nothing_is_left(
     tmp_path: Path, leaves_nothing: Check
 ) -> None:

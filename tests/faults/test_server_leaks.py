@@ -18,7 +18,7 @@ from ladder.units import MIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
-NUM_TRIALS = 1000
+NUM_TRIALS = 300
 
 
 def failing_spec(name: str, folder: Path) -> TrialSpec:
@@ -44,7 +44,7 @@ def failing_spec(name: str, folder: Path) -> TrialSpec:
 
 
 @pytest.mark.timeout(300)
-def test_a_thousand_failing_trials_leak_no_process_no_descriptor_and_no_memory_in_the_server(tmp_path: Path) -> None:
+def test_hundreds_of_failing_trials_leak_no_process_no_descriptor_and_no_memory_in_the_server(tmp_path: Path) -> None:
     launcher = LocalLauncher(
         marker=f"ladder-leak-test-{tmp_path.name}",
         job={"model_config": dict(resolve_model("tiny-llama").config), "task": "causal-lm", "operators": []},

@@ -33,7 +33,7 @@ def trains(folder: Path) -> bool:
 
 
 def test_a_second_verification_of_a_file_is_refused_and_leaves_the_first_one_alone(small_tune: Path) -> None:
-    first = start_verification(small_tune, "--minutes", "0.5", "--tolerance", "0.99")
+    first = start_verification(small_tune, "--minutes", "0.25", "--tolerance", "0.99")
     wait_until(lambda: trains(small_tune) or first.poll() is not None, 60)
     second = start_verification(small_tune)
     _, said = second.communicate(timeout=60)

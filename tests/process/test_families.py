@@ -72,7 +72,9 @@ def test_a_trial_trains_the_model_on_tokens_alone(name: str) -> None:
 
 
 @pytest.mark.usefixtures("trial_environment")
-@pytest.mark.parametrize(("name", "checkpointing"), [("albert", {"off"}), ("qwen2_vl", {"on", "off"})])
+@pytest.mark.parametrize(
+    ("name", "checkpointing"), [("albert", {"off"}), pytest.param("qwen2_vl", {"on", "off"}, marks=pytest.mark.night)]
+)
 def test_a_model_is_tuned_on_text_with_checkpointing_if_it_can(
     tmp_path: Path, name: str, checkpointing: set[str]
 ) -> None:

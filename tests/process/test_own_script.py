@@ -215,9 +215,10 @@ class Tuned:
 
 
 # tests/process/test_pictures.py shows in a second what is done about images.
-AT_NIGHT = ("experts at zero3", "trl.scripts.sft on pictures")
-TRAINS_AT_NIGHT = (*AT_NIGHT, "causal_trainer at zero3", "causal_loop", "counted_loop", "grpo_trainer")
-"""The launch script's test trains the first; test_same_training.py has such loops, and counts what they train on."""
+AT_NIGHT = ("experts at zero3", "trl.scripts.sft on pictures", "counted_loop", "grpo_trainer")
+"""test_same_training.py has such loops."""
+TRAINS_AT_NIGHT = (*AT_NIGHT, "causal_trainer at zero3", "causal_loop")
+"""The launch script's test trains the first; test_same_training.py counts what such loops train on."""
 PARAMETERS = {name: pytest.param(name, marks=[pytest.mark.night] * (name in AT_NIGHT)) for name in CASES}
 
 

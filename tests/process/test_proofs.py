@@ -49,7 +49,7 @@ def saved_in(folder: Path) -> dict[str, torch.Tensor]:
     [
         *((plain, (1, 2), 2) for plain in ("ddp", "fsdp2", "fsdp2+no-reshard")),
         pytest.param("ddp+compile", (1, 2), 2, marks=pytest.mark.night),  # test_losses.py compiles the whole model
-        ("fsdp2+compile", (1,), 2),
+        pytest.param("fsdp2+compile", (1,), 2, marks=pytest.mark.night),
         pytest.param("fsdp2+fp8", (1,), 2, marks=needs_torchao),
         ("zero3+ulysses", (1,), 2),
         ("zero3+hpz=2", (1,), 4),  # as on two nodes
