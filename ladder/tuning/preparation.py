@@ -82,12 +82,19 @@ def missing_package(rung: Rung) -> str:
     return package if package and not version_of(package) else ""
 
 
-def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
+def flaw_of(rung: Rung, workload: Workload) -> str:
+    """Why what is installed cannot train `rung`, or trains it wrongly; empty if it can."""
     if package := missing_package(rung):
         return f"{package} is not installed; `pip install {package}`"
     for flaw in backend_of(rung).flaws:
         if flaw.concerns(workload, rung) and is_within(version := version_of(flaw.package), flaw.versions):
             return f"{flaw.package} {version} {flaw.why}; install another version than {flaw.versions}"
+    return ""
+
+
+def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
+    if flaw := flaw_of(rung, workload):
+        return flaw
     reason = place_obstacle(rung, machine, workload) or unsupported_reason(
         rung, machine, backend_of(rung).operators(rung, workload.optimizer)
     )

@@ -199,12 +199,13 @@ def test_engines_in_processes_that_stayed_are_measured_as_in_new_ones(tmp_path: 
 def test_a_run_under_a_limit_may_have_what_its_tune_left_to_torch_and_no_more() -> None:
     """In a process of its own, which the limit outlives."""
     code = """
+from types import SimpleNamespace
 import torch
 from deepspeed.accelerator import get_accelerator
-from ladder.events.protocol import ScriptSpec, TrialSpec
+from ladder.events.protocol import ScriptSpec
 from ladder.trial.script.limited import limit_run
 script = ScriptSpec(command=("train.py",), mode="run", torch_limit=2 << 30)
-limit_run(TrialSpec.model_construct(device="cuda", memory_limit=3 << 30), script)
+limit_run(SimpleNamespace(device="cuda", memory_limit=3 << 30), script)
 taken = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
 print(get_accelerator().available_memory() == 1 << 30)
 try:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="ne
 def test_weights_are_packed_before_the_first_forward_pass(
     tmp_path: Path, load_in: LoadIn, of_an_element: float
 ) -> None:
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
     spec = replace(tiny_trial(tmp_path, 1, rung="zero0"), load_in=load_in, device="cuda")
     config = model_config(TINY_CONFIG)
     model: Any = quantised_model(auto_class(config, "causal-lm"), config, spec, torch.bfloat16)
