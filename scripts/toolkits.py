@@ -44,9 +44,10 @@ _PAGE = """# The environments of training toolkits
 Written by `scripts/toolkits.py`, which resolves each toolkit with torch, transformers and accelerate by `uv`: its
 newest release, and the newest of a year before ({newest}, Python 3.11). Nothing was installed or trained.
 
-**{inside} of {count} lie inside what `ladder` trains with** ({ranges}), in [an environment of its
-own](../how-to/own-environment.md). Where DeepSpeed is missing from the last column, `pip install deepspeed` in the
-toolkit's environment brings its rungs.
+**{inside} of {count} have versions that `ladder` trains with** ({ranges}; DeepSpeed may be missing), if `ladder` has
+[an environment of its own](../how-to/own-environment.md). Where DeepSpeed is `none`, `pip install deepspeed` in the
+toolkit's environment brings its rungs. *In part*: a version trains some of these rungs wrongly. With transformers
+before 4.57, FSDP2 is for scripts without the Trainer.
 
 {head}
 RULE

@@ -86,7 +86,7 @@ def doctor(
 
       ladder doctor --model meta-llama/Llama-2-7b-hf --format json
     """
-    from ladder.machine.interpreter import ranks_in
+    from ladder.machine.environment import ranks_in
     from ladder.tuning.options import TuneOptions
 
     if not measure and (nodes is not None or hostfile is not None or launcher is not DoctorLauncher.local):

@@ -17,7 +17,8 @@ import typer
 from ladder.cli.declared import takes
 from ladder.cli.tune_words import words_of
 from ladder.errors import EXIT_FOUND, UsageError
-from ladder.machine.interpreter import is_own, ranks_in, ranks_python
+from ladder.machine.environment import ranks_in
+from ladder.machine.interpreter import is_own, ranks_python
 from ladder.text import shown
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.job_options import JOB, JobOptions, mem_of, require_known

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any
 
 from ladder import __version__
 from ladder.launch.modules import module_command, module_environment
-from ladder.launch.secrets import blanked_secrets
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.interpreter import has_module, version_of
 from ladder.workload.config_guard import shorten
@@ -57,7 +55,7 @@ def _ask(asked: str) -> dict[str, Any] | None:
             module_command("ladder.trial.count"),
             input=asked.encode(),
             capture_output=True,
-            env=module_environment({**blanked_secrets(os.environ), **quiet}),
+            env=module_environment(quiet),
             timeout=_SECONDS,
             check=True,
         )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ladder.launch.secrets import blanked_secrets
 from ladder.machine.cache import cache_folder
 from ladder.machine.interpreter import is_own, packages_folder, ranks_python
 
@@ -34,9 +35,9 @@ def module_command(name: str, *arguments: str) -> list[str]:
 
 
 def module_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with `changes`, for `module_command`. Empty entries of PYTHONPATH mean the current folder, so
-    they are removed."""
-    environment = _with_programs({**os.environ, **changes})
+    """Our environment without secrets and with `changes`, for `module_command`. Empty entries of PYTHONPATH mean the
+    current folder, so they are removed."""
+    environment = _with_programs({**os.environ, **blanked_secrets(os.environ), **changes})
     if "PYTHONPATH" in environment:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, environment["PYTHONPATH"].split(os.pathsep)))
     if _has_no_bytecode("torch") and "PYTHONPYCACHEPREFIX" not in environment:

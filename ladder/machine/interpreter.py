@@ -12,8 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,82 +121,9 @@ def _run(path: str, code: str) -> str:
     return done.stdout
 
 
-@contextmanager
-def ranks_in(given: str, command: Sequence[str] = (), *, must_train: bool = True) -> Iterator[str]:
-    """Within it, ranks run in the environment of the interpreter `given`, or else of the one that is found.
-
-    Found is this one if it has torch; else that of the launcher which begins the script's `command`, or the environment
-    that is active. Yields what was chosen, in words. EnvironmentFaultError if none is found, or two that differ; where
-    nothing is trained, as on paper, this one does.
-    """
-    before = os.environ.pop(VARIABLE, None)
-    try:
-        named = given or before
-        path = _path_of(named) if named else _found(command, must_train)
-        if path != sys.executable and asked(path).prefix != os.path.realpath(sys.prefix):
-            os.environ[VARIABLE] = path
-        if must_train and not version_of("torch"):
-            raise EnvironmentFaultError(
-                f"{shown(ranks_python())} has no torch; install it there, or name another one with --python."
-            )
-        has = {name: version_of(name) for name in ("torch", "transformers", "deepspeed")}
-        versions = ", ".join(f"{name} {version}" if version else f"no {name}" for name, version in has.items())
-        yield f"Ranks run in {shown(ranks_python())}: Python {python_version()}, {versions}."
-    finally:
-        os.environ.pop(VARIABLE, None)
-        if before is not None:
-            os.environ[VARIABLE] = before
-
-
-def _path_of(named: str) -> str:
-    named = os.path.expanduser(named)
-    return os.path.abspath(shutil.which(named) or named)
-
-
 def program_found(name: str) -> str | None:
     """Where the program `name` is for ranks: on PATH, or in their environment."""
     return shutil.which(name) or shutil.which(name, path=os.path.dirname(ranks_python()))
-
-
-def _found(command: Sequence[str], must_train: bool) -> str:
-    if importlib.util.find_spec("torch") is not None:
-        return sys.executable
-    places = {f"of {shown(command[0])}": _of_launcher(command[0])} if command else {}
-    places |= {
-        name: str(Path(os.environ[name]) / "bin" / "python")
-        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
-        if os.environ.get(name)
-    }
-    with_torch = {how: path for how, path in places.items() if path and _has_torch(path)}
-    num_environments = len({asked(path).prefix for path in with_torch.values()})
-    if num_environments != 1 and not must_train:
-        return sys.executable
-    if num_environments > 1:
-        said = " and ".join(f"{shown(path)} ({how})" for how, path in with_torch.items())
-        raise EnvironmentFaultError(f"Two environments have torch: {said}; name one with --python.")
-    if num_environments == 0:
-        raise EnvironmentFaultError(
-            "No torch was found for the training: activate its environment, or name its interpreter with --python."
-        )
-    return next(iter(with_torch.values()))
-
-
-def _has_torch(path: str) -> bool:
-    try:
-        return "torch" in asked(path).packages
-    except EnvironmentFaultError:  # another one may have it
-        return False
-
-
-def _of_launcher(program: str) -> str:
-    """The interpreter that the first line of a program on PATH names; empty for none."""
-    found = shutil.which(program)
-    if found is None or program.endswith(".py"):
-        return ""
-    with open(found, "rb") as file:
-        first = file.readline(512)
-    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
-    return words[0] if words and "python" in os.path.basename(words[0]) else ""
 
 
 def packages_folder(cache: Path) -> str:

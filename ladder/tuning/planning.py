@@ -11,7 +11,8 @@ from ladder.candidates import Technique
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import NO_LIMIT, Machine, bare_machine
-from ladder.machine.interpreter import ranks_in, version_of
+from ladder.machine.environment import ranks_in
+from ladder.machine.interpreter import version_of
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies

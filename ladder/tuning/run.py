@@ -13,7 +13,8 @@ from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
 from ladder.emit import Answer, best_config, emit_all
 from ladder.emit.plain import emit_plain
 from ladder.events.outcome import Record
-from ladder.machine.interpreter import is_own, ranks_in
+from ladder.machine.environment import ranks_in
+from ladder.machine.interpreter import is_own
 from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
 from ladder.report.writing import load_page, write_reports

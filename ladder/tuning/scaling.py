@@ -11,8 +11,9 @@ from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.events.outcome import Record
 from ladder.launch.counting import counting
 from ladder.machine.described import Gpu, Machine, bare_machine
+from ladder.machine.environment import ranks_in
 from ladder.machine.gpus import visible_gpus
-from ladder.machine.interpreter import ranks_in, version_of
+from ladder.machine.interpreter import version_of
 from ladder.report.scale_points import ScalePoint, ScaleResult, with_prices
 from ladder.report.writing import write_scale
 from ladder.runs.stored_run import StoredRun, read_run

@@ -22,8 +22,9 @@ from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import MEMORY_OUTCOMES
 from ladder.events.protocol import CheckpointEvent, FailedEvent, ScriptSpec, TrainedEvent, TrialSpec, parse_event
 from ladder.launch.modules import training_environment
+from ladder.machine.environment import ranks_in
 from ladder.machine.gpus import visible_gpus
-from ladder.machine.interpreter import is_own, ranks_in, ranks_python
+from ladder.machine.interpreter import is_own, ranks_python
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.step_down import Plan, smaller

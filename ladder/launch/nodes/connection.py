@@ -65,7 +65,7 @@ class Connection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=module_environment({}),
+            env=module_environment(os.environ),  # ssh may need a secret
             start_new_session=True,  # only the controller handles Ctrl-C
         )
         assert self._process.stdin is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def _listed() -> list[dict[str, Any]]:
     try:
         done = subprocess.run(
             module_command(_PIPE, "--list"),
-            env=module_environment({}),
+            env=module_environment(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
