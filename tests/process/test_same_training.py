@@ -66,6 +66,7 @@ def logged(home: Rehearsals) -> list[list[dict[str, Any]]]:
         pytest.param("sft", "zero2 ckpt=off mb=2", marks=pytest.mark.night),
         pytest.param("dpo", "ddp ckpt=off mb=4", marks=pytest.mark.night),
         pytest.param("reward", "zero1 ckpt=off mb=2", marks=pytest.mark.night),
+        pytest.param("sentences", "zero1 ckpt=off mb=2", marks=pytest.mark.night),
     ],
 )
 def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training(
@@ -73,6 +74,8 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
 ) -> None:
     if way in ("sft", "dpo", "reward"):
         pytest.importorskip("trl")
+    if way == "sentences":
+        pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     facts = tuned(home, key, SCRIPT, way)
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
     own = subprocess.run(

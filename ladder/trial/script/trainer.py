@@ -95,6 +95,8 @@ def _hold_arguments(grip: Grip) -> None:
         changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
         if changes["deepspeed"] and (schedule := _own_schedule(said["deepspeed"])):
             changes["deepspeed"] = {**changes["deepspeed"], "scheduler": schedule}
+        if _begins_no_state(arguments):
+            changes["deepspeed"] = None
         for name, value in changes.items():
             if hasattr(arguments, name):
                 setattr(arguments, name, copy.deepcopy(value))
@@ -105,12 +107,28 @@ def _hold_arguments(grip: Grip) -> None:
         arguments = options.get("args", given[1] if len(given) > 1 else None)
         if arguments is not None:
             _set_again(grip, arguments)
+            if grip.spec.uses_deepspeed and not grip.is_look and arguments.deepspeed is None:
+                grip.leave(NotTakenHoldOfError(_OF_ANOTHER_STATE))
         own(trainer, *given, **options)
 
     wrap(TrainingArguments, "__post_init__", replaced)
     wrap(Trainer, "__init__", made)
 
 
+def _begins_no_state(arguments: Any) -> bool:
+    """Whether they take the state of accelerate that is there, which on a CPU is none of DeepSpeed.
+
+    sentence-transformers makes such ones beside those that it trains with, to describe its defaults.
+    """
+    config = arguments.accelerator_config or {}
+    read = config.get if isinstance(config, dict) else lambda name: getattr(config, name, False)
+    return bool(read("use_configured_state"))
+
+
+_OF_ANOTHER_STATE = (
+    "it trains with TrainingArguments whose accelerator_config has use_configured_state, so that no DeepSpeed "
+    "configuration can be given to them; leave that out"
+)
 _SET_LATER = ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "optim")
 """Arguments that scripts set once they have made the others."""
 

@@ -16,7 +16,7 @@ from few import SIZES, model, rows
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.distributed import DistributedSampler
-from transformers import Trainer, TrainingArguments, get_scheduler, set_seed
+from transformers import LlamaConfig, LlamaModel, Trainer, TrainingArguments, get_scheduler, set_seed
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("way")
@@ -34,6 +34,8 @@ def follow(trained: Any) -> None:
 
     def forward(_: Any, given: Any, named: Any) -> None:
         ids, mask = named.get("input_ids", given[0] if given else None), named.get("attention_mask")
+        if isinstance(ids, dict):  # sentence-transformers'
+            ids, mask = ids["input_ids"], ids["attention_mask"]
         if torch.is_grad_enabled():
             mask = torch.ones_like(ids) if mask is None else mask
             seen.extend(row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True))
@@ -125,6 +127,28 @@ def tokenizer() -> Any:
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(SIZES["vocab_size"])}, unk_token="w0"))
     words.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w2", unk_token="w0")
+
+
+def sentences() -> None:
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        losses,
+        models,
+    )
+
+    folder = Path(f"sentences{os.environ['RANK']}")
+    LlamaModel(LlamaConfig(**SIZES, pad_token_id=0)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    words = models.Transformer(str(folder))
+    trained = SentenceTransformer(modules=[words, models.Pooling(SIZES["hidden_size"])], device="cpu")
+    follow(trained)
+    data = pairs().remove_columns("rejected")
+    own = arguments(SentenceTransformerTrainingArguments)
+    loss = losses.MultipleNegativesRankingLoss(trained)
+    SentenceTransformerTrainer(trained, own, train_dataset=Dataset.from_dict(data.to_dict()), loss=loss).train()
 
 
 def no_trainer() -> None:
