@@ -92,16 +92,16 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> HardTune:
 def _run(arguments: list[str], clock: dict[str, str], folder: Path, run: Path, output: Path, drive: Path) -> HardTune:
     marker = secrets.token_hex(8)
     environment = {**os.environ, **SECRETS, **clock, _MARKER: marker}
+    own = [sys.executable, "-m", "ladder.cli.main", "tune", *arguments]  # a new process may not have it in /proc yet
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ladder.cli.main", "tune", *arguments],
+            own,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
-        own = psutil.Process(process.pid).cmdline()
         leaks, seen = set(), set()
         while process.poll() is None:
             for other in processes_with(_MARKER, marker):
