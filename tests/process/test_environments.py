@@ -157,7 +157,7 @@ def test_an_older_environment_trains_a_model_and_scripts_and_stays_as_it_is(
         options = ("--gpus", "0", "--micro-batch", "4", "--python", str(python), "--output", "answer.json", "--")
         done = run(environments, folder, "tune", *options, *f"{script} {few}".split())
         assert done.status == 0, done.errors
-        answer = "answer.json" if (folder / "answer.json").exists() else "best_plain.json"
+        answer = "answer.json" if (folder / "answer.json").exists() else "answer.plain.json"
         started = run(environments, folder, "run", answer, "--python", str(python), "--", *f"{script} {more}".split())
         assert started.status == 0, started.errors[-3000:]
         assert (folder / "out" / "model.safetensors").exists()
