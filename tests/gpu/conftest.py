@@ -92,7 +92,9 @@ class _Part:
         told["seconds"] = round(told["seconds"] + report.duration, 1)
         if report.outcome != "passed":
             told["outcome"] = report.outcome
-            told["why"] = report.longreprtext.strip().splitlines()[-1][:300] if report.longreprtext else ""
+            # Of a skip without the path of its file.
+            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+            told["why"] = said.strip().splitlines()[-1][:300] if said else ""
         if report.when == "teardown":
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(json.dumps(self._known, indent=2) + "\n")

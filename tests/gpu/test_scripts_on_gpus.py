@@ -22,6 +22,7 @@ DATA = "--model_name_or_path model --train_file text/train.jsonl --output_dir ou
 @pytest.mark.parametrize(
     ("rung", "command", "run"),
     [("fsdp2", TRAINER, TRAINER), ("fsdp2+cpu", TRAINER, TRAINER), ("fsdp2+no-reshard", f"{LOOP} 40", f"{LOOP} 1")],
+    ids=["fsdp2", "fsdp2+cpu", "fsdp2+no-reshard"],
 )
 def test_a_script_is_tuned_on_fsdp2_and_saves_the_whole_weights(
     rung: str, command: str, run: str, tmp_path: Path, script_inputs: Path
