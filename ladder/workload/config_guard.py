@@ -1,4 +1,4 @@
-"""Validates a config.json, which is untrusted data, and refuses keys that would run code from a repository.
+"""Validates a config.json, which is untrusted data, and leaves out or refuses keys that would run code of others.
 
 Every error is a ModelNotAccessibleError with one short sentence that names the key.
 """
@@ -18,8 +18,12 @@ _MOST_LAYERS = 10_000
 _MOST_NESTED = 32
 """Chosen: several times what any configuration needs, and far from Python's limit of recursion."""
 
-# Keys that make transformers download and run code or kernels.
-_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "use_kernels", "kernel_config")
+OWN_CODE_NOTE = "The model's own code is not used: transformers' own class is."
+"""What `checked_config` notes of a model that brings code. Where transformers has no such class, it cannot be tuned."""
+# Keys that would make transformers run such code. What is left is the configuration of a class of transformers.
+_OWN_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code")
+# Keys that make transformers download and run kernels.
+_CODE_KEYS = ("use_kernels", "kernel_config")
 # Keys that make the vision part of a model download weights when it is built.
 _WEIGHT_KEYS = ("use_pretrained_backbone", "use_timm_backbone")
 _IMPLEMENTATION_KEY = re.compile(r"_?(attn|experts)_implementation(_internal)?")
@@ -43,7 +47,7 @@ def checked_config(config: dict[str, Any], name: str) -> tuple[dict[str, Any], s
     """
     notes: list[str] = []
     clean: dict[str, Any] = _cleaned(config, name, notes, _MOST_NESTED)
-    return clean, " ".join(dict.fromkeys(notes))
+    return clean, " ".join(filter(None, dict.fromkeys(notes)))
 
 
 def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
@@ -56,7 +60,9 @@ def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
     clean = {}
     for key, item in value.items():
         _check_key(key, item, name)
-        if key in _IGNORED_KEYS:
+        left_out = _left_out(key, item)
+        if left_out is not None:
+            notes.append(left_out)
             continue
         clean[key] = _cleaned(item, name, notes, depth - 1)
         if _IMPLEMENTATION_KEY.fullmatch(key) and not set(_texts(item)) <= set(_BUILT_IN_IMPLEMENTATIONS):
@@ -67,7 +73,7 @@ def _cleaned(value: Any, name: str, notes: list[str], depth: int) -> Any:
 
 def _check_key(key: str, item: Any, name: str) -> None:
     refusal = f"The configuration of {shorten(name)} is refused: its {key}"
-    if key == "auto_map" or (key in _CODE_KEYS and item):
+    if key in _CODE_KEYS and item:
         raise ModelNotAccessibleError(f"{refusal} would run code from a model repository, which ladder never does.")
     if key in _WEIGHT_KEYS and item:
         raise ModelNotAccessibleError(f"{refusal} would download weights, which ladder never does.")
@@ -77,6 +83,13 @@ def _check_key(key: str, item: Any, name: str) -> None:
         raise ModelNotAccessibleError(
             f"{refusal} makes it a quantized model, which cannot be fully fine-tuned; use the original model."
         )
+
+
+def _left_out(key: str, item: Any) -> str | None:
+    """What to note of a `key` that transformers does not get, or "" if nothing; None for one that it gets."""
+    if key in _OWN_CODE_KEYS:
+        return OWN_CODE_NOTE if item else ""
+    return "" if key in _IGNORED_KEYS else None
 
 
 def _texts(value: Any) -> list[str]:

@@ -24,6 +24,7 @@ from ladder.launch.secrets import blanked_secrets
 from ladder.launch.trial_server import TrialServer
 from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.prepared import _slug
+from ladder.workload.config_guard import OWN_CODE_NOTE
 
 pytestmark = pytest.mark.timeout(300)
 PACKAGE = Path(ladder.__file__).parent
@@ -45,29 +46,54 @@ def test_secrets_are_known_by_their_names_and_settings_are_not_taken_for_any() -
 # Code from model repositories
 
 HOSTILE: list[dict[str, Any]] = [
-    {"auto_map": {"AutoModelForCausalLM": "modeling.Evil", "AutoConfig": "modeling.EvilConfig"}},
-    {"trust_remote_code": True},
     {"_attn_implementation": "someone/kernel"},
     {"attn_implementation": {"": "sdpa", "text_config": "someone/kernel@main:run"}},
-    {"text_config": {"auto_map": {"AutoConfig": "modeling.EvilConfig"}}},
+    {"text_config": {"use_kernels": True}},
     {"use_kernels": True},
 ]
+OWN_CODE = {
+    "auto_map": {"AutoModelForCausalLM": "modeling.Evil", "AutoConfig": "modeling.EvilConfig"},
+    "trust_remote_code": True,
+}
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> None:
+    """The folder `model` with a model whose code and weights would leave the file `pwned`."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "modeling.py").write_text(f"import pathlib; pathlib.Path({str(folder / 'pwned')!r}).touch()")
+    (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(Vraise SystemExit\ntR.")
 
 
 @pytest.mark.parametrize("change", HOSTILE, ids=lambda change: json.dumps(change)[:40])
-def test_a_model_that_brings_code_is_refused_before_transformers_sees_it(
+def test_a_model_that_names_code_of_others_is_refused_before_transformers_sees_it(
     change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(TINY_CONFIG | change))
-    (model / "modeling.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'pwned')!r}).touch()")
-    (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(Vraise SystemExit\ntR.")
+    write_model(tmp_path, TINY_CONFIG | change)
     already = "transformers" in sys.modules
     assert main(["tune", "./model", "--gpus", "0"]) == 5
     assert ("transformers" in sys.modules) == already
     assert "refused: its " in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("change", [OWN_CODE, {"inner_config": OWN_CODE}], ids=["top", "nested"])
+@pytest.mark.parametrize("family", ["llama", "olmo2"])  # which ladder counts itself, and which transformers does
+def test_code_that_a_model_brings_runs_neither_here_nor_where_transformers_counts_the_model(
+    family: str,
+    change: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path, TINY_CONFIG | {"model_type": family} | change)
+    assert main(["plan", "./model", "--machine", "h100-80"]) == 0
+    said = capsys.readouterr().err
+    assert OWN_CODE_NOTE in said
+    assert "estimate" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 

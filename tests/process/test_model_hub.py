@@ -219,8 +219,8 @@ def test_offline_asks_nobody_and_says_why(hub: Any, tmp_path: Path) -> None:
 
 
 def test_a_configuration_from_the_hub_that_would_run_code_is_refused_even_if_bundled(hub: Any, tmp_path: Path) -> None:
-    serve(hub, CONFIG | {"auto_map": {"AutoConfig": "evil.Config"}})
-    assert "auto_map" in resolve(BUNDLED, hub, tmp_path)["error"]
+    serve(hub, CONFIG | {"use_kernels": True})
+    assert "use_kernels" in resolve(BUNDLED, hub, tmp_path)["error"]
 
 
 def test_a_configuration_too_large_is_not_downloaded(hub: Any, tmp_path: Path) -> None:

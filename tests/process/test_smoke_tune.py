@@ -138,7 +138,7 @@ def test_when_nothing_fits_the_status_is_three_and_the_sentence_says_what_came_c
 
 
 without_gpus = pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="for machines without GPUs")
-HOSTILE = {**TINY_CONFIG, "auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}
+HOSTILE = {**TINY_CONFIG, "use_kernels": True}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ HOSTILE = {**TINY_CONFIG, "auto_map": {"AutoModelForCausalLM": "modeling.Evil"}}
         (["tiny-llama", "--output", "."], 4, "cannot be written"),
         (["tiny-llama", "--run-dir", "file/run"], 4, "--run-dir"),
         (["no-such-model"], 5, "bundled name"),
-        (["./hostile"], 5, "auto_map"),
+        (["./hostile"], 5, "use_kernels"),
         pytest.param(["tiny-llama", "--gpus", "3"], 2, "--gpus 0 (CPU)", marks=without_gpus),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -11,7 +11,7 @@ import pytest
 
 from ladder.errors import ModelNotAccessibleError
 from ladder.workload import source as model_source
-from ladder.workload.config_guard import checked_config
+from ladder.workload.config_guard import OWN_CODE_NOTE, checked_config
 from ladder.workload.source import bundled_models, resolve_model, smoke_defaults
 
 TINY = dict(resolve_model("tiny-llama").config)
@@ -125,10 +125,6 @@ def test_a_name_that_can_be_no_model_is_refused_in_a_sentence_without_asking_the
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("auto_map", {"AutoModelForCausalLM": "modeling.Evil"}),
-        ("auto_map", None),
-        ("custom_pipelines", {"x": {}}),
-        ("trust_remote_code", True),
         ("use_kernels", True),
         ("kernel_config", {"a": "b"}),
         ("_attn_implementation", "someone/kernel"),
@@ -143,6 +139,25 @@ def test_what_would_run_code_or_fetch_weights_is_refused_by_its_key(key: str, va
     hostile = {"text_config": [{key: value}]} if nested else {key: value}
     with pytest.raises(ModelNotAccessibleError, match=rf"its {key} "):
         checked_config(TINY | hostile, "model")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("auto_map", {"AutoModelForCausalLM": "modeling.Evil"}),
+        ("auto_map", [[["modeling.Evil"]]]),
+        ("custom_pipelines", {"x": {}}),
+        ("trust_remote_code", True),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_names_code_that_a_model_brings_is_left_out_at_any_depth_with_a_note(
+    key: str, value: Any, nested: bool
+) -> None:
+    clean, note = checked_config(TINY | ({"sub": [{key: value}]} if nested else {key: value}), "model")
+    assert clean == TINY | ({"sub": [{}]} if nested else {})
+    assert note == OWN_CODE_NOTE
+    assert checked_config(TINY | {key: None}, "model") == (TINY, "")
 
 
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
