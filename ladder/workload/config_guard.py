@@ -31,6 +31,8 @@ _IMPLEMENTATION_KEY = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 _BUILT_IN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 # Keys without influence on the shape: where the file came from, and a dtype, which the workload decides.
 _IGNORED_KEYS = ("_name_or_path", "name_or_path", "torch_dtype", "dtype")
+# Packed weights by their quant_method, with the class of transformers whose `dequantize` unpacks them to 16 bits.
+_UNPACKED_BY = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config", "mxfp8": "FineGrainedFP8Config"}
 
 
 def shorten(value: object, length: int = 60) -> str:
@@ -79,9 +81,11 @@ def _check_key(key: str, item: Any, name: str) -> None:
         raise ModelNotAccessibleError(f"{refusal} would download weights, which ladder never does.")
     if _IMPLEMENTATION_KEY.fullmatch(key) and any("/" in text for text in _texts(item)):
         raise ModelNotAccessibleError(f"{refusal} names a kernel repository, whose code ladder never runs.")
-    if key == "quantization_config" and item is not None:
+    if key == "quantization_config" and item is not None and _unpacked_by(item) is None:
+        bits = "8bit" if isinstance(item, dict) and item.get("load_in_8bit") is True else "4bit"
         raise ModelNotAccessibleError(
-            f"{refusal} makes it a quantized model, which cannot be fully fine-tuned; use the original model."
+            f"{refusal} says that its weights are quantised, which cannot be trained; give the original model's folder "
+            f"or Hub id, and for adapters beside quantised weights add --lora r=16 --load-in {bits}."
         )
 
 
@@ -89,7 +93,19 @@ def _left_out(key: str, item: Any) -> str | None:
     """What to note of a `key` that transformers does not get, or "" if nothing; None for one that it gets."""
     if key in _OWN_CODE_KEYS:
         return OWN_CODE_NOTE if item else ""
-    return "" if key in _IGNORED_KEYS else None
+    if key in _IGNORED_KEYS or (key == "quantization_config" and item is None):
+        return ""
+    if key != "quantization_config":
+        return None
+    return (
+        f"The model is trained in 16 bits and without --load-in: your training unpacks its {item['quant_method']} "
+        f"weights with quantization_config={_unpacked_by(item)}(dequantize=True)."
+    )
+
+
+def _unpacked_by(quantization: Any) -> str | None:
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return _UNPACKED_BY.get(method) if isinstance(method, str) else None
 
 
 def _texts(value: Any) -> list[str]:

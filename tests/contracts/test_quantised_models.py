@@ -19,11 +19,20 @@ from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.quantised import quantised_model
+from ladder.workload.config_guard import _UNPACKED_BY
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
 TOKENS = 256
+
+
+def test_weights_that_are_said_to_be_unpacked_are_those_that_transformers_unpacks_when_asked() -> None:
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    for method, name in _UNPACKED_BY.items():
+        kind = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)  # older versions lack the newest
+        assert kind is None or (kind.__name__, kind(dequantize=True).dequantize) == (name, True)
 
 
 @pytest.mark.parametrize("load_in", ["4bit", "8bit"])

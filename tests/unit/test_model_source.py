@@ -160,6 +160,37 @@ def test_what_names_code_that_a_model_brings_is_left_out_at_any_depth_with_a_not
     assert checked_config(TINY | {key: None}, "model") == (TINY, "")
 
 
+@pytest.mark.parametrize("method", ["mxfp4", "fp8"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_that_transformers_unpacks_are_trained_in_16_bits_with_a_note_that_says_how(
+    method: str, nested: bool
+) -> None:
+    section = {"quantization_config": {"quant_method": method, "modules_to_not_convert": ["lm_head"]}}
+    clean, note = checked_config(TINY | ({"text_config": section} if nested else section), "model")
+    assert clean == TINY | ({"text_config": {}} if nested else {})
+    assert "16 bits" in note
+    assert f"{method} weights" in note
+    assert "(dequantize=True)" in note
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "option"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}, "--load-in 4bit"),
+        ({"load_in_8bit": True}, "--load-in 8bit"),
+        ({"quant_method": "awq"}, "--load-in 4bit"),
+        ({"quant_method": ["fp8"]}, "--load-in 4bit"),
+        ("gptq", "--load-in 4bit"),
+        ({}, "--load-in 4bit"),
+    ],
+)
+def test_other_quantised_weights_are_refused_with_the_options_that_train_beside_such_weights(
+    quantisation: Any, option: str
+) -> None:
+    with pytest.raises(ModelNotAccessibleError, match=rf"original model.*--lora r=16 {option}\."):
+        checked_config(TINY | {"quantization_config": quantisation}, "model")
+
+
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
 def test_an_implementation_that_may_come_from_the_hub_is_left_out_with_a_note(key: str) -> None:
     harmless = {"trust_remote_code": False, "quantization_config": None, "use_kernels": False}
