@@ -33,6 +33,7 @@ _BUILT_IN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "b
 _IGNORED_KEYS = ("_name_or_path", "name_or_path", "torch_dtype", "dtype")
 # Packed weights by their quant_method, with the class of transformers whose `dequantize` unpacks them to 16 bits.
 _UNPACKED_BY = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config", "mxfp8": "FineGrainedFP8Config"}
+_OTHER_HEAD = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|RewardModel)")
 
 
 def shorten(value: object, length: int = 60) -> str:
@@ -49,6 +50,9 @@ def checked_config(config: dict[str, Any], name: str) -> tuple[dict[str, Any], s
     """
     notes: list[str] = []
     clean: dict[str, Any] = _cleaned(config, name, notes, _MOST_NESTED)
+    if other := [each for each in _texts(clean.get("architectures")) if _OTHER_HEAD.search(each)]:
+        said = f"The model is tuned as a language model, and not as {shorten(other[0])}"
+        notes.append(f"{said}: for that, give your training script behind `--`.")
     return clean, " ".join(filter(None, dict.fromkeys(notes)))
 
 
@@ -93,7 +97,7 @@ def _left_out(key: str, item: Any) -> str | None:
     """What to note of a `key` that transformers does not get, or "" if nothing; None for one that it gets."""
     if key in _OWN_CODE_KEYS:
         return OWN_CODE_NOTE if item else ""
-    if key in _IGNORED_KEYS or (key == "quantization_config" and item is None):
+    if key in _IGNORED_KEYS or (key.endswith("_config") and item is None):  # a section that is null is absent
         return ""
     if key != "quantization_config":
         return None

@@ -191,6 +191,24 @@ def test_other_quantised_weights_are_refused_with_the_options_that_train_beside_
         checked_config(TINY | {"quantization_config": quantisation}, "model")
 
 
+@pytest.mark.parametrize("key", ["text_config", "vision_config", "quantization_config", "per_layer_config"])
+def test_a_section_that_is_null_is_absent(key: str) -> None:
+    assert checked_config(TINY | {key: None}, "model") == (TINY, "")
+
+
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "RewardModel"])
+def test_a_classifier_is_tuned_as_a_language_model_and_a_note_names_the_way_to_tune_it_itself(head: str) -> None:
+    clean, note = checked_config(TINY | {"architectures": [f"LlamaFor{head}"]}, "model")
+    assert clean["architectures"] == [f"LlamaFor{head}"]
+    assert f"not as 'LlamaFor{head}'" in note
+    assert "script behind `--`" in note
+
+
+@pytest.mark.parametrize("architectures", [["T5ForConditionalGeneration"], ["GPT2LMHeadModel", 5], [], 5, None])
+def test_other_architectures_need_no_note(architectures: Any) -> None:
+    assert checked_config(TINY | {"architectures": architectures}, "model")[1] == ""
+
+
 @pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation", "_experts_implementation"])
 def test_an_implementation_that_may_come_from_the_hub_is_left_out_with_a_note(key: str) -> None:
     harmless = {"trust_remote_code": False, "quantization_config": None, "use_kernels": False}
