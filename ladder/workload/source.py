@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import threading
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,14 @@ HUB_TOTAL_SECONDS = 9.0
 """Chosen: enough for two requests; the user has to wait for it before anything else happens."""
 _CONFIG_BYTES = MIB
 """Chosen: hundreds of times the size of a config.json."""
+
+_NO_MODEL = {
+    r"model_index\.json": "is a pipeline of diffusers, which ladder does not tune; give a language model",
+    r".+\.gguf": "has weights in GGUF, for llama.cpp; give the folder or Hub id of the model that they were made from",
+    r".+\.(safetensors|bin|pt|pth|ckpt)": "has weights but no config.json; give the model's folder, which has both",
+    r"tokenizer(_config)?\.json|tokenizer\.model": "is a tokenizer; give the folder or Hub id of its model",
+}
+"""What a file is, or a folder with it and without a config.json, by a pattern of its name, and what to do."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -108,18 +117,44 @@ def _bundled(name: str, note: str = "") -> _Found:
 def _from_path(text: str) -> _Found | None:
     """The configuration in an existing folder or file; None if there is neither."""
     path = Path(text)
+    config = path / "config.json"
     try:
-        if path.is_dir():
-            if not (path / "config.json").exists():
-                if text.lower() in bundled_models():  # a run folder may have the name of its model
-                    return None
-                raise ModelNotAccessibleError(f"The folder {text!r} has no config.json; give the folder that has one.")
-            return _read(path / "config.json", name=text, source="folder")
-        return _read(path, name=text, source="file") if path.exists() else None
-    except OSError as error:  # a parent folder that may not be entered, or a name that is too long
-        if _is_hub_id(text):
+        is_folder = path.is_dir()
+        for link in (path, config):
+            if link.is_symlink() and not link.exists():
+                raise ModelNotAccessibleError(f"{str(link)!r} is a link to a file that is missing; restore that file.")
+        if is_folder and config.exists():
+            return _read(config, name=text, source="folder")
+        if not path.exists() or (is_folder and text.lower() in bundled_models()):  # a run folder of that model
+            return None
+        if instead := _what_else(path):
+            raise ModelNotAccessibleError(f"{text!r} {instead}.")
+        return _read(path, name=text, source="file")
+    except OSError as error:  # a folder that may not be entered, or a name that is too long
+        if _is_hub_id(text) and not os.path.isdir(path.parts[0]):
             return None
         raise ModelNotAccessibleError(f"{shorten(text)} cannot be read: {error.strerror}.") from None
+
+
+def _what_else(path: Path) -> str:
+    """What a folder without a config.json has in its place, or what a file is, and what to do; "" for another file."""
+    is_folder = path.is_dir()
+    names = os.listdir(path) if is_folder else [path.name]
+    if "adapter_config.json" in names:
+        settings = _read_json(path / "adapter_config.json" if is_folder else path, str(path))
+        base = settings.get("base_model_name_or_path")
+        of = f" of {shorten(base, 200)}" if base else ""
+        return f"is an adapter{of}; give its base model, with --lora-file {shlex.quote(str(path))}"
+    # The checkpoints of a Trainer, or a model in the cache of the Hub.
+    inner = sorted([*path.glob("checkpoint-*/config.json"), *path.glob("snapshots/*/config.json")])
+    if inner:
+        return f"has no config.json; give the folder {str(inner[0].parent)!r}, which has one"
+    for pattern, said in _NO_MODEL.items():
+        if any(re.fullmatch(pattern, name, re.IGNORECASE) for name in names):
+            return said
+    if is_folder:
+        return "has no config.json; give the folder that has one"
+    return "is a script; give its command behind `--`" if path.suffix == ".py" else ""
 
 
 def _read(path: Path, *, name: str, source: Source) -> _Found:
@@ -128,7 +163,7 @@ def _read(path: Path, *, name: str, source: Source) -> _Found:
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    """The JSON object in `path`, of at most 1 MiB. ModelNotAccessibleError for NaN and infinity, which are not JSON."""
+    """The JSON object in `path`, of at most 1 MiB. NaN and infinity become what transformers writes for them."""
     problem = f"The configuration of {shorten(name)} cannot be used: {path.name}"
     if not path.is_file():
         raise ModelNotAccessibleError(f"{problem} is not a regular file.")
@@ -139,18 +174,18 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
         raise ModelNotAccessibleError(f"{problem} cannot be read: {error.strerror}.") from None
     if len(data) > _CONFIG_BYTES:
         raise ModelNotAccessibleError(f"{problem} is larger than 1 MiB, which no model configuration is.")
+    if not data.strip():
+        raise ModelNotAccessibleError(f"{problem} is empty; download it again.")
     try:
-        config = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        config = json.loads(data.decode("utf-8-sig"), parse_constant=lambda constant: {"__float__": constant})
     except (ValueError, RecursionError) as error:
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ModelNotAccessibleError(f"{problem} is not JSON: {detail}.") from None
+        raise ModelNotAccessibleError(
+            f"{problem} is not JSON in UTF-8 ({detail}); correct it, or download it again."
+        ) from None
     if not isinstance(config, dict):
-        raise ModelNotAccessibleError(f"{problem} is not a JSON object.")
+        raise ModelNotAccessibleError(f"{problem} is not a JSON object; give a model's config.json.")
     return config
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON value")
 
 
 def _is_hub_id(text: str) -> bool:
@@ -257,7 +292,8 @@ def _explained(error: Exception, hub_id: str, with_token: bool) -> _HubError:
             return _HubError(f"The Hub has no model {hub_id!r} that your token can access")
         return _HubError(f"The Hub has no public model {hub_id!r}", "run `hf auth login` if it is private, or ")
     if isinstance(error, errors.EntryNotFoundError):
-        return _HubError(f"The Hub's repository {hub_id!r} has no config.json")
+        base = "give the base model if it holds an adapter or GGUF weights, or "
+        return _HubError(f"The Hub's repository {hub_id!r} has no config.json", base)
     if isinstance(error, errors.HfHubHTTPError):
         return _HubError(f"The Hub answered {error.response.status_code} for {hub_id!r}")
     return _HubError(f"The Hub cannot be reached for {hub_id!r} ({type(error).__name__})")

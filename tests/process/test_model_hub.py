@@ -167,7 +167,7 @@ def test_a_gated_model_is_refused_with_its_page_and_the_login_that_is_missing(hu
         (403, "GatedRepo", ["gated", "licence", "HF_TOKEN"]),
         (401, "RepoNotFound", ["no public model"]),
         (404, "RepoNotFound", ["no public model"]),
-        (404, "EntryNotFound", ["no config.json"]),
+        (404, "EntryNotFound", ["no config.json", "base model"]),
         (500, "", ["answered 500"]),
     ],
 )

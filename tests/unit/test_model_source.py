@@ -226,10 +226,12 @@ def test_where_a_file_came_from_and_its_dtype_are_left_out_at_any_depth() -> Non
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "not JSON"),
+        (b"", "is empty"),
         (b'"text"', "not a JSON object"),
-        (b"\xff\xfe{}", "not JSON"),
-        (b'{"hidden_size": NaN}', "NaN"),
+        (b" \n", "is empty"),
+        (json.dumps(TINY).encode("utf-16"), "not JSON in UTF-8"),
+        (b"[{}]", "not a JSON object"),
+        (b'{"model_type": "llama", "hidden_size": NaN}', "hidden_size is .*NaN"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         (b"[" * 100_000, "not JSON|nested"),
         (b'{"attn_implementation": ' + b"[" * 200 + b"]" * 200 + b"}", "nested"),
@@ -253,6 +255,86 @@ def test_a_folder_without_configuration_and_a_pipe_are_refused(tmp_path: Path) -
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelNotAccessibleError, match="not a regular file"):
         resolve_model(str(tmp_path))
+
+
+def test_a_byte_order_mark_before_the_configuration_is_skipped(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "config.json").read_bytes())
+    assert resolve_model(str(tmp_path)).config == TINY
+
+
+def test_numbers_that_are_not_finite_are_kept_as_transformers_writes_them(tmp_path: Path) -> None:
+    write_config(tmp_path, TINY | {"limits": [0.0, float("inf"), float("-inf"), float("nan")]})
+    numbers = ("Infinity", "-Infinity", "NaN")
+    assert resolve_model(str(tmp_path)).config["limits"] == [0.0, *({"__float__": number} for number in numbers)]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["tokenizer.json", "tokenizer_config.json"], "is a tokenizer; give .*its model"),
+        (["model-q4.GGUF"], "GGUF.*made from"),
+        (["model-00001-of-00002.safetensors", "tokenizer.json"], "weights but no config.json; give the model's folder"),
+        (["model_index.json", "x.safetensors"], "pipeline of diffusers.*give a language model"),
+        (
+            ["adapter_model.safetensors", "tokenizer.json", "adapter_config.json"],
+            "is an adapter of 'org/base'.*--lora-file",
+        ),
+        (["README.md", "train.py"], "has no config.json; give the folder that has one"),
+    ],
+)
+def test_a_folder_or_a_file_that_is_no_model_is_said_to_be_what_it_is(
+    tmp_path: Path, files: list[str], words: str
+) -> None:
+    for file in files:
+        (tmp_path / file).write_text('{"base_model_name_or_path": "org/base"}')
+    last = tmp_path / files[-1]
+    for path in (tmp_path, last) if len(files) == 1 or last.name == "adapter_config.json" else (tmp_path,):
+        with pytest.raises(ModelNotAccessibleError, match=words) as refusal:
+            resolve_model(str(path))
+        assert repr(str(path)) in str(refusal.value)
+
+
+def test_an_adapter_that_does_not_name_its_model_and_a_script_are_said_to_be_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelNotAccessibleError, match="is an adapter; give its base model"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "train.py").write_text("import torch")
+    with pytest.raises(ModelNotAccessibleError, match="is a script; give its command behind `--`"):
+        resolve_model(str(tmp_path / "train.py"))
+
+
+@pytest.mark.parametrize("inner", ["checkpoint-500", "snapshots/0a1b"])
+def test_a_folder_of_checkpoints_is_answered_with_one_of_them(tmp_path: Path, inner: str) -> None:
+    write_config(tmp_path / inner)
+    (tmp_path / "training_args.bin").touch()
+    with pytest.raises(ModelNotAccessibleError, match=rf"no config.json; give the folder '{tmp_path / inner}'"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_link_to_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    for target in ("gone", "config.json"):
+        config.symlink_to(target)
+        for path in (tmp_path, config):
+            with pytest.raises(ModelNotAccessibleError, match=rf"'{config}' is a link to a file that is missing"):
+                resolve_model(str(path))
+        config.unlink()
+
+
+@pytest.mark.parametrize("name", ["model", "org/model"])
+def test_a_folder_that_may_not_be_read_is_not_asked_for_at_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_hub: list[str]
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write_config(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(ModelNotAccessibleError, match=f"'{name}' cannot be read: Permission denied"):
+        resolve_model(name)
+    assert no_hub == []
 
 
 def test_only_a_bundled_model_has_defaults_for_a_quick_try(tmp_path: Path) -> None:
