@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import Finished, ladder
 from helpers.environments import OF_LADDER, OF_TRAINING, environment, installed
-from helpers.scripts import SCRIPTS, folder_with_inputs
+from helpers.scripts import SCRIPTS, files_in, folder_with_inputs
 
 import ladder as package
 
@@ -163,6 +164,62 @@ def test_an_older_environment_trains_a_model_and_scripts_and_stays_as_it_is(
         assert (folder / "out" / "model.safetensors").exists()
         shutil.rmtree(folder / "out")
     assert _installed_in(python) == before
+
+
+TOOLKIT = "llamafactory==0.9.5 deepspeed==0.19.8 torch==2.14.1 torchvision==0.29.1 torchaudio==2.11.1"
+"""Its pins leave no place for this environment's transformers. torchaudio's wheels need a torch with CUDA."""
+SFT = """\
+model_name_or_path: model
+stage: sft
+do_train: true
+finetuning_type: full
+template: default
+dataset: pairs
+dataset_dir: pairs
+cutoff_len: 256
+output_dir: out
+save_strategy: "no"
+report_to: none
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-3
+max_steps: 12
+"""
+
+
+@pytest.mark.night
+@pytest.mark.timeout(3600)
+def test_a_toolkit_s_own_command_is_tuned_and_started_in_its_environment_which_stays_as_it_is(
+    environments: Environments, tmp_path: Path, script_inputs: Path
+) -> None:
+    python = installed(tmp_path / "environment", TOOLKIT)
+    before = _installed_in(python)
+    folder = folder_with_inputs(tmp_path / "home", script_inputs)
+    (folder / "sft.yaml").write_text(SFT)
+    columns = {"prompt": "prompt", "response": "chosen"}
+    described = {"pairs": {"file_name": "train.jsonl", "columns": columns}}
+    (folder / "pairs" / "dataset_info.json").write_text(json.dumps(described))
+    (folder / "out").mkdir()
+    (folder / "out" / "notes.txt").write_text("of an earlier training")
+    files = files_in(folder)
+    options = ("--gpus", "0", "--gpu-memory", "3GiB", "--rung", "zero2", "--micro-batch", "2", "--python", str(python))
+    done = run(environments, folder, "tune", *options, "--", "llamafactory-cli", "train", "sft.yaml")
+    assert done.status == 0, done.errors
+    assert ", transformers 5.6.0, accelerate 1.11.0, deepspeed 0.19.8." in done.errors.splitlines()[0]
+    assert files_in(folder) == files
+    started = run(environments, folder, *_launched(folder / "best_config.launch.sh"))
+    assert started.status == 0, started.errors[-3000:]
+    assert json.loads((folder / "out" / "trainer_state.json").read_text())["global_step"] == 12
+    assert (folder / "out" / "model.safetensors").exists()
+    assert _installed_in(python) == before
+
+
+def _launched(script: Path) -> list[str]:
+    """What follows `ladder` in the last line of a launch script, with the command that it sets."""
+    lines = script.read_text().splitlines()
+    (command,) = (line.split("set -- ")[1] for line in lines if line.startswith("  set -- "))
+    words = lines[-1].removeprefix("exec ladder ").replace('"$here"', str(script.parent)).replace('"$@"', command)
+    return shlex.split(words)
 
 
 def _installed_in(python: Path) -> str:

@@ -55,9 +55,10 @@ def main() -> None:
             if ended.code not in (None, 0):
                 raise
         report_loop(grip)
-        if is_ours and dist.is_initialized():  # gloo's threads, left to the interpreter's end, now and then abort it
-            gc.collect()  # what is left of the script's model holds the group
-            dist.destroy_process_group()
+        if is_ours:  # gloo's threads, left to the interpreter's end, now and then abort it
+            gc.collect()  # what is left of the script's model holds the group, also one that the script destroyed
+            if dist.is_initialized():
+                dist.destroy_process_group()
     except SystemExit:
         raise
     except BaseException as error:
